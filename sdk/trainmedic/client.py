@@ -146,7 +146,6 @@ class Medic(JobReports):
 
     @property
     def metrics_port(self) -> int | None:
-        """Port of the Prometheus endpoint; None without one."""
         return self._endpoint.port if self._endpoint else None
 
     # --- training loop --------------------------------------------------------------------------------
@@ -194,7 +193,6 @@ class Medic(JobReports):
         return list(waiting.values())
 
     def _waiting_rollbacks(self) -> list[str]:
-        """Return the IDs of rollbacks that no handler has begun."""
         return [
             command.id
             for command in self.unanswered()
@@ -298,7 +296,6 @@ class Medic(JobReports):
         self.close()
 
     def _evaluated(self) -> tuple[evaluations.EvaluatedMetric, ...]:
-        """Return rank 0's evaluation metrics, or the last rank's if rank 0 has none."""
         own = self.progress.evaluated_metrics()
         if own or self.gather is None:
             return own
@@ -335,7 +332,6 @@ class Medic(JobReports):
             self._queue.close(command, status, output)
 
     def _describe(self) -> Mapping[str, Any]:
-        """Return the presence's content without the process. ``ranks`` answer each command."""
         # With several ranks `Share` has the placement.
         own_placement = {"placement": devices.placement(self._node)} if self.world_size == 1 else {}
         return {

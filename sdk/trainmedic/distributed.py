@@ -61,12 +61,10 @@ def is_needed() -> bool:
 
 
 def is_started() -> bool:
-    """Return whether torch.distributed is initialised, perhaps with one rank only."""
     return dist.is_available() and dist.is_initialized()
 
 
 def _find_store() -> Any:
-    """Return a separate connection to the ranks' store."""
     if not dist.is_available():
         raise ConfigurationError("share: this PyTorch was built without torch.distributed")
     if dist.is_initialized():

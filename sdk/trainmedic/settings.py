@@ -41,24 +41,19 @@ class Settings:
     url_file: Path
     """File in which a server of the same user on this machine leaves its Redis URL."""
     url_origin: str = "TRAINMEDIC_REDIS_URL"
-    """Argument or variable with ``redis_url``."""
 
     def find_url(self) -> str | None:
-        """Return the given Redis URL, else the current one of the server's state directory."""
         return self.redis_url if self.redis_url is not None else read_url(self.url_file)
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Record directory and position of a rank."""
-
     log_dir: Path
     attempt: int
     """Attempt of the job, counted from 1, by trainmedic-run or else the launcher."""
     local_rank: int | None
     node_rank: int | None
     interval: int
-    """Steps between records."""
 
 
 def resolve_logs(
@@ -83,7 +78,6 @@ def _first_number(env: Mapping[str, str], variables: Sequence[str]) -> int | Non
 
 
 def read_url(file: Path) -> str | None:
-    """Return the URL in a server's state directory, if any."""
     try:
         return file.read_text().strip() or None
     except (OSError, UnicodeDecodeError):
@@ -148,7 +142,6 @@ def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable
 
 
 def _previous_key(env: Mapping[str, str]) -> bytes | None:
-    """Return the previous key, which is still accepted. A missing or empty file means that it was withdrawn."""
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
     if env.get(variable):
@@ -159,7 +152,6 @@ def _previous_key(env: Mapping[str, str]) -> bytes | None:
 
 
 def is_withdrawn(path: str) -> bool:
-    """Return whether a previous key's file is missing or empty."""
     try:
         return not Path(path).read_bytes().strip()
     except OSError:

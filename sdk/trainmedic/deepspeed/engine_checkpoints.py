@@ -123,7 +123,6 @@ class EngineContents:
             part.load_state_dict(own["others"][name])
 
     def _others(self, parts: StateParts) -> Mapping[str, Any]:
-        """Return parts that the engine does not save: the user's, and its scaler of torch's autocast."""
         others = {name: part for name, part in parts.by_name.items() if name != "model"}
         scaler = getattr(self._engine, "torch_autocast_z0_gradscaler", None)
         return {**others, "autocast scaler": scaler} if scaler is not None else others
@@ -137,7 +136,6 @@ def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, en
 
 
 def _name_latest(checkpoint: Path) -> None:
-    """Set DeepSpeed's default checkpoint. Raises OSError."""
     checkpoints.write_durably(checkpoint.parent / LATEST, checkpoint.name.encode())
 
 
@@ -156,7 +154,6 @@ def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
 
 
 def _with_own_mappings(state: Any) -> Any:
-    """Copy the state's mappings, so that they belong to no optimizer."""
     return {key: _with_own_mappings(value) for key, value in state.items()} if isinstance(state, Mapping) else state
 
 
@@ -169,7 +166,6 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flush(file: Path) -> int:
-    """Flush a file to the disk. Return its size."""
     with file.open("rb") as written:
         os.fsync(written.fileno())
         return os.fstat(written.fileno()).st_size
@@ -185,7 +181,6 @@ def _check_size(file: Path, size: int) -> None:
 
 
 def _check_content(file: Path) -> None:
-    """Raises UnusableCheckpoint if the checksums are wrong."""
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()

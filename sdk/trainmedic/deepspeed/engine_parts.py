@@ -24,7 +24,6 @@ class EngineParts(StateParts):
         self._engine = engine
 
     def modules(self) -> dict[str, nn.Module]:
-        """Modules, with this rank's partitions instead of the model's parameters."""
         return {**super().modules(), "model": _PartitionedModule(self._engine)}
 
     def optimizers(self) -> dict[str, Any]:
@@ -39,15 +38,11 @@ class EngineParts(StateParts):
 
 
 class _TrainedPartition(NamedTuple):
-    """A partition of trained weights, with its optimizer state."""
-
     weights: torch.Tensor
     state: Mapping[str, Any]
 
 
 class _PartitionedModule(nn.Module):
-    """An engine's model, reduced to this rank's partitions."""
-
     def __init__(self, engine: Any) -> None:
         super().__init__()
         self._engine = (engine,)  # hidden in a tuple: an engine is a module, and would become a submodule
@@ -76,7 +71,6 @@ class _PartitionedModule(nn.Module):
 
 
 def _trained(engine: Any) -> Iterator[_TrainedPartition]:
-    """Yield the trained partitions in a stable order."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     partitions: Any = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
     if partitions is None:
@@ -105,7 +99,6 @@ def _is_partitioned(parameter: Any) -> bool:
 
 
 def _own_length(parameter: Any) -> int:
-    """Return the length of this rank's piece of a parameter."""
     size = int(parameter.ds_tensor.ds_numel)
     rank = dist.get_rank(group=parameter.ds_process_group)
     return max(0, min(size, int(parameter.ds_numel) - rank * size))

@@ -65,7 +65,6 @@ class EngineWaits:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        """Remove the wrappers, unless other code has wrapped them again."""
         for name in _CALLS:
             wrapper = self._backend.__dict__.get(name)
             if isinstance(wrapper, functools.partial) and wrapper.func == self._call:
@@ -110,5 +109,4 @@ class _Handle:
 
 
 def _queue() -> Any:
-    """Return the current CUDA stream, if any."""
     return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

@@ -27,7 +27,6 @@ class EngineStep(Step):
         self._engine = engine
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``engine.backward(loss)``."""
         self._engine.backward(loss)
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
@@ -42,8 +41,6 @@ class EngineStep(Step):
 
 
 class EngineRun(Run):
-    """Training run around an engine, made by `trainmedic.deepspeed.attach`."""
-
     def __init__(self, training: TrainingState, engine: Any, every: int | None, at_start: bool) -> None:
         super().__init__(training, every, at_start, accumulates=True)
         self._engine = engine
@@ -65,7 +62,6 @@ class EngineRun(Run):
         return EngineStep(self._boundary, plain.number, plain.is_update, self._engine)
 
     def _resize(self) -> None:
-        """Set number and size of the batches of the engine's next step."""
         engine, training = self._engine, self.training
         source, micro_batch = training.batch_source, self._micro_batch
         if source is not None and source.batch_size is not None and training.script_batch_size:

@@ -49,7 +49,6 @@ class UsedBatches:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Record the batches during the context."""
         trainer = self._trainer
         self._step, self._loss = getattr(trainer, _STEP), getattr(trainer, _LOSS)
         with contextlib.ExitStack() as stack:
@@ -59,11 +58,9 @@ class UsedBatches:
             yield
 
     def drawing(self) -> None:
-        """Call before batches are requested from the loader."""
         self._before = self._proof.before_draw()
 
     def drawn(self) -> None:
-        """Call after the loader has returned the batches of the next step."""
         has_moved = self._before is not None and randomness.has_moved(self._before)
         self._drawn_since = self._before if has_moved else None
         self._look_at_random_numbers()
@@ -131,7 +128,6 @@ class LoadedBatches:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Replace the Trainer's functions that take batches during the context."""
         members = {_DRAW: self._take}
         if hasattr(self._trainer, _COUNT):
             members[_COUNT] = self._count
@@ -209,7 +205,6 @@ class LoadedBatches:
 
 
 def _is_loaded(used: Any, loaded: Any) -> bool:
-    """Return whether a batch is the loader's, on any device."""
     if used is loaded:
         return True
     return isinstance(used, Mapping) and isinstance(loaded, Mapping) and set(used) == set(loaded)

@@ -33,7 +33,6 @@ class _StepEnd:
 
     @property
     def checkpoint(self) -> Path:
-        """Path at which the Trainer would save this step."""
         return checkpoints.path_of(self.args.output_dir, self.state.global_step)
 
 
@@ -143,7 +142,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @log_errors
     def _complete(self, path: Path, writes: bool, step: int, objects: Mapping[str, Any]) -> None:
-        """Store data for comparison in a checkpoint, and mark it."""
         if self.framework is None:
             if writes:
                 checkpoints.mark(path, step=step, skipped_batches=0)
@@ -225,7 +223,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
 
 def _kind_of(model: Any) -> str:
-    """Return the model's class name without wrappers."""
     while hasattr(model, "module") or hasattr(model, "_orig_mod"):
         model = getattr(model, "_orig_mod", None) or model.module
     return type(model).__name__

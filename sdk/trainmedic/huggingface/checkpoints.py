@@ -31,7 +31,6 @@ _LARGEST_HEADER = 1 << 28  # bytes; larger headers are damaged, and are not read
 
 
 def mark(checkpoint: Path, **facts: Any) -> None:
-    """Mark a checkpoint as complete, with facts missing in the Trainer's files. Raises OSError."""
     checkpoints.mark_complete(checkpoint, facts)
 
 
@@ -54,7 +53,6 @@ def path_of(output_dir: str | Path, step: int) -> Path:
 
 
 def step_of(checkpoint: str | Path) -> int:
-    """Return the step in the name. Raises ValueError."""
     match = _NAME.match(Path(checkpoint).name)
     if match is None:
         raise ValueError(f"{checkpoint} is not named like a checkpoint of the Trainer")
@@ -71,7 +69,6 @@ def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint
 
 
 def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
-    """Return whether all files are complete, by their sizes and headers."""
     try:
         state = json.loads((checkpoint / _STATE).read_bytes())
         names = {path.name for path in checkpoint.iterdir()}

@@ -98,7 +98,6 @@ class HuggingFaceFramework(Framework):
             self.loop.proof.goes_back(self.loop.kept, lambda: self.newly_skipped)
 
     def _first_checkpoint(self, resume: Any) -> Any:
-        """Return the checkpoint that the caller means, by the Trainer's rules."""
         if resume is True:
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
@@ -148,7 +147,6 @@ class HuggingFaceFramework(Framework):
 
     @property
     def _told_data(self) -> str:
-        """Description of the batches for the answer, after the first one was trained on."""
         if self.data != REPLAYED or not (self._makes_batches or self._used.makes_batches):
             return self.data
         return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED
@@ -175,11 +173,9 @@ class HuggingFaceFramework(Framework):
 
     @property
     def skipped_batches(self) -> int:
-        """Batches skipped since training began."""
         return self._loaded.skipped
 
     def is_in_force(self, command_id: str) -> bool:
-        """Return whether a command's change is active. Changes by earlier processes ended with them."""
         return command_id in self._in_force
 
     def scale_batch(self, command: JobCommand, here: Path) -> bool:
@@ -206,7 +202,6 @@ class HuggingFaceFramework(Framework):
     def _restart_with(
         self, settings: Mapping[str, Any], command: JobCommand, here: Path, output: Mapping[str, Any] | None = None
     ) -> bool:
-        """Request a restart with other arguments. Default ``output``: them and the previous ones."""
         previous = {name: getattr(self._trainer.args, name) for name in settings}
         output = output or {**settings, "previous": previous}
         return self.loop.restarts.ask(LoopRestart(here, command, settings=settings, previous=previous, output=output))

@@ -41,21 +41,17 @@ class ReferenceModel:
 
     @property
     def no_rollback_because(self) -> str:
-        """Reason why it cannot follow a rollback; else empty."""
         is_sharded = self._trainer.is_deepspeed_enabled or self._trainer.is_fsdp_enabled
         return _SHARDED if self._follows and is_sharded else ""
 
     def save(self, checkpoint: Path) -> None:
-        """Store its weights in the checkpoint, on the writing rank. Raises OSError."""
         if self._follows and self._trainer.args.should_save:
             add_file(checkpoint / _FILE, self._trainer.ref_model.state_dict())
 
     def is_in(self, checkpoint: Path) -> bool:
-        """Return whether the checkpoint has all that `restore` needs."""
         return not self._follows or (checkpoint / _FILE).is_file()
 
     def restore(self, checkpoint: Path) -> None:
-        """Load its weights on every rank. Raises OSError and torch's errors."""
         if self._follows:
             weights = torch.load(checkpoint / _FILE, map_location="cpu", weights_only=True)
             self._trainer.ref_model.load_state_dict(weights)
@@ -73,14 +69,12 @@ class RolloutEngine:
 
     @property
     def samples(self) -> bool:
-        """True if completions are sampled from a copy of the weights."""
         return (
             bool(getattr(self._trainer, "use_vllm", False)) or getattr(self._trainer, "rollout_func", None) is not None
         )
 
     @property
     def no_rollback_because(self) -> str:
-        """Reason why the engine cannot follow a rollback; else empty."""
         trainer = self._trainer
         if getattr(trainer, "rollout_worker", None) is not None or getattr(trainer, "rollout_queue", None) is not None:
             return _ASYNCHRONOUS

@@ -23,7 +23,6 @@ class StepReports:
         self._evaluates = False
 
     def step_ends(self, will_log: bool, **figures: Any) -> None:
-        """``figures`` are those of `Medic.report`. With ``will_log`` the loss follows by `logged`."""
         self._flush()
         self._pending = figures
         if not will_log:
@@ -37,7 +36,6 @@ class StepReports:
             self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
-        """Open the window of an evaluation, or of a save."""
         self._window.close()
         self._evaluates = evaluation
         if evaluation or checkpoint:

@@ -38,7 +38,6 @@ class TrainerState:
         self._held = HeldState(trainer, assigned_names(type(trainer), _PACKAGE) | {_ENGINE_MARK})
 
     def save(self, checkpoint: Path) -> None:
-        """Store this rank's copies in the checkpoint. Raises OSError."""
         args = self._trainer.args
         kept = {"held": self._held.record(), "modules": self._modules.record()}
         file = checkpoint / _FILE.format(rank=args.process_index)

@@ -83,7 +83,6 @@ class JobCommand:
         self.is_deferred, self.answer_at_end = True, answer_at_end
 
     def end(self, reason: str) -> None:
-        """Answer because the job ends, unless already answered."""
         if self.answer_at_end is not None and not self.is_answered:
             self.answer_at_end()
         if not self.is_answered:

@@ -29,7 +29,6 @@ def check_numbers(metrics_port: Any, **seconds: Any) -> None:
 
 
 def check_targets(**targets: Any) -> dict[str, float]:
-    """Return the throughput targets that are set, by amount."""
     for amount, value in targets.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (is_number and 0 < value < float("inf")):

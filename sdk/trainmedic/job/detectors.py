@@ -24,7 +24,6 @@ log = logging.getLogger("trainmedic")
 
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
-"""Event of the records from detectors."""
 LINE = "log"
 """Event of the records from `LineHandler`. They are not written to a file."""
 _MOST_WAITING = 1000
@@ -45,9 +44,7 @@ Findings = Union[None, Found, Iterable[Found]]
 class Detector(Protocol):
     """Interface of a detector. One instance per rank, created without arguments."""
 
-    def feed(self, record: Mapping[str, Any]) -> Findings:
-        """Take the rank's next record, in the file's form, and return new findings."""
-        ...
+    def feed(self, record: Mapping[str, Any]) -> Findings: ...
 
 
 class _Function:
@@ -99,7 +96,6 @@ class Detectors:
             self._thread.start()
 
     def feed(self, record: Mapping[str, Any]) -> None:
-        """Pass on a record, or drop it if the detectors do not keep up."""
         if self._made and record.get("event") != DETECTED:
             try:
                 self._waiting.put_nowait(record)
@@ -107,7 +103,6 @@ class Detectors:
                 return
 
     def close(self, seconds: float) -> None:
-        """Process the queued records, for `seconds` at most."""
         if not self._has_begun:
             return
         until = time.monotonic() + seconds
@@ -183,7 +178,6 @@ def add_installed(detectors: Detectors) -> None:
 
 
 def name_of(detector: Any) -> str:
-    """Return the default name of a detector: that of its function or class."""
     return str(getattr(detector, "__name__", type(detector).__name__))
 
 

@@ -10,7 +10,6 @@ from typing import Any, Callable, Sequence
 
 
 def nvml_name(uuid: Any) -> str:
-    """Convert PyTorch's UUID of a device to the driver's form."""
     text = str(uuid)
     return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
 
@@ -42,6 +41,5 @@ def _of_devices(name: Callable[[Any], str]) -> list[str]:
 
 
 def placement(node: str) -> list[dict[str, Any]]:
-    """Return the placement of a job of one process on `node`."""
     gpus: Sequence[str | None] = in_use() or (None,)
     return [{"rank": 0, "node": node, "gpu": gpu} for gpu in gpus]

@@ -28,7 +28,6 @@ _LONGEST_CHAIN = 8
 
 
 def fatal_error() -> BaseException | None:
-    """Return the uncaught error of the main thread that ends the interpreter, if any."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error if isinstance(error, BaseException) else None
 
@@ -45,7 +44,6 @@ def failure(error: BaseException | None) -> str | None:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the error's type, such as ``ValueError`` or ``torch.OutOfMemoryError``."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
@@ -60,7 +58,6 @@ def is_lost_peer(text: str) -> bool:
 
 
 def _is_victims(error: BaseException) -> bool:
-    """Return whether the error or one of its causes states the loss of another rank."""
     chain: list[BaseException] = []
     led: BaseException | None = error
     while led is not None and led not in chain and len(chain) < _LONGEST_CHAIN:

@@ -48,6 +48,5 @@ class SingleRankGroup:
 
 
 def ranks_named(ranks: list[int]) -> str:
-    """Return ``rank 3``, or ``ranks 0, 1, 2 and 60 more``."""
     shown = ", ".join(str(rank) for rank in ranks[:6]) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -56,7 +56,6 @@ class HandlerRegistry:
         self.handlers.pop(action, None)
 
     def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
-        """Call the handler of each command. Return the commands without a handler."""
         returned = []
         for command in commands:
             self.in_progress[command.id] = command
@@ -70,7 +69,6 @@ class HandlerRegistry:
         return returned
 
     def fail_unanswered(self, now: datetime) -> None:
-        """Answer commands that `carry_out` returned to the loop and that the loop did not answer."""
         for command in list(self.in_progress.values()):
             if command.is_deferred:
                 continue
@@ -126,7 +124,6 @@ class HandlerRegistry:
 
 
 def _is_upper_bound(command: JobCommand) -> bool:
-    """Return whether a loop of an earlier release would expect a ``count`` in this command."""
     return isinstance(command.parameters, DataloaderWorkers) and command.parameters.at_most is not None
 
 

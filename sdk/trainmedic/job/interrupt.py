@@ -78,7 +78,6 @@ class Interrupter:
             signal.pthread_kill(self._main.ident or 0, SIGNAL)
 
     def close(self) -> None:
-        """Restore the earlier signal handler. Main thread only."""
         self._stopping = True
         self._woken.set()
         if self._thread is not None:

@@ -15,9 +15,7 @@ from typing import Any, Mapping, Sequence
 from trainmedic.job.reported_values import is_one_number, kept, number
 
 COMPARED = 20
-"""Number of steps after a rollback whose losses are compared."""
 FEWEST = 3
-"""Compared losses that suffice for a slow training."""
 EXACT_KERNELS = 1e-5
 """Relative tolerance on CPUs: 84 times float32's machine epsilon (2^-23). Libraries such as MKL may sum in another
 order when memory is aligned differently.
@@ -43,7 +41,6 @@ _SMOOTHED = (
     "than the loss of the step, such as a running mean; report the loss itself"
 )
 _CARRIED_GRADIENTS = 64
-"""Steps whose gradient norms a checkpoint keeps."""
 
 Norms = Sequence[float]
 """Norms of parts of a step's gradients, always of the same parts."""
@@ -97,7 +94,6 @@ class LossComparison:
         self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
-        """Return the first untrusted step: stated by the course, not finite, or a jump."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
@@ -114,7 +110,6 @@ class LossComparison:
 
     @property
     def is_complete(self) -> bool:
-        """True if no further loss can change the result."""
         return self._passed >= COMPARED or bool(self._find_problem(is_last=False))
 
     @property
@@ -123,7 +118,6 @@ class LossComparison:
         return len(self.compared) >= FEWEST or not self._expected or bool(self._frozen_because)
 
     def add(self, step: int, loss: Any) -> None:
-        """Take the loss of a step after the rollback."""
         now, before = number(loss), self._expected.get(step)
         if now is None or self.is_complete:
             return
@@ -138,11 +132,9 @@ class LossComparison:
             self.different[step] = (before, now)
 
     def step_passed(self, step: int) -> None:
-        """Record a trained step, with or without a loss."""
         self._passed = max(self._passed, step - self.step)
 
     def add_gradients(self, step: int, norms: Any) -> None:
-        """Take the gradient norms of a step after the rollback."""
         before = self._gradients.get(step)
         if before is None or self.is_complete or self._is_frozen(step):
             return
@@ -175,7 +167,6 @@ class LossComparison:
 
     @property
     def problem(self) -> str:
-        """Evidence that the rollback does not hold; else empty."""
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
@@ -258,8 +249,6 @@ def _read_norms(norms: Any) -> list[float]:
 
 
 class _NoComparison(LossComparison):
-    """Shared comparison of trainings without a rollback. It stores nothing."""
-
     def add(self, step: int, loss: Any) -> None:
         return
 
@@ -283,16 +272,13 @@ class LossLog:
 
     def __init__(self) -> None:
         self.until = 0
-        """Last step whose loss is to be recorded."""
         self.comparison: LossComparison = NOTHING
-        """Comparison begun by the last `go_back`."""
         self._losses: dict[int, Any] = {}
         self._gradients: dict[int, Any] = {}
         self._changes: list[int] = []
         self._resumed_at = 0
 
     def expect_from(self, step: int) -> None:
-        """Record the losses that follow `step`, because a rollback may go there."""
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
@@ -322,7 +308,6 @@ class LossLog:
         self.comparison.course_changes(because, step + spares_next)
 
     def first_change(self, step: int) -> int | None:
-        """Return the first step after `step` that a command changed, if any."""
         return min((each + 1 for each in self._changes if each > step), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:

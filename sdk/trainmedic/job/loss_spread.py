@@ -72,7 +72,6 @@ def rank_spans(ranks: Sequence[int]) -> str:
 
 
 def _apart(finite: Mapping[int, float], median: float) -> list[int]:
-    """Return outlier ranks, the farthest first. Fewer than four ranks have no outlier."""
     if len(finite) < 4:
         return []
     distances = {rank: abs(value - median) for rank, value in finite.items()}
@@ -89,6 +88,5 @@ def _curve(values: Sequence[float]) -> list[float]:
 
 
 def _steps(steps: Iterable[Any]) -> list[int] | None:
-    """Return the first and last step of the losses; None if no rank states one."""
     numbers = [step for step in steps if isinstance(step, int) and not isinstance(step, bool)]
     return [min(numbers), max(numbers)] if numbers else None

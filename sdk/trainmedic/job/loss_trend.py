@@ -24,11 +24,8 @@ by a third of one, so noise is not mistaken for a fall.
 
 
 class UsualLevel(NamedTuple):
-    """Expected level of the next loss."""
-
     level: float
     spread: float
-    """Median absolute deviation."""
     is_falling: bool = False
 
 
@@ -62,7 +59,6 @@ class LossTrend:
         self._read: dict[float, float] = {}  # by time of report: a tensor is read once
 
     def values(self, record: ReportRecord) -> dict[str, float]:
-        """Return the known metric values by name."""
         losses = self._losses(record.last(_SCATTERING))
         values: dict[str, float] = {}
         last = losses[-_IN_A_ROW:]
@@ -74,7 +70,6 @@ class LossTrend:
         return values
 
     def _losses(self, reports: list[ReportedValues]) -> list[float]:
-        """Return the reported losses, oldest first; NaN if not finite."""
         read: dict[float, float] = {}
         for report in reports:
             loss = self._read.get(report.at)

@@ -27,9 +27,7 @@ class Cuda:
     """Memory in bytes of the CUDA device that this process uses most."""
 
     allocated: int
-    """In use by tensors."""
     reserved: int
-    """Held by PyTorch's allocator, in use or cached."""
     total: int
     retries: int
     """Number of allocations that succeeded only after the cache was emptied."""
@@ -103,7 +101,6 @@ class Growth:
         self._taken = float("-inf")
 
     def add_sample(self, steps: int, size: float, now: float) -> None:
-        """Add a sample, unless it is too early or no step was completed since the last one."""
         if now - self._taken < self._apart or (self._samples and steps <= self._samples[-1][0]):
             return
         self._taken = now
@@ -127,7 +124,6 @@ def _slope(samples: list[tuple[int, float]]) -> float:
 
 
 def _own_group(proc: Path, cgroup: Path) -> Path | None:
-    """Return the directory of this process's control group (version 2); in a container, the root."""
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         if line.startswith("0::"):
             inside = cgroup / line[3:].strip().lstrip("/")

@@ -22,7 +22,6 @@ except ImportError:  # the extra "metrics" is not installed
     Collector = object  # type: ignore[assignment,misc]
 
 Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]
-"""Returns the figures of each known rank (see `trainmedic.Medic.stats`)."""
 
 HELP = {
     "training_loss": "Loss of the last reported step.",
@@ -172,7 +171,6 @@ class MetricsEndpoint:
 
 
 def largest_norms(norms: Mapping[str, Any], most: int) -> dict[str, float]:
-    """Return at most `most` norms by layer: non-finite ones in the given order, then the largest."""
     read = {layer: norm for layer, value in norms.items() if (norm := number(value)) is not None}
     broken = [layer for layer, norm in read.items() if math.isnan(norm)]
     fine = sorted((layer for layer, norm in read.items() if not math.isnan(norm)), key=lambda layer: -read[layer])

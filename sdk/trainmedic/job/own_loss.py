@@ -19,7 +19,6 @@ class _Copy(NamedTuple):
     step: int | None
     tensor: Any
     event: Any
-    """Reached by the device after the copy."""
 
 
 class OwnLoss:
@@ -47,7 +46,6 @@ class OwnLoss:
             self._read(step, loss)
 
     def forget(self) -> None:
-        """Forget the loss after a rollback or before another training."""
         self.latest = self._copy = None
         self._due_at = float("-inf")
 

@@ -19,8 +19,6 @@ _WEIGHT = 0.2  # of the newest interval in the mean for the throughput
 
 
 class Interval(NamedTuple):
-    """Values between two reports, as reported."""
-
     seconds: float
     """Excludes windows."""
     steps: int
@@ -32,8 +30,6 @@ class Interval(NamedTuple):
 
 
 class StepParts(NamedTuple):
-    """Seconds per step; None if unknown."""
-
     own: float | None
     data: float | None
     compute: float | None
@@ -52,7 +48,6 @@ class Pace:
         self._intervals.append(interval)
 
     def usual_seconds(self, least: int) -> float | None:
-        """Return the median time between two reports; None with fewer than ``least`` intervals."""
         intervals = list(self._intervals)
         return statistics.median(interval.seconds for interval in intervals) if len(intervals) >= least else None
 
@@ -61,7 +56,6 @@ class Pace:
         return statistics.median(each.seconds / each.steps for each in intervals) if intervals else None
 
     def parts(self) -> StepParts:
-        """Return the median parts over the last reports."""
         parts = [_parts(interval) for interval in list(self._intervals)[-_RECENT:]]
         return StepParts(*(_median(values) for values in zip(*parts, strict=True))) if parts else _UNKNOWN
 

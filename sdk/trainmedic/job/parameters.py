@@ -51,7 +51,6 @@ class Rollback:
 @dataclass(frozen=True)
 class ScaleLr:
     """Multiply the learning rate, schedule included, by ``factor``."""
-
     factor: float
 
 

@@ -25,7 +25,6 @@ STARTUP_FLOOR = 1800.0
 of a window, except a pause.
 """
 HANG_FACTOR = 5.0
-"""Multiple of the usual time between two reports."""
 
 CHECKPOINT = "checkpoint"
 EVALUATION = "evaluation"
@@ -65,20 +64,15 @@ class OpenWindows(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Results of the last evaluation, as reported."""
-
     step: int | None
     loss: Any
     perplexity: Any
 
 
 class Evaluated(NamedTuple):
-    """Newest reported value of one evaluation metric."""
-
     value: Any
     step: int | None
     at: float
-    """Time of the report, in seconds since 1970."""
 
 
 class Progress:
@@ -142,11 +136,9 @@ class Progress:
         self.evaluated: Mapping[str, Evaluated] = {}
         """By metric name. Replaced as a whole for consistent reads."""
         self.targets: Mapping[str, float] = {}
-        """Declared targets: ``samples`` or ``tokens`` per second."""
         self.most_layers = most_layers
         """Number of layers whose gradient norm is shown; 0 disables the measurement."""
         self.layer_norms: Mapping[str, Any] = {}
-        """Last measured norms by layer, from output to input."""
         # At most one report per `TENSOR_INTERVAL`.
         self.record = ReportRecord()
         self.tensors_due_at = self.report_due_at = now
@@ -207,7 +199,6 @@ class Progress:
             self.pace.add(Interval(seconds, done, samples, tokens, own_seconds, data_seconds, wait_seconds))
 
     def add_values(self, step: int, loss: Any, grad_norm: Any, now: float) -> None:
-        """Take loss and gradient norm of a step that a later report counts."""
         self.step = step
         self._take_values(step, loss, grad_norm, now)
 
@@ -230,7 +221,6 @@ class Progress:
             self._record(step, loss, grad_norm, now)
 
     def add_late_values(self, loss: Any, grad_norm: Any) -> None:
-        """Add values of the last reported step that were unknown when it was reported."""
         if loss is not None:
             self.own_loss.note(self._reported_step, loss, time.perf_counter())
             self.loss = detached(loss)
@@ -245,12 +235,10 @@ class Progress:
             self.record.add(step, now, kept_loss, kept_norm)
 
     def steps_to(self, step: int | None) -> int:
-        """Return the number of steps that a report of `step` covers."""
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 
     def begin_training(self, now: float) -> None:
-        """Reset everything for another training in this process."""
         self.record.forget_after(-1)
         self.step = self._reported_step = self.checkpoint = self.evaluation = self.ranks_differing = None
         self.reached = (self.steps, None)
@@ -286,21 +274,17 @@ class Progress:
         return at, taken
 
     def saved(self, step: int, at: float) -> None:
-        """Record a complete checkpoint. `at` is in seconds since 1970."""
         self.checkpoint = (step, at)
 
     def enter(self, name: str, now: float) -> None:
-        """Open a window: until `leave`, time counts neither as a step's nor as a hang's. Windows nest."""
         windows = self._open
         self._open = OpenWindows((*windows.names, name if name in WINDOWS else OTHER), now, self._counted(windows, now))
 
     def leave(self, now: float) -> None:
-        """Close the innermost window."""
         windows = self._open
         self._open = OpenWindows(windows.names[:-1], now, self._counted(windows, now))
 
     def _counted(self, windows: OpenWindows, now: float) -> float:
-        """Return the seconds in windows until now, and add those of the innermost to its kind."""
         if not windows.names:
             return windows.before
         self.window_seconds[windows.names[-1]] += now - windows.since
@@ -325,12 +309,10 @@ class Progress:
 
     @property
     def window(self) -> str | None:
-        """Innermost open window."""
         names = self._open.names
         return names[-1] if names else None
 
     def seconds_in_windows(self, now: float) -> dict[str, float]:
-        """Return the seconds in each kind of window, including the open one."""
         windows = self._open
         seconds = dict(self.window_seconds)
         if windows.names:
@@ -338,7 +320,6 @@ class Progress:
         return seconds
 
     def evaluated_metrics(self) -> tuple[EvaluatedMetric, ...]:
-        """Return the newest value of each evaluation metric. Waits for the device of tensors."""
         return tuple(
             EvaluatedMetric(name, _finite(each.value), each.step, datetime.fromtimestamp(each.at, timezone.utc))
             for name, each in self.evaluated.items()
@@ -379,8 +360,6 @@ def _finite(value: Any) -> float | None:
 
 
 class Window:
-    """A window of a job's progress, made by `trainmedic.Medic.window`."""
-
     __slots__ = ("_name", "_progress")
 
     def __init__(self, progress: Progress, name: str) -> None:

@@ -55,15 +55,11 @@ class CommandQueue:
         self._put = put
         self._on_outcome = on_outcome
         self.arrived: deque[JobCommand] = deque()
-        """Commands that have not been taken out."""
         self.waiting: dict[str, JobCommand] = {}
         """All unanswered commands by ID, including those taken out."""
         self.on_arrival: Callable[[], None] = lambda: None
-        """Called in the receiver's thread when a command waits for the loop."""
         self.ranks: Sequence[int] = (0,)
-        """Ranks that owe a reply."""
         self.hosts: Mapping[int, str] = {0: host}
-        """Known hosts of the ranks."""
         self.interrupted: dict[str, ReceivedCommand] = {}
         """Commands of an ended process by ID, until the loop runs and the active changes are known."""
         self._closed_because: str | None = None
@@ -72,7 +68,6 @@ class CommandQueue:
     # --- receiver's thread --------------------------------------------------------------------------------
 
     def receive(self, received: ReceivedCommand) -> None:
-        """Answer a genuine command, or queue it for the training loop."""
         command, client, memory = received.command, received.client, self._memory
         decision = command_book.admit(
             command,
@@ -100,14 +95,9 @@ class CommandQueue:
         """Do nothing: unreadable messages get no reply."""
 
     def connected(self, client: redis.Redis) -> None:
-        """Update since when the memory in Redis is complete."""
         self._memory.mark_whole(client)
 
     def enter(self, sent: envelope.Command, entry: bytes) -> None:
-        """Queue a command for the training loop, unless it is refused at once.
-
-        Raises ValueError for invalid parameters.
-        """
         command = JobCommand(sent, parse(sent.action, sent.params), entry, self._on_outcome)
         self.waiting[command.id] = command
         if self._handlers.capabilities.get(command.action) == UNSUPPORTED:
@@ -119,7 +109,6 @@ class CommandQueue:
             self.on_arrival()
 
     def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
-        """Return the answer to a new command that does not wait for the loop; else None."""
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -143,7 +132,6 @@ class CommandQueue:
         return waiting.entry == received.entry
 
     def _take_over_or_answer(self, received: ReceivedCommand) -> None:
-        """Take over a rollback that only waited in an earlier process. Other commands count as interrupted."""
         command = received.command
         was_waiting = command.id in self._waited_before
         is_rollback = was_waiting and isinstance(parse(command.action, command.params), Rollback)
@@ -154,7 +142,6 @@ class CommandQueue:
         self.enter(command, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
-        """Return whether the command was certainly not applied and never will be."""
         if self._handlers.is_in_force(action, command_id):
             return False  # regardless of the memory: its records in Redis can be deleted
         record = self._memory.look_up(client, command_id)
@@ -238,14 +225,10 @@ class CommandQueue:
         self._reply_of_all(command.id, ended(envelope.EXPIRED, reason), command.entry, forget=True)
 
     def close(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        """Answer a command with one outcome for all ranks."""
         self._reply_of_all(command.id, CommandRecord(status, fitting(output)), command.entry, remember=True)
         self.waiting.pop(command.id, None)
 
     def close_ranks(self, command: JobCommand, replied: Iterable[int]) -> None:
-        """Answer a command that every rank has answered (`JobCommand.outcomes`). `replied` ranks have sent their
-        replies.
-        """
         outcomes = dict(command.outcomes)
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
@@ -258,7 +241,6 @@ class CommandQueue:
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def reply_so_far(self, command: JobCommand, ranks: Iterable[int]) -> None:
-        """Send the answers of these ranks. The command stays on the stream until all have answered."""
         count = len({*self.ranks, *command.outcomes})
         replies = tuple(self._reply(command.id, rank, command.outcomes[rank], count) for rank in sorted(ranks))
         if replies:
@@ -267,7 +249,6 @@ class CommandQueue:
     def _reply_of_all(
         self, command_id: str, record: CommandRecord, entry: bytes | None, remember: bool = False, forget: bool = False
     ) -> None:
-        """Send the final reply of every rank, which removes the entry from the stream."""
         if remember:
             self._memory.remember(command_id, record)
         ranks = sorted({*self.ranks, *record.ranks})

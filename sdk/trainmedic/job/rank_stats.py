@@ -27,16 +27,12 @@ EXTREMES = 3
 
 
 class Sample(NamedTuple):
-    """A value for Prometheus, without the label ``job_name``."""
-
     name: str
     labels: Mapping[str, str]
     value: float
 
 
 class RankStats:
-    """Measurement of this rank. Thread-safe."""
-
     def __init__(self, progress: Progress, node: str) -> None:
         self._progress = progress
         self._node = node
@@ -76,7 +72,6 @@ class RankStats:
 
 
 def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """Return the samples of the ranks' figures."""
     yield Sample("training_ranks", {}, len(ranks))
     for memory in MEMORIES:
         yield from _memory(ranks, memory)
@@ -85,7 +80,6 @@ def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sampl
 
 
 def _memory(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
-    """Samples of the rank with the least memory left, and of the fastest growth."""
     labels = {"memory": memory}
     in_use = {rank: size for rank, figures in ranks.items() if (size := _figure(figures, f"{memory}_used")) is not None}
     if in_use:
@@ -121,7 +115,6 @@ _BY_RANK = {"own": "training_rank_own_seconds", "data": "training_rank_data_seco
 
 
 def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """Samples of the median rank's step parts, and of the slowest ranks by name."""
     for part, name in _MEDIANS.items():
         of_ranks = {
             rank: seconds
@@ -139,7 +132,6 @@ def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _cpu(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """Samples of the median rank's busy cores, and of the ranks at each end."""
     cores = {rank: busy for rank, figures in ranks.items() if (busy := _figure(figures, "cpu_cores")) is not None}
     if not cores:
         return

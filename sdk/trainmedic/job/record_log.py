@@ -45,16 +45,12 @@ _LONGEST_TEXT = 1000
 _EVERY = 0.5
 _DEVICES_EVERY = 5.0
 _DETECTORS_END = 1.0
-"""Seconds for detectors to process the last records at the end of the job."""
 _SOURCES_VERSION = 1
 _OWNER_ONLY, _OWNERS_DIRECTORY = 0o600, 0o700
 
 
 class Note(NamedTuple):
-    """A step or event, as queued by the training thread."""
-
     at: float
-    """Seconds since 1970."""
     event: str
     level: str
     fields: Mapping[str, Any]
@@ -123,7 +119,6 @@ class RecordLog:
         self._put(Note(time.time(), STEP, INFO, fields))
 
     def note(self, event: str, level: str = INFO, **fields: Any) -> None:
-        """Queue an event, which is written at once."""
         self._put(Note(time.time(), event, level, {"step": self._progress.step, **fields}))
         self._wake.set()
 
@@ -133,13 +128,11 @@ class RecordLog:
             self.note(EXCEPTION, ERROR, error=ending.kind_of(error), message=text_of(error))
 
     def add_file(self, path: str, source: str) -> None:
-        """Name another file that this rank writes; files beyond 32 are ignored."""
         if len(self._files) < _MOST_FILES:
             self._files = {**self._files, path: source}
             self._wake.set()
 
     def close(self, error: BaseException | None, seconds: float) -> None:
-        """Record the end of the job and write everything, within `seconds`."""
         reason = ending.failure(error)
         errors = self.detectors.error_count or None
         self.note(END, INFO if reason is None else ERROR, reason=reason, detector_errors=errors)
@@ -148,7 +141,6 @@ class RecordLog:
         self._thread.join(seconds)
 
     def note_detected(self, detector: str, fields: Mapping[str, Any]) -> None:
-        """Queue a finding of a detector, or of the SDK under that name."""
         told = {str(name): value for name, value in fields.items()}
         self._put(Note(time.time(), detectors.DETECTED, WARNING, {**told, "detector": detector}))
         self._wake.set()
@@ -228,7 +220,6 @@ class RecordLog:
         return fields
 
     def _look_at_devices(self) -> None:
-        """Find the rank's GPUs once it uses them."""
         now = time.monotonic()
         if not self._gpus and now - self._devices_at > _DEVICES_EVERY:
             self._devices_at = now
@@ -273,7 +264,6 @@ def readable(value: Any) -> Any:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the error's text; empty if it cannot be made."""
     try:
         return str(error)
     except Exception:  # the user's code makes the text
@@ -281,7 +271,6 @@ def text_of(error: BaseException) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a small file atomically."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY)
     try:

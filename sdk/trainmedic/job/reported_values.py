@@ -15,11 +15,8 @@ _LONGEST = 2000  # at least 100 s of reports: an alert may begin that long befor
 
 
 class ReportedValues(NamedTuple):
-    """Loss and gradient norm of one report."""
-
     step: int
     at: float
-    """Time of the report, by ``time.perf_counter``."""
     loss: Any
     """As reported, or a float once read; None if not reported."""
     grad_norm: Any
@@ -54,16 +51,13 @@ class ReportRecord:
 
     @property
     def newest(self) -> ReportedValues | None:
-        """Last report with its stored values. Thread-safe."""
         reports = self._reports
         return reports[-1] if reports else None
 
     def last(self, count: int) -> list[ReportedValues]:
-        """Return the last reports with stored values, oldest first. Thread-safe."""
         return list(self._reports)[-count:]
 
     def forget_after(self, step: int) -> None:
-        """Forget the reports of later steps after a rollback."""
         reports = deque((values for values in self._reports if values.step <= step), maxlen=_LONGEST)
         self._unread = max(self._unread - (len(self._reports) - len(reports)), 0)
         self._reports = reports
@@ -110,12 +104,10 @@ def detached(value: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _kind_of(kind: type) -> tuple[bool, bool]:
-    """Return whether values of that type are tensors, and whether they are distributed over ranks."""
     return callable(getattr(kind, "detach", None)), hasattr(kind, "placements")
 
 
 def kept(value: Any) -> Any:
-    """Return a copy of the current value for later reading."""
     return value if value is None or type(value) is float else _copied(detached(value))
 
 

@@ -18,9 +18,7 @@ from trainmedic.wire import evaluations
 log = logging.getLogger("trainmedic")
 
 _LOSSES = ("loss", "perplexity")
-"""Metrics with their own member in a record. Others are in the member ``metrics``."""
 _MOST_TOLD_METRICS = 100
-"""Maximum number of skipped metric names that are logged."""
 
 
 class JobReports:
@@ -29,7 +27,6 @@ class JobReports:
     def __init__(self, progress: Progress, records: RecordLog | None = None) -> None:
         self.progress = progress
         self.records = records
-        """None without a log directory."""
         self._told_metrics: set[str] = set()
 
     def report(

@@ -38,7 +38,6 @@ class RotatingFile:
                 self._failed(error)
 
     def add(self, chunk: bytes) -> bool:
-        """Return whether all was written."""
         with self._lock:
             if self._path is None:
                 return False

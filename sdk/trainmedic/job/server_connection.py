@@ -64,7 +64,6 @@ class ServerConnection:
         self.receiver = CommandReceiver(receiving, addressee, signer, self.queue)
 
     def close(self, timeout: float, error: BaseException | None) -> None:
-        """Answer pending commands, report the end of the job and its error if any, and stop writing."""
         self.queue.fail_all("the job ended before it came to the command")
         if os.environ.get(TOLD_BY_LAUNCHER) != self._job:
             self._tell_end(error)
@@ -81,7 +80,6 @@ class ServerConnection:
         return {"job": self._job, "rank": 0, "says_end": True, **process, **self._describe_job()}
 
     def _log_conflict(self, presence: Mapping[str, Any]) -> None:
-        """Log another process of the same name: each command goes to only one of the two."""
         if presence.get("instance") != self._conflicting:
             self._conflicting = presence.get("instance")
             where = f"host {presence.get('host')}, pid {presence.get('pid')}"

@@ -17,7 +17,6 @@ from typing import Callable, Sequence
 from trainmedic.job.progress import Progress
 
 FILE_NAME = "rank-0.json"
-"""File of rank 0; others have their own number."""
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
 """Variable with the comma-separated IDs of the rollbacks that waited when the previous attempt was ended."""
@@ -38,7 +37,6 @@ class StatusFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Write that the job is over."""
         self._over.set()
         self._thread.join(_EVERY)
 
@@ -70,12 +68,10 @@ class StatusFile:
 
 
 def begin_status_file(progress: Progress, rank: int, waiting: Callable[[], Sequence[str]]) -> StatusFile | None:
-    """Start writing on rank 0 and each node's first rank, if a launcher started the job."""
     directory = os.environ.get(VARIABLE)
     is_first = rank == 0 or os.environ.get("LOCAL_RANK") == "0"
     return StatusFile(progress, Path(directory) / f"rank-{rank}.json", waiting) if directory and is_first else None
 
 
 def waited_before() -> frozenset[str]:
-    """Return the IDs of the rollbacks that waited when the previous attempt was ended."""
     return frozenset(filter(None, os.environ.get(WAITING, "").split(",")))

@@ -36,7 +36,6 @@ class AttemptPlan:
     number: int
     argv: Sequence[str]
     logs: AttemptLogs | None
-    """None if output is not stored."""
     node: str
     environment: Mapping[str, str]
     grace: float
@@ -44,18 +43,14 @@ class AttemptPlan:
     hang_after: float | None
     """Seconds beyond the job's own limit after which a hang is ended; None for never."""
     most_output: int
-    """Bytes stored of each output."""
     prints_to_terminal: bool = False
-    """True if the job's standard output and standard error are terminals."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
     exit_code: int
-    """Exit code of the command, or 128 plus the number of the signal that ended it."""
     record: AttemptRecord
     waiting: tuple[str, ...] = ()
-    """IDs of the rollbacks that waited for its loop."""
 
     @property
     def is_success(self) -> bool:
@@ -79,16 +74,13 @@ class JobAttempt:
         self._report = b""
 
     def stop(self, number: int) -> None:
-        """Send the job this signal, and SIGKILL after the grace period."""
         self._is_stopping = True
         self._order(f"end {number}")
 
     def pass_on(self, number: int) -> None:
-        """Send this signal to the job's processes that handle it."""
         self._order(f"pass {number}")
 
     def resize(self) -> None:
-        """Resize the job's terminals to that of this program."""
         for descriptor in self._terminals:
             terminal.resize(descriptor)
 
@@ -120,7 +112,6 @@ class JobAttempt:
             kept.close()
 
     def _follow(self, started: Guarded, kept: RotatingFile, while_running: Callable[[], None]) -> str:
-        """Follow the guard and its command to their end. Return the end of the output."""
         self._lifeline, report = started.lifeline, started.report
         copies = OutputCopies([(started.out, 1), (started.err, 2)], kept)
         if started.prints_to_terminal:
@@ -138,7 +129,6 @@ class JobAttempt:
         return copies.tail(1)
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
-        """Wait until the guard has reported the command's end, or is gone."""
         while True:
             readable, _, _ = select.select([report], [], [], _LOOK_SECONDS)
             if readable:
@@ -151,7 +141,6 @@ class JobAttempt:
             while_running()
 
     def _log_unhandled(self) -> None:
-        """Log signals that no process of the job handles, as reported by the guard."""
         *lines, rest = self._report.split(b"\n")
         kept = [line for line in lines if not line.startswith(b"passed ")]
         for line in lines:

@@ -48,7 +48,6 @@ def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
 
 
 def make_directories(logs: AttemptLogs) -> None:
-    """Create the directories with access for the owner only. Raises OSError."""
     logs.path.mkdir(mode=_OWNERS_DIRECTORY, parents=True, exist_ok=True)
     logs.flight_recorder.mkdir(mode=_OWNERS_DIRECTORY, exist_ok=True)
 
@@ -73,7 +72,6 @@ def variables(
 
 
 def _knows_new_names() -> bool:
-    """Return whether PyTorch knows the new names. False if its version is unknown: both names serve every version."""
     try:
         numbers = re.match(r"(\d+)\.(\d+)", version("torch") or "")
     except PackageNotFoundError:

@@ -17,12 +17,10 @@ _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|
 _WORDS = re.compile(r"^(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)\b")
 # Bounded digits: jobs can print such lines themselves.
 _CHILD_FAILED = "ChildFailedError"
-"""torchrun's own error after a failed rank."""
 _RANK = re.compile(r"^\s*rank\s*: (\d{1,9}) \(local_rank: (\d{1,9})\)")
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)")
 _ROOT_CAUSE = "Root Cause"
 _TOLD_TO_END = re.compile(r"Sending process (\d{1,9}) closing signal|Closing process (\d{1,9}) via signal")
-"""torchrun's line for each process that it ends after a failure."""
 _SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
 """Prefixes of a line: the local rank by torchrun's ``--tee``, the rank by PyTorch."""
 _TRACEBACK = "Traceback (most recent call last)"
@@ -36,7 +34,6 @@ _WORDS_OF_ERROR = 3
 class RankEnd:
     rank: int
     status: int
-    """Exit code; negative for a signal."""
     local_rank: int | None = None
     pid: int | None = None
 
@@ -51,7 +48,6 @@ class Cause:
     """Kind of the process's last printed error, such as ``ValueError``, or ``hang``. Empty for a signal."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
-    """Process ID, if known. It differs between attempts."""
     lost_peer: bool = field(default=False, compare=False)
     """True if all ranks that failed here had lost another rank. The first failure was elsewhere."""
 
@@ -71,8 +67,6 @@ HANG = "hang"
 
 @dataclass(frozen=True)
 class Reached:
-    """Progress of a job."""
-
     step: int = -1
     checkpoint: int = -1
 
@@ -80,14 +74,11 @@ class Reached:
         return Reached(max(self.step, other.step), max(self.checkpoint, other.checkpoint))
 
     def is_beyond(self, other: Reached) -> bool:
-        """Return whether this has a later checkpoint or step."""
         return self.checkpoint > other.checkpoint or self.step > other.step
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """A failed attempt."""
-
     number: int
     cause: Cause
     reached: Reached
@@ -95,7 +86,6 @@ class AttemptRecord:
 
 
 def signal_name(number: int) -> str:
-    """Return a name such as ``SIGKILL``."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -104,8 +94,6 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class PrintedError:
-    """Last error in a process's output."""
-
     kind: str = ""
     """Such as ``ValueError``. Empty if no error is found."""
     is_victims: bool = False
@@ -132,7 +120,6 @@ def error_kind(text: str) -> str:
 
 
 def rank_ends(text: str) -> list[RankEnd]:
-    """Return the failed ranks in torchrun's summary, the first failure first."""
     ends: list[RankEnd] = []
     first = 0
     rank: tuple[int, int] | None = None
@@ -185,7 +172,6 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
 
 
 def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -> bool:
-    """Return whether a rank ended because of another rank: torchrun ended it, or it lost its peer."""
     if end.pid in stopped:
         return True
     if end.status < 0:
@@ -195,14 +181,12 @@ def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -
 
 
 def _word(printed: str) -> str:
-    """Return the shell's word for a signal in the last line, if any."""
     last = printed.rstrip().rpartition("\n")[2]
     match = _WORDS.match(_PREFIX.sub("", last))
     return match[1] if match is not None else ""
 
 
 def has_progress(failed: Sequence[AttemptRecord]) -> bool:
-    """Return whether the last attempt reached a later step or checkpoint than all before it."""
     best = Reached()
     for record in failed[:-1]:
         best = best.further_of(record.reached)
@@ -238,7 +222,6 @@ def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
 
 
 def as_plain(record: AttemptRecord, node: str) -> Mapping[str, object]:
-    """Return the record for ``attempts.jsonl``."""
     return {
         "attempt": record.number,
         "cause": str(record.cause),

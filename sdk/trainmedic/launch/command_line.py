@@ -13,7 +13,6 @@ _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
 """torchrun's options without a value."""
 _KEEPING = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
-"""torchrun's options with which the user stores the ranks' output."""
 _RESTARTS = frozenset({"--max-restarts", "--max_restarts"})
 _RANKS_ON_NODE = ("--nproc-per-node", "--nproc_per_node")
 _LONGEST_LINE = 4096
@@ -21,15 +20,10 @@ _LONGEST_LINE = 4096
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """A parsed command."""
-
     argv: tuple[str, ...]
     kind: str
-    """``torchrun``, or the program's name."""
     options_at: int
-    """Index at which launcher options can be inserted."""
     options: tuple[str, ...]
-    """Names of the given launcher options."""
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> LaunchLine:
@@ -46,7 +40,6 @@ class LaunchLine:
 
     @property
     def keeps_ranks(self) -> bool:
-        """True if the launcher can store each rank's output and was not asked to already."""
         return self.kind == "torchrun" and not _KEEPING.intersection(self.options)
 
     @property
@@ -61,12 +54,10 @@ class LaunchLine:
 
     @property
     def is_elastic(self) -> bool:
-        """True if a range for the number of nodes can be set."""
         return self.kind == "torchrun" and "--nnodes" not in self.options
 
     @property
     def restarts_ranks(self) -> bool:
-        """True if torchrun itself may restart the ranks."""
         return self.kind == "torchrun" and not _RESTARTS.isdisjoint(self.options)
 
     @property
@@ -105,9 +96,6 @@ class LaunchLine:
     def for_attempt(
         self, rank_logs: Path | None, without: Sequence[str] = (), nodes: tuple[int, int] | None = None
     ) -> list[str]:
-        """Return an attempt's command, with each rank's output under `rank_logs`, without some nodes, and with a range
-        of nodes.
-        """
         added: list[str] = []
         if nodes is not None and self.is_elastic:
             added.append(f"--nnodes={nodes[0]}:{nodes[1]}")

@@ -28,7 +28,6 @@ _LOOK_SECONDS = 0.05
 LONGEST_GRACE_FOR_REST = 5.0
 """Seconds for processes that outlive the child."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that end a job."""
 PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals whose meaning the job defines, such as "save now, the time limit is near"."""
 _PASS_AFTER = 0.3
@@ -48,7 +47,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below `root` by ``/proc``, without zombies."""
     children = _children()
     below: list[int] = []
     level = [root]
@@ -114,9 +112,7 @@ class Guard:
         self._end_at: float | None = None  # when SIGKILL is due
         self._status: int | None = None
         self._to_pass: dict[int, float] = {}
-        """Due time per signal to pass on."""
         self._received: dict[int, float] = {}
-        """Last time per signal that this process itself received."""
         self._report = report
         own = os.getpid()
 
@@ -129,7 +125,6 @@ class Guard:
         self.child = subprocess.Popen(argv, preexec_fn=die_with_guard, pass_fds=passed)  # noqa: S603 - the user's own command
 
     def run(self) -> int:
-        """Guard until no process of the job is left; return the child's wait status."""
         while True:
             readable, _, _ = select.select([self._lifeline] if self._lifeline >= 0 else [], [], [], _LOOK_SECONDS)
             if readable:
@@ -156,7 +151,6 @@ class Guard:
                 self._to_pass.setdefault(int(line[5:]), time.monotonic() + _PASS_AFTER)
 
     def note(self, number: int) -> None:
-        """Record a signal to this process itself. Called by a signal handler."""
         self._received[number] = time.monotonic()
 
     def _pass_due(self) -> None:

@@ -26,7 +26,6 @@ class JobStatus:
     stalled_for: float
     """Seconds beyond the hang limit; 0 without a hang and for ranks other than 0, which wait while rank 0 evaluates."""
     waiting: tuple[str, ...] = ()
-    """IDs of the rollbacks that wait for the loop."""
 
 
 class StatusReader:
@@ -38,7 +37,6 @@ class StatusReader:
         self._changed_at = 0.0
 
     def read(self) -> JobStatus | None:
-        """Return the status; None if no rank has written one."""
         path = self._directory / FILE_NAME
         if not path.exists():
             path = min(self._directory.glob("rank-*.json"), default=path)
@@ -68,7 +66,6 @@ def _contents(path: Path) -> bytes:
 
 
 def _seconds(value: Any) -> float:
-    """Raises ValueError for non-finite values."""
     seconds = float(value)
     if not math.isfinite(seconds):
         raise ValueError("not a finite number")

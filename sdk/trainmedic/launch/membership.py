@@ -22,9 +22,7 @@ class NodeExclusions:
         self.node = node
         self.starts_all_nodes = starts_all_nodes
         self._left_out: dict[str, str] = {}
-        """Node by command ID."""
         self._for_load: set[str] = set()
-        """IDs of the commands that excluded a node because the job needs fewer nodes."""
         self._pending: list[JobCommand] = []
         self.has_changed = False
         """True if the running attempt must end for a change."""
@@ -35,7 +33,6 @@ class NodeExclusions:
 
     @property
     def without_for_load(self) -> tuple[str, ...]:
-        """Nodes that are excluded only because the job needs fewer nodes."""
         otherwise = {node for by, node in self._left_out.items() if by not in self._for_load}
         return tuple(node for node in self.without if node not in otherwise)
 
@@ -79,7 +76,6 @@ class NodeExclusions:
         return None
 
     def answer(self) -> None:
-        """Answer the pending commands: no attempt is running now."""
         self.has_changed = False
         pending, self._pending = self._pending, []
         for command in pending:

@@ -37,7 +37,6 @@ class OutputCopies:
         self._thread.start()
 
     def tail(self, number: int) -> str:
-        """Return the end of a pipe's data, by its number."""
         return self._pipes[number].tail.decode(errors="replace")
 
     def finish(self, timeout: float) -> None:
@@ -59,7 +58,6 @@ class OutputCopies:
                     self._pass_on(pipe, len(pipe.held))
 
     def _copy(self, pipe: _Pipe) -> bool:
-        """Copy complete lines from a pipe. Return whether more can come."""
         try:
             chunk = os.read(pipe.source, _CHUNK)
         except OSError:  # a terminal that no process has open any more
@@ -95,12 +93,10 @@ class _Pipe:
     sink: int | None
     tail: bytes = b""
     held: bytes = b""
-    """A partial line."""
     held_since: float = 0.0
 
 
 def end_of(path: Path) -> str:
-    """Return the end of a file. Raises OSError."""
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - _LONGEST_TAIL, 0))
         return file.read(_LONGEST_TAIL).decode(errors="replace")

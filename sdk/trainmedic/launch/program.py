@@ -68,7 +68,6 @@ def _count(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the option parser; a test compares it with the documentation."""
     made = argparse.ArgumentParser(
         prog="trainmedic-run",
         usage="trainmedic-run [options] -- command [arguments]",

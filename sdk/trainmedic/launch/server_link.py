@@ -68,7 +68,6 @@ class ServerLink:
         self._receiver.start()
 
     def show(self, state: str, attempt: int) -> None:
-        """Update the presence with the launcher's state."""
         self._state = {"attempt": attempt, "state": state}
         self._writer.announce()
 
@@ -99,13 +98,11 @@ class ServerLink:
         self._writer.put(OutgoingReplies(notice=notice))
 
     def carry_out(self) -> None:
-        """Call the handlers of received commands."""
         if self._queue.arrived:
             for command in self._handlers.carry_out(self._queue.take_due(envelope.utc_now())):
                 command.unsupported("a launcher does not carry it out")
 
     def close(self) -> None:
-        """Send queued messages, within some seconds, and delete the presence."""
         self._receiver.stop(_STOP_SECONDS)
         self._queue.fail_all("the launcher ended before it came to the command")
         self._writer.stop(_STOP_SECONDS)

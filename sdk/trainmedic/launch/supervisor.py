@@ -29,7 +29,6 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
-"""Seconds from an attempt's beginning to the start of the next one's standby."""
 _DELAY_AFTER_PROGRESS = 5.0
 """Maximum delay in seconds if the last attempt made progress."""
 _SHORTEST_WAIT = 0.2
@@ -48,14 +47,12 @@ class LaunchOptions:
     hang_after: float | None
     job: str
     log_dir: Path | None
-    """Parent of the jobs' directories; None to store nothing."""
     most_output: int
     keeps_ranks: bool
     nodes: tuple[int, int] | None = None
     """Minimum and maximum nodes of an elastic job; None if fixed."""
     prints_to_terminal: bool = False
     is_warm: bool = False
-    """True if attempts begin in a process that has imported PyTorch."""
 
 
 class Supervisor:
@@ -67,18 +64,14 @@ class Supervisor:
         self._link = link
         self._stopped_by: int | None = None
         self._signals: list[int] = []
-        """Received ending signals, not yet sent to the job."""
         self._to_pass: list[int] = []
-        """Received signals for the job's handlers, not yet sent."""
         self._is_resized = False
         self._standby: WarmStandby | None = None
         self._failed: list[AttemptRecord] = []
         self._had_rank_0 = False
         self._waiting: tuple[str, ...] = ()
-        """IDs of the rollbacks that waited when the last attempt ended."""
 
     def run(self) -> int:
-        """Return the exit code of the last attempt."""
         try:
             return self._run()
         finally:
@@ -119,7 +112,6 @@ class Supervisor:
             number += 1
 
     def _wait_while_left_out(self, number: int) -> None:
-        """Apply a change of the nodes while nothing runs."""
         was_left_out = self._membership.is_left_out
         if was_left_out:
             log.warning("this node is left out; trainmedic-run waits until it is taken back")
@@ -216,7 +208,6 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
-        """Record a failure and wait for the next attempt; False if there is none."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)
@@ -285,7 +276,6 @@ class Supervisor:
             log.warning("how the attempt ended is not kept: %s", error.strerror)
 
     def _keep_success(self, number: int) -> None:
-        """Record exit code 0, because its logs may contain errors."""
         if self._options.log_dir is None:
             return
         logs = AttemptLogs.of(self._options.log_dir, self._options.job, number)
@@ -312,7 +302,6 @@ class Supervisor:
 
 
 def log_to_stderr() -> None:
-    """Log to standard error with a prefix that distinguishes these lines from the job's output."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("trainmedic-run: %(message)s"))
     log.addHandler(handler)

@@ -27,15 +27,12 @@ def open_terminal() -> tuple[int, int]:
 
 
 def resize(terminal: int) -> None:
-    """Resize a terminal to that of `trainmedic-run`."""
     rows, columns = _size()
     with contextlib.suppress(OSError):
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def follow_size(change: Callable[[], None]) -> None:
-    """Call `change` whenever the terminal of `trainmedic-run` is resized. Main thread only."""
-
     def changed(number: int, frame: FrameType | None) -> None:
         change()
 

@@ -36,7 +36,6 @@ from types import FrameType, TracebackType
 from typing import Any, Callable, NoReturn
 
 READ = b"1"
-"""Answer to an order: the attempt has begun."""
 _LONGEST_MESSAGE = 1 << 20
 _LONGEST_REQUEST = 1 << 16
 """Bytes. Sockets of the default size accept such a message whole."""
@@ -120,7 +119,6 @@ def _execute(argv: list[str]) -> NoReturn:
 
 
 def _serve(order: dict[str, Any]) -> NoReturn:
-    """Fork torchrun, and each rank that it requests, until torchrun ends."""
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     torchrun = os.fork()
     if torchrun == 0:
@@ -170,7 +168,6 @@ def _end_as(code: int) -> NoReturn:
 
 
 def _fork_rank(own: socket.socket) -> int:
-    """Serve one request of torchrun. Return the rank's process ID, or 0 if torchrun has ended."""
     message, streams, _, _ = socket.recv_fds(own, _LONGEST_MESSAGE, 2)
     if not message:
         return 0
@@ -248,7 +245,6 @@ def _flush(stream: Any) -> None:
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """Remove the frames of this file and of `runpy`."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace
@@ -363,7 +359,6 @@ class _Ranks:
         return _Rank(answer["pid"], argv, self)
 
     def status(self, pid: int, timeout: float | None) -> int | None:
-        """Return a rank's exit code, negative for a signal; None if it still runs after `timeout` seconds."""
         with self._lock:
             while pid not in self._ended and select.select([self._link], [], [], timeout)[0]:
                 message = self._link.recv(_LONGEST_MESSAGE)

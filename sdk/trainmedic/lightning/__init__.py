@@ -76,7 +76,6 @@ class _Fit:
     connection: Mapping[str, Any]
 
     def run_in_process(self, *_: Any) -> None:
-        """Replace Lightning's own fit in each process that it has started."""
         del self.trainer._fit_impl
         self.trainer.strategy._launcher = None  # it has done its work
         self.trainer.strategy.set_world_ranks()
@@ -118,5 +117,4 @@ def _callback_of(trainer: Any) -> Callback | None:
 
 
 def _starts_processes(trainer: Any) -> bool:
-    """Return whether Lightning trains in new processes, as with ``ddp_spawn``."""
     return getattr(trainer.strategy.launcher, "_start_method", None) is not None

@@ -232,7 +232,6 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     @property
     def _directory(self) -> Path:
-        """Directory of checkpoints for commands."""
         return self.framework.directories[0] if self.framework is not None else directory_of(self._trainer)
 
     def _refuse_accumulation(self, trainer: Any, pl_module: Any) -> None:
@@ -255,7 +254,6 @@ class Callback(LightningCallback):  # type: ignore[misc]
         return None
 
     def _accumulates(self, command_id: str) -> bool:
-        """Return whether a command's change is active. Changes by earlier processes ended with them."""
         return command_id in self._accumulated_by
 
     def _accumulate_when_it_fits(self) -> None:
@@ -293,7 +291,6 @@ def _parts(trainer: Any) -> tuple[Modules, Optimizers]:
 
 
 def _of_all_ranks(state: Mapping[str, Any]) -> list[Any]:
-    """Return each rank's state, by rank. Every rank calls it."""
     _, world_size = _rank_and_world_size()
     states: list[Any] = [state] * world_size
     if world_size > 1:
@@ -309,7 +306,6 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def _samples(batch: Any) -> int:
-    """Return the length of the first tensor."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     members = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()

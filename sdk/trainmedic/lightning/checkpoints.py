@@ -23,7 +23,6 @@ _STEP = re.compile(r"step=(\d{1,18})")
 
 
 def path_of(directory: Path, step: int) -> Path:
-    """Return the path of a checkpoint for a command."""
     return directory / f"trainmedic-step={step}{SUFFIX}"
 
 
@@ -50,7 +49,6 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """Return the step in the name, or else in the file; None if unknown."""
     match = _STEP.search(checkpoint.name)
     return _content(checkpoint).step if match is None else int(match[1])
 
@@ -62,7 +60,6 @@ class _Content(NamedTuple):
     """False with ``save_weights_only``: Lightning cannot resume."""
     step: int | None = None
     health: CheckpointHealth | None = None
-    """Stored by the callback."""
 
 
 def _content(checkpoint: Path) -> _Content:

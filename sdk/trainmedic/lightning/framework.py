@@ -101,14 +101,12 @@ class LightningFramework(Framework):
         return {"trainer_state": self._put_back.to_json()} if restart.is_rollback and self._put_back.reset else {}
 
     def start_fit(self) -> None:
-        """Record that the fit begins: directories are known, and nothing is written yet."""
         if not self._has_begun:
             self._has_begun = True
             if self._trainer.ckpt_path is None:
                 self.loop.start_fresh()
 
     def held(self) -> Mapping[str, Any]:
-        """Return this rank's model state outside the weights, for a checkpoint."""
         return self._held.record() if self._held is not None else {}
 
     def load(
@@ -130,7 +128,6 @@ class LightningFramework(Framework):
         self.loop.begins(step, modules, optimizers)
 
     def draws(self) -> None:
-        """Record that a batch is about to be trained on."""
         self.resumable.count_skipped()
         self.loop.compare_losses()
         why_not = "" if self.data.startswith(REPLAYED) else self.data
@@ -138,7 +135,6 @@ class LightningFramework(Framework):
             self.loop.proof.drawn(batch, self._trainer.current_epoch, before, why_not)
 
     def end(self) -> None:
-        """End the fit soon, regardless of minimum steps and epochs."""
         if self.loop.restarts.is_asked:
             # Saving discarded state could delete the checkpoint to go back to.
             self._mark_saved(self._trainer.global_step)
@@ -148,5 +144,4 @@ class LightningFramework(Framework):
 
 
 def directory_of(trainer: Any) -> Path:
-    """Return the checkpoint directory of a Trainer without ``ModelCheckpoint``."""
     return Path(trainer.default_root_dir) / "trainmedic"

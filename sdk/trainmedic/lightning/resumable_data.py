@@ -45,9 +45,7 @@ class ResumableData:
         self._to_skip = 0
         self._untaken = 0  # skipped since `count_skipped`
         self.skipped = 0
-        """Batches skipped since the last `prepare`."""
         self.drew: Callable[[Any, float], None] | None = None
-        """Called with each batch and the seconds to get it."""
         self.replayed = ""
         """Whether the batches since the checkpoint repeat; empty before anything was read."""
 
@@ -62,7 +60,6 @@ class ResumableData:
         return self._loader
 
     def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
-        """Wrap the result of ``source.train_dataloader()`` during the context. ``source`` is a model or data module."""
         original = source.train_dataloader
 
         @functools.wraps(original)
@@ -97,12 +94,10 @@ class ResumableData:
 
     @property
     def to_be_skipped(self) -> int:
-        """Batches skipped by the last `prepare`, including those still to be read."""
         group: int = self._trainer.accumulate_grad_batches
         return self.skipped + -(-self._to_skip // group) * group
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Resume the next epoch at `state`."""
         self._resume = state
 
     def count_skipped(self) -> None:
@@ -120,7 +115,6 @@ class ResumableData:
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
-        """Call `draw` for the loader and return its result."""
         before, began = self._before_draw(), time.perf_counter()
         drawn = draw()
         if self.drew is not None:
@@ -139,7 +133,6 @@ class ResumableData:
         return bool(ended and progress.current.ready >= self._trainer.num_training_batches)
 
     def take_resumption(self) -> Mapping[str, Any] | None:
-        """Called by the loader when it begins an epoch."""
         resume, self._resume = self._resume, None
         return resume
 
@@ -157,7 +150,6 @@ class ResumableData:
         return batches
 
     def note_skipped(self, batches: int) -> None:
-        """Record batches skipped by the loader."""
         self.skipped += batches
         self._untaken += batches
         fetcher = self._trainer.fit_loop._data_fetcher
@@ -224,7 +216,6 @@ class _ResumableLoader:
         return [generator.get_state() for generator in _generators(self.flattened)]
 
     def kept_workers(self) -> list[bool]:
-        """Return per loader whether it reuses its workers in the next epoch."""
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
@@ -303,7 +294,6 @@ class _ResumableLoader:
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 
     def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
-        """Let the loaders begin with these states."""
         for loader, had_workers in zip(self.flattened, workers, strict=False):
             # A loader that reuses its workers draws one number less.
             if had_workers and loader._iterator is None:
@@ -313,7 +303,6 @@ class _ResumableLoader:
         randomness.restore(random)
 
     def _read(self, batches: int) -> int:
-        """Read and drop batches; return their number."""
         for read in range(batches):
             try:
                 super().__next__()  # type: ignore[misc]
@@ -323,7 +312,6 @@ class _ResumableLoader:
 
 
 def _combined_loader_of(trainer: Any) -> Any:
-    """Return ``CombinedLoader`` of the trainer's library: ``lightning.pytorch`` or ``pytorch_lightning``."""
     library = type(trainer.fit_loop).__module__.partition(".loops")[0]
     return importlib.import_module(f"{library}.utilities.combined_loader").CombinedLoader
 
@@ -338,14 +326,12 @@ def _keeps_its_place(loader: Any) -> bool:
 
 
 def _places(loaders: list[Any]) -> list[Any] | None:
-    """Return the loaders' states; None unless all have one."""
     if not all(_keeps_its_place(loader) for loader in loaders):
         return None
     return [loader.state_dict() for loader in loaders]
 
 
 def _length(loader: Any) -> float:
-    """Return the batches of an epoch; infinity if unknown."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):  # raised by loaders without a length
@@ -353,7 +339,6 @@ def _length(loader: Any) -> float:
 
 
 def _generators(loaders: list[Any]) -> list[torch.Generator]:
-    """Return the generators of the loaders and their samplers."""
     own: list[torch.Generator] = []
     for loader in loaders:
         sampler = getattr(loader, "sampler", None)

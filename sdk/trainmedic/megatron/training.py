@@ -114,13 +114,11 @@ class MegatronTraining(SelfSavingFramework):
 
     @log_errors
     def _keep(self, iteration: int) -> None:
-        """Store this rank's carried state in the checkpoint. Raises OSError."""
         path = self.path_of(iteration)
         if path.is_dir():  # else it went to another place
             self.carried.save(path)
 
     def decide_exit(self, **state: Any) -> bool:
-        """Return whether the training ends now."""
         iteration: int = state["iteration"]
         self._report(iteration, state["optimizer"], state["opt_param_scheduler"])
         if self._decide_exit(**state):
@@ -131,7 +129,6 @@ class MegatronTraining(SelfSavingFramework):
         return self.ends_here(has_to_move=self._is_to_skip(iteration))
 
     def _begin(self, named: Mapping[str, Any]) -> None:
-        """Determine before the first iteration which commands are possible."""
         args, optimizer = self._args, named["optimizer"]
         for group in optimizer.param_groups:
             group.pop(MARK, None)  # the schedule has set the loaded state's rate, unscaled
@@ -207,7 +204,6 @@ class MegatronTraining(SelfSavingFramework):
         named["valid_data_iterator"] = valid if several else valid[0]
 
     def _is_to_skip(self, iteration: int) -> bool:
-        """Return whether the next iteration is skipped."""
         return left_out.contains(self.left_out, iteration)
 
     def _clear_away(self, named: Mapping[str, Any]) -> None:
@@ -267,7 +263,6 @@ class MegatronTraining(SelfSavingFramework):
         self._consumed = consumed
 
     def _loss(self) -> Any:
-        """Return the first loss of the pipeline's last stage, also on the reporting rank."""
         losses = self._result[0] if self._result else {}
         loss = next(iter(losses.values()), None)
         mpu = self._megatron.mpu
@@ -314,10 +309,8 @@ def _no_skip(args: Any) -> str:
 
 
 def _options(args: Any, *names: str) -> dict[str, Any]:
-    """Return options in command-line form with their values; None if unknown in this release."""
     return {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
 
 
 def _reason(refused: Mapping[str, Any], reason: str) -> str:
-    """Return the reason with the first option that is set; else empty."""
     return next((reason.format(option) for option, value in refused.items() if value), "")

@@ -40,9 +40,7 @@ _OVERDUE = timedelta(seconds=30)
 class RunningCommand:
     command: JobCommand
     replied: set[int] = field(default_factory=set)
-    """Ranks whose outcome was sent to the server."""
     count: int = 0
-    """Outcomes at the last count."""
     since: float = field(default_factory=time.monotonic)
     due: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_COLLECT, _LONGEST_COLLECT, factor=1.5))
@@ -74,7 +72,6 @@ class Coordinator:
         self._is_leaving = False
 
     def join(self) -> SharedStore | None:
-        """Make this start's keys the current ones."""
         self._base.set("current", self._store.token)
         return self._store
 
@@ -85,7 +82,6 @@ class Coordinator:
         return False
 
     def work(self, now: float, own: RankStatus) -> float:
-        """Do due work other than decisions and rounds. Returns the seconds until more is due."""
         self.membership.own = own
         delay = self.membership.work(now)
         if self.membership.hosts:
@@ -115,7 +111,6 @@ class Coordinator:
         return decision
 
     def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
-        """Return the agreed outcome in its stored form."""
         now = utc_now()
         in_time = {command.id for command in self._pending if now < command.expires_at}
         expired = {sent.id for sent in decision.commands} - in_time
@@ -123,7 +118,6 @@ class Coordinator:
         return agree(decision, statements, absent, expired, TOO_LATE).fields()
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
-        """Start the agreed commands, and answer the refused ones."""
         if outcome.missing:
             self._missed_at = decision.number
             self._missing = outcome.missing
@@ -185,14 +179,12 @@ class Coordinator:
         return f"{TOO_LATE}: {self._missing}" if self._missing else TOO_LATE
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """Enter rank 0's own outcome."""
         running = self._running.get(sync_key)
         if running is not None:
             running.command.outcomes[0] = (status, fitting(output))
             running.due = 0.0
 
     def _collect(self, now: float) -> float:
-        """Read due outcomes of other ranks. Returns the seconds until the next are due."""
         delay = _TAKE_EVERY
         for sync_key, running in list(self._running.items()):
             if now >= running.due:
@@ -245,7 +237,6 @@ class Coordinator:
         return not self._running and self._store.count_entries("left") >= len(self.membership.others)
 
     def abandon(self, reason: str) -> None:
-        """Fail all running, waiting and future commands."""
         for running in list(self._running.values()):
             for rank in range(self._store.world_size):
                 running.command.outcomes.setdefault(rank, (envelope.FAILED, {"reason": reason}))

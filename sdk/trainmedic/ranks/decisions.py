@@ -21,9 +21,7 @@ class SyncDecision:
     """Commands of one sync point (usually none), and the distance to the next."""
 
     number: int
-    """Number of the sync point, from 0."""
     by: int
-    """The deciding rank."""
     span: int
     """Calls of `Medic.commands` until the next sync point."""
     commands: tuple[envelope.Command, ...] = ()
@@ -56,7 +54,6 @@ class AgreedOutcome:
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Status and reason of commands that no rank carries out, by ID."""
     missing: str = ""
-    """Names of the ranks that did not reach the sync point; else empty."""
 
     def fields(self) -> dict[str, Any]:
         return {"go": list(self.go), "refused": dict(self.refused), "missing": self.missing}
@@ -130,5 +127,4 @@ class SyncInterval:
         return max(1, min(int(_TARGET_SECONDS / max(self._recent[-1], 1e-9)), 2 * self._span, _MOST_CALLS))
 
     def seconds(self, calls: int) -> float:
-        """Return the minimum duration of so many calls."""
         return min(self._recent, default=0.0) * calls

@@ -22,7 +22,6 @@ class Membership:
         self._store = store
         self.own = RankStatus()
         self.others: dict[int, RankStatus] = {}
-        """Latest status of each other admitted rank."""
         self._seen_at: dict[int, float] = {}  # when the heartbeat was first seen, by the monotonic clock
         self.hosts: Mapping[int, str] = {}
         """Known hosts. Replaced as a whole for other threads."""
@@ -32,7 +31,6 @@ class Membership:
         self._refresh_due = 0.0
 
     def work(self, now: float) -> float:
-        """Admit waiting ranks and read heartbeats. Returns the seconds until that is due again."""
         delay = self._admit(now)
         if now >= self._refresh_due:
             self._refresh_due = now + _REFRESH_EVERY
@@ -41,11 +39,9 @@ class Membership:
         return min(delay, self._refresh_due - now)
 
     def absent(self) -> list[int]:
-        """Return the ranks that were not admitted yet."""
         return [rank for rank in range(1, self._base.world_size) if rank not in self.others]
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Return whether an admitted rank has sent no heartbeat for too long."""
         return now - self._seen_at.get(rank, now) > SILENT_AFTER
 
     def passed_by_all(self) -> int:
@@ -55,7 +51,6 @@ class Membership:
         return min([self.own.passed, *(status.passed for status in self.others.values())])
 
     def figures(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the latest figures of the live ranks."""
         now = time.monotonic()
         others = {rank: status.stats for rank, status in list(self.others.items()) if not self.is_silent(rank, now)}
         return {0: self.own.stats, **others}

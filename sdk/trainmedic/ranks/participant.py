@@ -103,7 +103,6 @@ class Participant:
         return decision
 
     def _is_known_to_be_late(self) -> bool:
-        """Return whether rank 0 has missed a decision and not advanced since."""
         return self._missed_at is not None and self._passed_by_rank_0() <= self._missed_at
 
     def _passed_by_rank_0(self) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 HEARTBEAT_EVERY = 2.0
-"""Seconds between two heartbeats of a rank."""
 HEARTBEAT_OF_MANY = 5.0
 """The same for more than `MANY_RANKS` ranks, to limit the store's load."""
 MANY_RANKS = 64
@@ -22,13 +21,10 @@ class TrainingPosition:
     """Position of the training thread at its last sync point."""
 
     number: int = -1
-    """Number of the sync point."""
     calls: int = 0
-    """Calls of `Medic.commands` by then."""
     span: int = 1
     """Calls from there to the next sync point."""
     at: float = field(default_factory=time.monotonic)
-    """Time, by the monotonic clock."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +32,9 @@ class RankStatus:
     """A rank's heartbeat. Field names are those of the stored form."""
 
     heartbeat: int = 0
-    """Number of the heartbeat."""
     passed: int = -1
-    """Last sync point that the training thread has passed."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Node, host and GPU."""
     stats: Mapping[str, Any] = field(default_factory=dict)
-    """Figures, see `trainmedic.Medic.stats`."""
 
     def fields(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -25,21 +25,15 @@ _READ_INTERVAL = 1.0
 
 @dataclass(frozen=True)
 class Round:
-    """Description of a round, identical on all ranks."""
-
     key: str
-    """Prefix of its keys in the shared store."""
     combine: Callable[[dict[int, Any], list[int]], Any] | None
     """Makes the result on rank 0 from values and missing ranks. If None, rank 0's value is the result."""
     outcomes_key: str | None = None
     """Key of the command's outcomes. A rank with an outcome enters no more values."""
     patience: float = PATIENCE
-    """Seconds to wait for live ranks."""
 
 
 class Rounds:
-    """Successive rounds. ``is_silent(rank, now)`` returns whether a rank is gone."""
-
     def __init__(self, store: SharedStore, is_silent: Callable[[int, float], bool]) -> None:
         self._store = store
         self._is_silent = is_silent
@@ -88,8 +82,6 @@ class Rounds:
 
 
 class RankGroup:
-    """Implementation of `trainmedic.job.group.Group`. ``run_round`` runs a round and returns its result."""
-
     def __init__(
         self, store: SharedStore, key: str, outcomes_key: str | None, run_round: Callable[[Round, Any], Any]
     ) -> None:

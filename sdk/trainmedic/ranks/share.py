@@ -38,7 +38,6 @@ class LocalRank:
     world_size: int
     handlers: HandlerRegistry
     queue: CommandQueue | None
-    """None on ranks other than 0."""
     on_outcome: OutcomeCallback
     location: Callable[[], Mapping[str, Any]]
     """Returns node, host and GPU. Called in the training thread."""
@@ -48,16 +47,12 @@ class LocalRank:
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """See `trainmedic.distributed.share`."""
-
     every: int | None = None
     patience: float = PATIENCE
     call_patience: float = CALL_PATIENCE
 
 
 class Share:
-    """One rank's agreement with the others, for its training thread."""
-
     def __init__(self, store: KeyValueStore, local: LocalRank, options: SharingOptions) -> None:
         self._local = local
         self._options = options
@@ -103,7 +98,6 @@ class Share:
         return {"ranks": list(range(self._local.world_size)), "placement": placement, "sharing": self.state}
 
     def tick(self, step: int | None) -> Sequence[JobCommand]:
-        """Count a call, and return the commands to carry out in it."""
         self._calls += 1
         if self._calls < self._next:
             return ()
@@ -117,7 +111,6 @@ class Share:
             return ()
 
     def report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        """Send this rank's outcome to rank 0."""
         assert command.sync_key is not None
         self._synchronizer.report(command.sync_key, status, output)
 
@@ -150,7 +143,6 @@ class Share:
         return agreed
 
     def _meet(self, decision: SyncDecision, step: int | None) -> list[JobCommand]:
-        """Wait for the other ranks. Returns the commands that every rank carries out."""
         cannot = {sent.id: reason for sent in decision.commands if (reason := self._unable(sent))}
         statement = {"step": step, "cannot": cannot}
         patience = self._options.call_patience

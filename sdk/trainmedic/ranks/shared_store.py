@@ -17,8 +17,6 @@ _MOST_EXPIRED = 20_000
 
 
 class KeyValueStore(Protocol):
-    """Used part of ``torch.distributed.Store``."""
-
     def set(self, key: str, value: str, /) -> None: ...
 
     def add(self, key: str, amount: int, /) -> int: ...
@@ -29,8 +27,6 @@ class KeyValueStore(Protocol):
 
 
 class SharedStore:
-    """Keys under one prefix."""
-
     def __init__(self, store: KeyValueStore, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix = prefix
@@ -42,7 +38,6 @@ class SharedStore:
         return SharedStore(self._store, f"{self._prefix}{prefix}/", self.rank, self.world_size)
 
     def get(self, key: str) -> Any:
-        """Return the value of a key, or None."""
         raw = self._store.compare_set(self._prefix + key, _NOTHING, _NOTHING)
         return None if raw == _NOTHING.encode() else json.loads(raw)
 
@@ -65,12 +60,10 @@ class SharedStore:
         return self._store.add(f"{self._prefix}{key}/count", 0)
 
     def entries(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """Return the existing entries of `ranks`."""
         values = {rank: self.get(f"{key}/{rank}") for rank in ranks}
         return {rank: value for rank, value in values.items() if value is not None}
 
     def entry_keys(self, key: str) -> list[str]:
-        """Return all keys of an entry group, to `delete`."""
         return [f"{key}/count", *(f"{key}/{rank}" for rank in range(self.world_size))]
 
 
@@ -91,7 +84,6 @@ class ExpiredKeys:
         self._keys.extend((number, key) for key in keys)
 
     def add_entries(self, number: int, key: str) -> None:
-        """Do so for the entries under `key` and the round's result."""
         self.add(number, f"{key}/end", *self._store.entry_keys(key))
 
     def delete_due(self, passed_by_all: int) -> None:
@@ -108,7 +100,6 @@ class ExpiredKeys:
 
 
 def whole_number(fields: Mapping[str, Any], name: str) -> int:
-    """Return a number of another rank. Raises ValueError."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, and should be a number")

@@ -36,7 +36,6 @@ log = logging.getLogger("trainmedic")
 GRACE = 15.0
 """Additional seconds for a slow store before the rank gives up."""
 JOIN_PATIENCE = 60.0
-"""Seconds for rank 0 to admit this rank."""
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0
@@ -70,7 +69,6 @@ class Synchronizer:
         self.ended_because: str | None = None
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
-        """Node, host and GPU."""
         self.published: Mapping[str, Any] = {}
         """Figures in addition to those of ``stats``."""
         self.next_decision: SyncDecision | None = None
@@ -115,7 +113,6 @@ class Synchronizer:
         return inquiry.result
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """Queue this rank's outcome."""
         self._outcomes.append((sync_key, status, output))
         self._wake.set()
 
@@ -163,7 +160,6 @@ class Synchronizer:
             self._role.abandon(f"the ranks do not agree on commands any more: {self.ended_because}")
 
     def _work(self, now: float) -> float:
-        """Do due work. Returns the seconds until more is due."""
         store = self._store or self._join()
         delay = self._attempt_inquiries(now)
         if store is None:
@@ -216,7 +212,6 @@ class Synchronizer:
         return every
 
     def _find_next_decision(self, now: float) -> float:
-        """Prefetch the next decision. Returns the seconds until that is due again."""
         position = self.position
         if self.next_decision is not None and self.next_decision.number > position.number:
             return _IDLE_SECONDS
@@ -235,7 +230,6 @@ class Synchronizer:
         return self._role.leave(self.position.number + 1)
 
     def attempt_decision(self, since: float, now: float) -> SyncDecision | None:
-        """Return the next sync point's decision, or None so far."""
         if self._store is None:
             if now - since > JOIN_PATIENCE:
                 raise RankLost(f"rank 0 has not answered for {JOIN_PATIENCE:g} s: has it called share()?")
@@ -247,7 +241,6 @@ class Synchronizer:
     def attempt_meeting(
         self, decision: SyncDecision, statement: Any, patience: float, since: float, now: float
     ) -> AgreedOutcome | None:
-        """Return the agreed outcome of a decision, or None so far."""
         meeting = Round(f"meeting/{decision.number}", partial(self._role.agree, decision), None, patience)
         result = self.attempt_round(meeting, statement, since, now)
         if result is None:
@@ -257,7 +250,6 @@ class Synchronizer:
         return outcome
 
     def attempt_round(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """Return the result of a round, or None so far."""
         if self._rounds is None:
             return None
         result = self._rounds.attempt(round_, value, since, now)

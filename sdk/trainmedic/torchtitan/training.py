@@ -158,7 +158,6 @@ class TitanTraining(SelfSavingFramework):
         self._begin_course(trainer.step)
 
     def _begin_course(self, step: int) -> None:
-        """Begin the loop, perhaps again, after that many steps."""
         loop, restart = self.loop, self.loop.restarts.starting
         loop.kept = kept(self.path_of(step), self.medic.rank) if step else None
         self._drawn = (loop.kept or {}).get("drawn", step * self.accumulation)
@@ -173,7 +172,6 @@ class TitanTraining(SelfSavingFramework):
         loop.begins(step, *self._parts())
 
     def to_train_on(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches without skipped ones."""
         for batch in batches:
             number, self._drawn = self._drawn, self._drawn + 1
             if left_out.contains(self.left_out, number):
@@ -205,7 +203,6 @@ class TitanTraining(SelfSavingFramework):
         self._logged = {"loss": self._on_all_stages(loss), "grad_norm": grad_norm}
 
     def _on_all_stages(self, loss: float) -> float:
-        """Return the loss of the pipeline's last stage, also on the reporting rank."""
         trainer = self._trainer
         if not trainer.parallel_dims.pp_enabled:
             return loss

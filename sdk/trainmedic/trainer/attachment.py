@@ -117,7 +117,6 @@ class Attachment:
             self.loop.meter = self.meter
 
     def training_ends(self) -> None:
-        """Record that the loop ends, for good or to restart."""
         self.disarm()
         self._end_measuring()
         self.live.loop_ends(is_for_good=self.loop is None or not self.loop.restarts.is_asked)
@@ -135,7 +134,6 @@ class Attachment:
         return self.meter.take(self.medic.progress.steps_to(step))
 
     def arm(self) -> None:
-        """Allow interrupting a hanging loop until `disarm`."""
         if self.loop is not None:
             self.loop.restarts.arm()
 
@@ -162,7 +160,6 @@ class Attachment:
         self.live.pause.wait(step)
 
     def saved(self, step: int) -> None:
-        """Record a complete checkpoint."""
         self.medic.saved(step)
         self.live.checkpoint_written(step)
 
@@ -175,7 +172,6 @@ class Attachment:
 
     @property
     def restart_is_due(self) -> bool:
-        """True if the loop ends only to restart."""
         return self.loop is not None and self.loop.restarts.is_asked
 
     def stop(self) -> None:

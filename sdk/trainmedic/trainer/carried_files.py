@@ -32,7 +32,6 @@ class CarriedFiles:
         self._carried = CarriedState(named=self._named)
 
     def begin(self, models: Sequence[nn.Module], loader: Any = None) -> None:
-        """Find carried state in the models and generators in the data, before the first step."""
         parts = StateParts(model=[_without_wrappers(model) for model in models])
         self._carried = CarriedState(parts, self._named, generators_of(loader))
         self._carried.begin()
@@ -60,7 +59,6 @@ class CarriedFiles:
         return told
 
     def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any] | None, str]:
-        """Return the content, or None and the reason."""
         try:
             held = torch.load(checkpoint / self._file, map_location="cpu", weights_only=True)
         except FileNotFoundError:

@@ -9,7 +9,6 @@ from typing import Any, Mapping
 _KIND = r"(?:val|valid|validation|eval)[_/.-]"
 _OTHER = re.compile(rf"^{_KIND}(.+)$")
 _NO_RESULT = re.compile(r"(?:^|[_/.-])(?:runtime|(?:samples|steps|tokens)_per_second|time|epoch|step|steps|samples)$")
-"""Names of durations and counts."""
 _ARGUMENTS = ("loss", "perplexity", "step")
 """Parameters of `Medic.report_evaluation`, which no metric may be named."""
 _LOSS = re.compile(rf"^{_KIND}(?:.*[_/.-])?loss(?:_epoch)?$")

@@ -34,9 +34,7 @@ class Framework(Protocol):
         """Return whether the loop can start from it."""
         ...
 
-    def step_of(self, checkpoint: Path) -> int:
-        """Return its step."""
-        ...
+    def step_of(self, checkpoint: Path) -> int: ...
 
     def restart_order(self, present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Return the complete ones in order of preference after a crash."""
@@ -47,9 +45,7 @@ class Framework(Protocol):
         return f"abandoned-{number}-{name}"
 
     @property
-    def accumulation(self) -> int:
-        """Batches per step."""
-        ...
+    def accumulation(self) -> int: ...
 
     @property
     def data(self) -> str:
@@ -57,9 +53,7 @@ class Framework(Protocol):
         ...
 
     @property
-    def newly_skipped(self) -> int:
-        """Batches skipped since the last restart."""
-        ...
+    def newly_skipped(self) -> int: ...
 
     def goes_back_to(self, step: int) -> None:
         """Make the framework itself resume from this step, on the writing rank, before later checkpoints are put aside.
@@ -73,5 +67,4 @@ class Framework(Protocol):
         return
 
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
-        """Return additions to the answer after the first step."""
         return {}

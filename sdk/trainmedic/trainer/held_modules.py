@@ -29,12 +29,10 @@ class HeldModules:
         }
 
     def record(self) -> dict[str, dict[str, Any]]:
-        """Return state for a checkpoint (see `put_back`), by module name."""
         records = {name: state.record() for name, state in self._states.items()}
         return {name: record for name, record in records.items() if record}
 
     def put_back(self, records: Mapping[str, Mapping[str, Any]] | None, keeps_batches: bool = True) -> PutBack:
-        """Restore the state as `HeldState.put_back` does. Carried state stays valid if batches are skipped."""
         changed = PutBack()
         for name, state in self._states.items():
             keeps = keeps_batches or bool(name) or not self._batches_in_model

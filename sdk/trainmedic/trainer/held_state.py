@@ -40,7 +40,6 @@ class PutBack:
         return PutBack(tuple(sorted({*self.restored, *later.restored})), tuple(sorted(reset)))
 
     def within(self, part: str) -> PutBack:
-        """Return the same with names prefixed by a part."""
         if not part:
             return self
         restored, reset = ([f"{part}.{name}" for name in names] for names in (self.restored, self.reset))

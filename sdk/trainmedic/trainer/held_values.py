@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from trainmedic.torch.carried_values import is_freed
 
 LARGEST = 256 << 20
-"""Maximum bytes of a copied value."""
 _DEEPEST = 12
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _FACTORIES = {each.__name__: each for each in (list, dict, set, int, float)}

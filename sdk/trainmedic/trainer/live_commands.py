@@ -61,11 +61,9 @@ class LiveCommands:
             self._rates.finish("training ended")
 
     def finish(self, because: str) -> None:
-        """Answer a rate change with the observations so far."""
         self._rates.finish(because)
 
     def step_done(self) -> None:
-        """Check after a step that the commanded rate still holds."""
         self._rates.step_done()
 
     def learning_rate(self, value: Any) -> Any:
@@ -97,7 +95,6 @@ class LiveCommands:
         self._is_recalled = True
 
     def checkpoint_written(self, step: int) -> None:
-        """Record a complete checkpoint, which proves the changes."""
         if self._changes is not None:
             self._changes.checkpoint_written(step)
 
@@ -108,7 +105,6 @@ class LiveCommands:
 
     @property
     def lr_scale(self) -> float:
-        """Commands' factor of the learning rate."""
         return self._rate.scale if self._rate is not None else 1.0
 
     @property
@@ -117,7 +113,6 @@ class LiveCommands:
 
     @property
     def expected_learning_rate(self) -> Any:
-        """Scheduled rate, scaled; None without a schedule."""
         return self._rate.expected if self._rate is not None else None
 
     @property
@@ -134,7 +129,6 @@ class LiveCommands:
 
     @property
     def global_step(self) -> int:
-        """Step after which commands are carried out."""
         return self.medic.step or 0
 
     def _scales(self, command_id: str) -> bool | None:

@@ -39,7 +39,6 @@ class TrainerLoop:
         self.kept: Mapping[str, Any] | None = None
         """This rank's data in the checkpoint from which the loop began, if any."""
         self.meter: StepMeter | None = None
-        """Set while the loop runs with a callback."""
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
         self.proof = RollbackProof(medic, lambda: framework.accumulation)
         self._medic = medic
@@ -146,7 +145,6 @@ class TrainerLoop:
             self.compare_losses()
 
     def compare_losses(self) -> None:
-        """Start the comparison, if the loop has gone back since the last call."""
         begin, self._begin_comparison = self._begin_comparison, None
         if begin is not None:
             begin()
@@ -161,14 +159,12 @@ class TrainerLoop:
             losses.log.course_changes(step)
 
     def stepped(self, step: int) -> None:
-        """Record a complete step."""
         self._step = step
         self.proof.losses.step_ends(step)
         self.restarts.stepped(step, self._finish, self._answer)
         self.proof.step_done(step)
 
     def ends(self) -> None:
-        """Record the loop's end."""
         again = self.restarts.is_asked
         self.proof.finish("the loop starts again for another command" if again else "training ended")
 
@@ -197,7 +193,6 @@ class TrainerLoop:
         return choice
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
-        """Return additions to the answer, now that the loop runs again."""
         if not restart.is_rollback:
             return self.framework.outcome(restart)
         step = restart.output["checkpoint_step"]

@@ -8,7 +8,6 @@ from typing import Any, Iterator
 
 @contextlib.contextmanager
 def replaced(holder: Any, **members: Any) -> Iterator[None]:
-    """Set attributes of an object or class during the context."""
     before = {name: getattr(holder, name) for name in members}
     own = getattr(holder, "__dict__", {})
     inherited = members.keys() - own.keys()

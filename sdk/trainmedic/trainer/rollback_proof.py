@@ -59,7 +59,6 @@ class RollbackProof:
         return self._accumulation()
 
     def health(self, modules: Modules, optimizers: Optimizers) -> CheckpointHealth:
-        """Return the health of a checkpoint that is written now."""
         return health_now(self.medic.progress, None if self.not_comparable else are_finite(modules, optimizers))
 
     def kept(self, step: int, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
@@ -67,11 +66,9 @@ class RollbackProof:
         return {"digests": self.digests(modules, optimizers), **self.kept_of_rank(step, optimizers)}
 
     def digests(self, modules: Modules, optimizers: Optimizers) -> Any:
-        """Return the digests to compare after a load; None if they cannot be."""
         return None if self.not_comparable else digests(modules, optimizers)
 
     def kept_of_rank(self, step: int, optimizers: Optimizers) -> dict[str, Any]:
-        """Return the rank's own part of `kept`."""
         return {"batches": self.batch_log.state(), **self.losses.kept(step, optimizers.values(), self.accumulation)}
 
     def resumes(self, kept: Mapping[str, Any] | None) -> None:
@@ -86,7 +83,6 @@ class RollbackProof:
         self._place = ((kept or {}).get("batches") or {}).get("drawn")
 
     def changes_batches(self, why: str) -> None:
-        """Restart in place with other batches."""
         self.batch_log.forget(why)
 
     def resumed(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
@@ -122,7 +118,6 @@ class RollbackProof:
         return f"{reports[differs[0]]} ({ranks_named(differs)})" if differs else ""
 
     def before_draw(self) -> Any:
-        """Return the random state for `drawn`, if it matters."""
         # The first step after a rollback answers it and starts the verification.
         return randomness.capture() if self._is_back else self._verification.before_draw()
 
@@ -164,7 +159,6 @@ class RollbackProof:
         self._verification.begin(command, proven, False, self.losses.log.comparison)
 
     def step_done(self, step: int) -> None:
-        """Record a complete step with its loss."""
         self._verification.step_done(step)
 
     def finish(self, because: str, is_error: bool = False) -> None:

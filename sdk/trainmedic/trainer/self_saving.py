@@ -34,7 +34,6 @@ class SelfSavingFramework(Framework, abc.ABC):
     """
 
     restarter: ClassVar[str]
-    """Full name of the function that attaches Trainmedic."""
     fixed_by: ClassVar[str]
     """The framework's settings of batches and workers."""
     layout: ClassVar[StepDirectories]
@@ -63,7 +62,6 @@ class SelfSavingFramework(Framework, abc.ABC):
         """Return whether the checkpoint of that step is complete, as seen by this rank."""
 
     def starts_fresh(self) -> None:
-        """Begin without a checkpoint: existing ones are foreign."""
         self.loop.start_fresh()
         if self.writes:
             left_out.forget(self.directory)
@@ -89,7 +87,6 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     @log_errors
     def end_step(self, step: int) -> None:
-        """Carry out due commands after a complete step."""
         self.note_saved()
         self.attachment.carry_out(step)
 
@@ -100,7 +97,6 @@ class SelfSavingFramework(Framework, abc.ABC):
         return self.stops
 
     def begins_saving(self, step: int, health: CheckpointHealth) -> None:
-        """Record that the framework writes a checkpoint; `note_saved` reports it once complete."""
         self._being_saved = step, health
 
     @log_errors
@@ -115,8 +111,6 @@ class SelfSavingFramework(Framework, abc.ABC):
         self._being_saved = None
 
     def in_window(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` wrapped in a `Medic.window`."""
-
         def called(*arguments: Any, **options: Any) -> Any:
             with self.medic.window(kind):
                 return call(*arguments, **options)

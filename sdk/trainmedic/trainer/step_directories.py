@@ -43,7 +43,6 @@ class StepDirectories:
         return sorted(present, key=lambda checkpoint: (checkpoint.step, checkpoint.at))
 
     def mark(self, checkpoint: Path, health: CheckpointHealth) -> None:
-        """Record completion time and health. Raises OSError."""
         at = envelope.write_time(envelope.utc_now())
         checkpoints.mark_complete(checkpoint, {"step": self.step_of(checkpoint), "at": at, "health": health.to_json()})
 
@@ -51,6 +50,5 @@ class StepDirectories:
         return directory / f"{self.prefix}{step:0{self.digits}d}"
 
     def step_of(self, checkpoint: Path) -> int | None:
-        """Return the step in the name, or None."""
         match = re.fullmatch(rf"{self.prefix}(\d{{{self.digits},18}})", checkpoint.name)
         return None if match is None else int(match[1])

@@ -18,16 +18,13 @@ class StepLosses:
     def __init__(self) -> None:
         self.log = LossLog()
         self.step = 0
-        """Complete steps of the current course."""
         self._parts: list[Any] = []  # of the current step
 
     def add(self, loss: Any) -> None:
-        """Take the loss of a step, or of one batch of it."""
         if is_one_number(loss):
             self._parts.append(loss)
 
     def step_ends(self, step: int) -> None:
-        """Record the loss of a complete step."""
         self.step = step
         parts, self._parts = self._parts, []
         if parts and step <= self.log.until:
@@ -42,7 +39,6 @@ class StepLosses:
         }
 
     def resumes(self, kept: Mapping[str, Any] | None, step: int) -> None:
-        """Resume in a new process at that step from these stored values."""
         self._parts, self.step = [], step
         self.log.restore((kept or {}).get("losses"), step)
 

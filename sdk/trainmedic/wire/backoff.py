@@ -28,5 +28,4 @@ class Backoff:
         return wait * _GENERATOR.uniform(0.5, 1.0) if self._jitter else wait
 
     def reset(self) -> None:
-        """Return to the first wait, after a success."""
         self._next = self._first

@@ -15,7 +15,6 @@ from trainmedic.wire import envelope
 from trainmedic.wire.reading import read_object
 
 MOST_WAITING = 1000
-"""Maximum number of commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
 """Bytes of a record in Redis. A larger one is stored without its outputs."""
 
@@ -25,8 +24,6 @@ RankOutcome = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class CommandRecord:
-    """State of one command at its receiver."""
-
     status: str
     """Status of the reply; ``accepted`` until the final one."""
     output: Mapping[str, Any] = field(default_factory=dict)
@@ -37,7 +34,6 @@ class CommandRecord:
     is_ours: bool = True
     """True if this process entered the command or took it over from an earlier process."""
     is_cut: bool = False
-    """True if outputs were removed."""
     is_forged: bool = False
     """True if the record was written without the signing key. The command's outcome is unknown."""
 
@@ -49,7 +45,6 @@ class CommandRecord:
         return self.ranks.get(rank, (self.status, self.output))
 
     def cut(self) -> CommandRecord:
-        """Return the record without outputs."""
         ranks: dict[int, RankOutcome] = {
             rank: (status, {}) for rank, (status, _) in self.ranks.items() if status != self.status
         }
@@ -85,7 +80,6 @@ class CommandRecord:
 
 
 def ended(status: str, reason: str) -> CommandRecord:
-    """Return the record of a command that ended with this status and reason."""
     return CommandRecord(status, {"reason": reason})
 
 
@@ -94,14 +88,11 @@ REVOKED = ended(envelope.REJECTED, "it was taken back before it was applied")
 
 
 class Do(enum.Enum):
-    """How a receiver treats an incoming command."""
-
     CARRY_OUT = enum.auto()
     """Queue the command, which has been entered."""
     ANSWER = enum.auto()
     """Send the recorded outcome, or the reason for a refusal. After a refusal the command may come again."""
     CLOSE = enum.auto()
-    """Record the outcome without applying the command, and send it."""
     WAIT = enum.auto()
     """This process already has the command. The repeat extends its time."""
     TAKE_OVER = enum.auto()
@@ -112,8 +103,6 @@ class Do(enum.Enum):
 
 @dataclass(frozen=True)
 class CommandDecision:
-    """Treatment of a command, with an outcome for ``ANSWER`` and ``CLOSE``."""
-
     what: Do
     outcome: CommandRecord | None = None
 
@@ -152,14 +141,9 @@ def admit(
 
 
 class CommandEffect(enum.Enum):
-    """Possible remaining effect of the command that an undo reverts."""
-
     POSSIBLE = enum.auto()
-    """The command had an effect, or may have had one."""
     NONE = enum.auto()
-    """The command had no effect."""
     OPEN = enum.auto()
-    """The command has not ended."""
     UNKNOWN = enum.auto()
     """The command may have been forgotten, or its outcome is unknown."""
 

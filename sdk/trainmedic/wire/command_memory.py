@@ -59,11 +59,9 @@ class CommandMemory:
         return self._prefix + command_id
 
     def entry(self, command_id: str, record: CommandRecord) -> bytes:
-        """Return the value to store in Redis under `key`."""
         return self._sealed(self.key(command_id), record.encode(self.owner))
 
     def recall(self, command_id: str) -> CommandRecord | None:
-        """Return the record of a command in this process, if any."""
         with self._lock:
             return self._records.get(command_id)
 
@@ -84,7 +82,6 @@ class CommandMemory:
 
     @property
     def whole_since(self) -> datetime:
-        """Start of the complete memory, as of the last check."""
         with self._lock:
             return min(self._whole_here_since, self._whole_in_redis_since or self._whole_here_since)
 
@@ -131,7 +128,6 @@ class CommandMemory:
             return record
 
     def take_over(self, client: redis.Redis, command_id: str) -> None:
-        """Enter a command that an earlier process had entered."""
         with self._marking:
             self._enter(client, command_id, CommandRecord(envelope.ACCEPTED), replace=True)
 
@@ -172,7 +168,6 @@ class CommandMemory:
         return raw if self._signer is None else self._signer.seal(raw, key)
 
     def _opened(self, key: str, value: bytes) -> bytes:
-        """Return the content sealed for `key`. Raises BadSignature."""
         sealed = unseal(value)
         if self._signer is not None:
             self._signer.verify_sealed(sealed, key)

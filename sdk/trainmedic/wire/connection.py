@@ -29,9 +29,7 @@ log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
-"""Errors of redis-py for URL options that it cannot use."""
 ANSWER_SECONDS = 5.0
-"""A connection counts as broken after this time without an answer."""
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
@@ -67,7 +65,6 @@ class OutageLog:
         self._logged: set[str] = set()
 
     def begin(self, connection: object, error: BaseException, url: str | None = None) -> None:
-        """Record that a connection to `url` does not work."""
         reason = _reason(error, url)
         with self._lock:
             is_refusal = isinstance(error, (redis.ResponseError, redis.AuthenticationError))
@@ -125,7 +122,6 @@ class _Line:
             self._changed.notify_all()
 
     def opened(self) -> redis.Redis:
-        """Return the client. Raises NoRedisUrl, NoRoom."""
         if self.client is None:
             url = self._find_url()
             if url is None:
@@ -145,8 +141,6 @@ class _Line:
 
 
 class RedisConnection:
-    """One thread's share of a connection, with its own retry waits."""
-
     def __init__(self, find_url: Callable[[], str | None], outage: OutageLog, line: _Line | None = None) -> None:
         self._line = line or _Line(find_url)
         self._is_user = False
@@ -155,7 +149,6 @@ class RedisConnection:
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
 
     def shared(self, outage: OutageLog | None = None) -> RedisConnection:
-        """Return a share of the same connection for another thread."""
         return RedisConnection(self._find_url, outage or self._outage, self._line)
 
     @contextlib.contextmanager
@@ -180,14 +173,12 @@ class RedisConnection:
             line.give_back()
 
     def note_command(self, command_id: str) -> None:
-        """Record that a command came by this connection."""
         in_hand = self._line.in_hand
         if len(in_hand) >= _MOST_IN_HAND:
             in_hand.clear()
         in_hand.setdefault(command_id, time.monotonic())  # a repeated read keeps the time of the first
 
     def note_answer(self, command_id: str) -> None:
-        """Record that the final answer to a command was sent."""
         self._line.in_hand.pop(command_id, None)
 
     def note_answered(self, entry: bytes) -> None:
@@ -208,12 +199,10 @@ class RedisConnection:
         return since if since < most else math.inf
 
     def succeeded(self) -> None:
-        """Record that Redis answered."""
         self._backoff.reset()
         self._outage.end(self)
 
     def failed(self, error: BaseException) -> float:
-        """Return the seconds to wait before the next try."""
         self._outage.begin(self, error, self._find_url())
         if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or takes_no_clients(error):
             return _GENERATOR.uniform(*_WAITS_FOR_ROOM)
@@ -251,7 +240,6 @@ def _refuses_one_thing(error: BaseException) -> bool:
 
 
 def _leave_room(client: redis.Redis) -> None:
-    """Raise NoRoom if Redis reports too few free client slots."""
     try:
         clients: Any = client.info("clients")
         left = int(clients["maxclients"]) - int(clients["connected_clients"])
@@ -275,7 +263,6 @@ def open_client(url: str) -> redis.Redis:
 
 
 def fault_of_options(url: str, error: Exception) -> str:
-    """Describe the URL option that redis-py rejected with `error`."""
     name = re.search(r"(?:unexpected keyword argument|Invalid value for) '([a-z_]{1,40})'", str(error))
     if name is None or "@" in url.partition("?")[2]:  # perhaps the ? belongs to a password
         return "has an option behind ? that is not known, or a value that it cannot have"
@@ -302,7 +289,6 @@ class _BriefSentinels(Sentinel):
     """Sentinels with a connection for each query, because thousands of clients ask them."""
 
     def discover_master(self, service_name: str) -> Any:
-        """Return the master's address. Raises MasterNotFoundError."""
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]
         finally:

@@ -21,9 +21,7 @@ from trainmedic.wire.signing import sign as sign  # public: programs that write 
 
 VERSION = 1
 REPLIES = "trainmedic:replies"
-"""Stream of all replies to the server."""
 CONSUMER_GROUP = "trainmedic"
-"""Consumer group of each command stream."""
 
 ACCEPTED = "accepted"
 APPLIED = "applied"
@@ -36,29 +34,24 @@ STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED}
 FINAL = STATUSES - {ACCEPTED}
 _REASONS = ("reason", "error", "message")
 _LONGEST_NAME = 253
-"""Characters of a job's or node's name."""
 _MOST_RANKS = 1_000_000
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def job_commands(job: str) -> str:
-    """Return the stream of a training job's commands."""
     return f"trainmedic:commands:job:{job}"
 
 
 def node_commands(node: str) -> str:
-    """Return the stream of a node agent's commands."""
     return f"trainmedic:commands:node:{node}"
 
 
 def job_presence(job: str) -> str:
-    """Return the expiring key that a connected job renews."""
     return f"trainmedic:job:{job}"
 
 
 def agent_presence(node: str) -> str:
-    """Return the expiring key that a connected node agent renews."""
     return f"trainmedic:agent:{node}"
 
 
@@ -159,7 +152,6 @@ class Reply:
         return self.status in FINAL
 
     def encode(self) -> bytes:
-        """Return the exact bytes that are sent and signed."""
         fields: dict[str, Any] = {
             "command_id": self.command_id,
             "from": self.sender,
@@ -213,7 +205,6 @@ class Reply:
 
 
 def is_in_several_fields(fields: Mapping[bytes, bytes]) -> bool:
-    """Return whether a stream entry holds a reply with one field per member."""
     return b"command_id" in fields and b"reply" not in fields
 
 

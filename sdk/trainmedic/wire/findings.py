@@ -19,9 +19,7 @@ from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import Signer, node_identity, unseal
 
 FINDINGS = "trainmedic:findings"
-"""Stream of findings to the server."""
 FIELD = b"finding"
-"""Field of an entry."""
 LARGEST_UPDATE = 1024 * 1024
 """Bytes of an entry with its signatures. Larger entries are not read."""
 MOST_WAITING = 1000
@@ -29,7 +27,6 @@ MOST_WAITING = 1000
 RULES = "trainmedic:logrules"
 """Key of the rules, in the format of ``logs.rule.RuleSet.encode``."""
 LARGEST_RULES = 4 * 1024 * 1024
-"""Bytes of the rules."""
 NOTICE_SECONDS = 3600
 """A notice expires this many seconds after the server's last write. Readers then keep the rules they have."""
 _LARGEST_NOTICE = 4096
@@ -37,14 +34,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def notice_of_rules(node: str) -> str:
-    """Return the key of a node's notice of rules."""
     return f"{RULES}:{node}"
 
 
 @dataclass(frozen=True)
 class RulesNotice:
-    """Identification of the current rules."""
-
     digest: str
     """SHA-256 of the rules' bytes, hexadecimal."""
     at: datetime
@@ -52,15 +46,12 @@ class RulesNotice:
 
     @classmethod
     def of(cls, rules: bytes, at: datetime) -> RulesNotice:
-        """Return the notice of these rules."""
         return cls(hashlib.sha256(rules).hexdigest(), at)
 
     def is_of(self, rules: bytes) -> bool:
-        """Return whether the notice identifies these rules."""
         return hashlib.sha256(rules).hexdigest() == self.digest
 
     def encode(self, node: str, signer: Signer | None) -> bytes:
-        """Return the value of the node's key."""
         raw = json.dumps({"digest": self.digest, "at": envelope.write_time(self.at)}, separators=(",", ":")).encode()
         return raw if signer is None else signer.seal(raw, notice_of_rules(node), node_identity(node))
 

@@ -20,5 +20,4 @@ def is_host(text: str) -> bool:
 
 
 def is_port(text: str) -> bool:
-    """Return whether `text` is a port from 1 to 65535."""
     return re.fullmatch(r"[0-9]{1,5}", text) is not None and 0 < int(text) <= 65535

@@ -34,7 +34,6 @@ SOURCES = "sources"
 ENDED = "ended"
 FLIGHT_RECORDER = "flight-recorder"
 ROTATED = ".1"
-"""Suffix of the older half of a file."""
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 180
@@ -80,13 +79,10 @@ def decoded(part: str) -> str | None:
 
 @dataclass(frozen=True)
 class AttemptLogs:
-    """Directory of one attempt of a job."""
-
     path: Path
 
     @classmethod
     def of(cls, log_dir: Path, job: str, attempt: int) -> AttemptLogs:
-        """Return the directory of an attempt, counted from 1."""
         return cls(job_directory(log_dir, job) / f"attempt-{attempt}")
 
     def records(self, rank: int) -> Path:
@@ -105,7 +101,6 @@ class AttemptLogs:
         return self.path / f"ended-{encoded(node)}.json"
 
     def ranks(self, node: str) -> Path:
-        """Directory for torchrun's ``--log-dir``."""
         return self.path / f"ranks-{encoded(node)}"
 
     @property
@@ -129,8 +124,6 @@ def attempt_number(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class LogFile:
-    """Attributes of a log file, read from its path."""
-
     kind: str
     """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES`, `ENDED` or `FLIGHT_RECORDER`."""
     job: str | None
@@ -142,7 +135,6 @@ class LogFile:
     rank: int | None = None
     local_rank: int | None = None
     is_rotated: bool = False
-    """True for the older half."""
 
 
 def file_at(path: PurePath) -> LogFile | None:

@@ -29,5 +29,4 @@ class LogLimit:
 
     @property
     def is_last(self) -> bool:
-        """True if the last permitted line is the final one of this period and should say so."""
         return self._count == self._lines

@@ -16,20 +16,15 @@ from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.reading import read_object, without_nul
 
 FIELD = b"notice"
-"""Field of the entry."""
 ENDED = "job_ended"
 """The job has ended normally."""
 FAILED = "job_failed"
 """A process ended with an error; with a launcher, an attempt did."""
 RESTARTED = "job_restarted"
-"""The launcher has started another attempt."""
 GONE = "job_gone"
-"""The launcher has given up and will not restart the job."""
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
 LONGEST_REASON = 500
-"""Characters."""
 NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
-"""Form of a job's name."""
 _MOST_NUMBER = 1_000_000_000
 _LONGEST_WORD = 253
 _INSTANCE = re.compile(r"^[0-9a-f-]{36}\Z")
@@ -41,7 +36,6 @@ def launcher_presence(launcher: str) -> str:
 
 
 def launcher_commands(launcher: str) -> str:
-    """Return the stream of a launcher's commands."""
     return f"trainmedic:commands:launcher:{launcher}"
 
 
@@ -51,17 +45,13 @@ def launcher_name(job: str, node: str) -> str:
 
 
 def job_of_launcher(launcher: str) -> str:
-    """Return the job of the launcher with this name."""
     return launcher.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One notice of a job."""
-
     job: str
     kind: str
-    """One of `KINDS`."""
     instance: str
     """UUIDv7 that the sending process made at its start."""
     number: int
@@ -77,16 +67,13 @@ class Notice:
     status: int | None = None
     """Exit code of the process that failed first; negative for a signal."""
     rank: int | None = None
-    """Rank of that process, if known."""
     pid: int | None = None
-    """ID of that process on the node."""
     error: str = ""
     """Kind of its last error, such as ``ValueError``; ``hang`` if the launcher ended a hang."""
     restarts: bool = False
     """True if the launcher starts another attempt."""
 
     def encode(self) -> bytes:
-        """Return the exact bytes that are sent and signed."""
         fields: dict[str, object] = {
             "job": self.job,
             "kind": self.kind,

@@ -7,7 +7,6 @@ import math
 from typing import Any, Mapping
 
 LARGEST_REPLY = 64 * 1024
-"""Bytes of a reply's JSON."""
 _LARGEST_OUTPUT = LARGEST_REPLY - 1024
 _DEEPEST = 8
 _LONGEST_TEXT = 4096
@@ -22,13 +21,11 @@ def plain(output: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitting(output: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `output`, or a note instead if it is too large."""
     size = len(json.dumps(output))
     return output if size <= _LARGEST_OUTPUT else too_large(size)
 
 
 def too_large(size: int) -> Mapping[str, Any]:
-    """Return the note that replaces an output of too many bytes."""
     return {"reason": f"the output of {size} bytes is too large to be kept"}
 
 

@@ -65,7 +65,6 @@ def without_nul(value: Any) -> Any:
 
 
 def _without_depths(text: str) -> str:
-    """Return the JSON text with parts that are nested too deeply replaced."""
     kept: list[str] = []
     depth = copied = 0
     for token in _TOKENS.finditer(text):
@@ -99,7 +98,6 @@ def _with_nul_replaced(text: str) -> str:
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Return the JSON value with `change` applied to every text, names of members included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -25,7 +25,6 @@ from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 log = logging.getLogger("trainmedic")
 
 LARGEST_COMMAND = 256 * 1024
-"""Bytes of a command's JSON."""
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
 """Poll Redis without blocking for this long after an unanswered command. The answer uses the same connection, and Redis
@@ -38,20 +37,15 @@ _PENDING_EVERY = 5.0
 _COUNT = 20
 """Few entries per read, because each may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
-"""Seconds to wait if Redis returned an empty answer at once despite the blocking read."""
 _NO_GROUP_WAIT = 0.1
-"""Seconds to wait before a deleted consumer group is created again."""
 
 
 @dataclass(frozen=True)
 class Addressee:
-    """The receiver of the commands."""
-
     kind: str
     """Member of a command's target that names the addressee: ``job``, ``node`` or ``launcher``."""
     name: str
     stream: str
-    """Redis stream of the commands."""
     consumer: str
     """Name in the stream's consumer group; stable across restarts."""
     log_name: str
@@ -60,8 +54,6 @@ class Addressee:
 
 @dataclass(frozen=True)
 class ReceivedCommand:
-    """A command with its stream entry."""
-
     command: Command
     entry: bytes
     """ID of the entry. It stays on the stream until the final reply is written."""
@@ -70,7 +62,6 @@ class ReceivedCommand:
     stream: str
 
     def drop(self) -> None:
-        """Remove the entry from the stream without a reply."""
         _drop(self.client, self.stream, self.entry)
 
 
@@ -95,8 +86,6 @@ class CommandConsumer(Protocol):
 
 
 class CommandReceiver:
-    """Reader of one addressee's commands for one consumer."""
-
     def __init__(
         self, connection: RedisConnection, addressee: Addressee, signer: Signer | None, consumer: CommandConsumer
     ) -> None:
@@ -210,7 +199,6 @@ class CommandReceiver:
         self._consumer.receive(received)
 
     def _warn(self, message: str, reason: str) -> None:
-        """Log an event that any Redis client can provoke, within a rate limit."""
         if self._log_limit.lets_through():
             more = ". Others of these are not logged for a minute" if self._log_limit.is_last else ""
             log.warning("%s: " + message + "%s", self._addressee.log_name, reason, more)

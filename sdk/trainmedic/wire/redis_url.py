@@ -18,10 +18,7 @@ _OF_SENTINELS = ("sentinel_username", "sentinel_password")
 
 
 class BehindSentinels(NamedTuple):
-    """A master known to Sentinels."""
-
     sentinels: tuple[tuple[str, int], ...]
-    """Hosts and ports."""
     master: str
     options: dict[str, Any]
     """redis-py's options for the connection to the master; ``ssl`` for TLS."""

@@ -28,7 +28,6 @@ FIRST_FIELD = b"signature"
 MORE_FIELD = b"more_signatures"
 _MOST_SIGNATURES = 8
 _READ_AGAIN_AFTER = 60.0
-"""Seconds after which keys are read again in any case."""
 _READ_AGAIN_AT_ONCE_AFTER = 2.0
 """Minimum seconds between reads caused by wrong signatures, which any client can provoke."""
 _SEAL_BEGINS = b',"signature":"'
@@ -46,17 +45,14 @@ class BadSignature(ValueError):
 
 
 def sign(raw: bytes, key: bytes) -> str:
-    """Return the signature of a message's bytes: HMAC-SHA256 (RFC 2104), hexadecimal."""
     return hmac.digest(key, raw, hashlib.sha256).hex()
 
 
 def job_identity(job: str) -> str:
-    """Return the identity of a training job."""
     return f"job:{job}"
 
 
 def node_identity(node: str) -> str:
-    """Return the identity of a node's agent."""
     return f"node:{node}"
 
 
@@ -75,8 +71,6 @@ def _with_identity_keys(keys: tuple[bytes, ...], identity: str) -> tuple[bytes, 
 
 
 class Proof(NamedTuple):
-    """Kind of key that proved a message."""
-
     is_previous: bool
     """True if it is an older key that is still accepted, or derived from one."""
 
@@ -96,7 +90,6 @@ class Signer:
 
     @classmethod
     def of(cls, *keys: bytes) -> Signer:
-        """Return a signer with fixed keys."""
         return cls(lambda: keys)
 
     def sign(self, raw: bytes, identity: str | None = None) -> list[str]:
@@ -118,7 +111,6 @@ class Signer:
         return raw[:-1] + _SEAL_BEGINS + signatures + _SEAL_ENDS
 
     def verify_sealed(self, sealed: Sealed, key: str, identity: str | None = None) -> Proof:
-        """Verify the value of a Redis key, as `verify` does. Raises BadSignature."""
         return self.verify(_for_key(sealed.raw, key), sealed.signatures, identity)
 
     def verify(self, raw: bytes, signatures: Iterable[str], identity: str | None = None) -> Proof:
@@ -167,16 +159,12 @@ def _checked(keys: Sequence[bytes]) -> tuple[bytes, ...]:
 
 
 def signatures_of(fields: Mapping[bytes, bytes]) -> list[str]:
-    """Return the signatures in the fields of a stream entry."""
     text = b" ".join(fields.get(name, b"")[:_LONGEST_SEAL] for name in (FIRST_FIELD, MORE_FIELD))
     return text.decode("ascii", "replace").split()
 
 
 class Sealed(NamedTuple):
-    """The parts of a sealed value."""
-
     raw: bytes
-    """The JSON object that was signed."""
     signatures: list[str]
 
 

@@ -36,8 +36,6 @@ since_boot: Callable[[], float] = (
 
 @dataclass(frozen=True)
 class ClockStep:
-    """An observation of the machine's clock."""
-
     seconds: float
     """How far the clock is ahead of the kept time; negative if behind."""
     kind: Literal["stepped", "believed", "returned"]
@@ -89,7 +87,6 @@ class SteadyTime:
             return self._step[0] if self._step is not None else 0.0
 
     def unix_now(self) -> float:
-        """Return seconds since 1970."""
         if self._step is None:
             # No lock, which is half of the cost: each thread's pair of readings is valid.
             shown, elapsed = self._unix_time(), self._elapsed()
@@ -104,7 +101,6 @@ class SteadyTime:
         return now
 
     def now(self) -> datetime:
-        """Return the time, aware and in UTC."""
         return datetime.fromtimestamp(self.unix_now(), timezone.utc)
 
     def _read(self) -> tuple[float, ClockStep | None]:
@@ -125,9 +121,7 @@ class SteadyTime:
 
 
 OF_PROCESS = SteadyTime()
-"""The time that all parts of this process share."""
 
 
 def utc_now() -> datetime:
-    """Return the time of this process, aware and in UTC."""
     return OF_PROCESS.now()

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
-"""Member of the output: nothing was reverted because there was nothing."""
 KNOWN = "known"
 """Member of the output with the receiver's proof. Without it the server does not trust the answer."""
 NEVER_APPLIED = "never_applied"
@@ -24,7 +23,6 @@ _RESOLUTION = timedelta(milliseconds=1)  # of the time in an ID
 
 
 def nothing_to_undo(known: str, **more: Any) -> Mapping[str, Any]:
-    """Return the output of an undo that found nothing to revert."""
     return {NOTHING: True, KNOWN: known, **more}
 
 
@@ -53,7 +51,6 @@ def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
 
 
 def unknown_command(who: str, remembered_since: datetime | None) -> str:
-    """Return the reason for ``failed`` in answer to the undo of a command that may have been forgotten."""
     since = f" (it remembers nothing from before {remembered_since:%Y-%m-%d %H:%M:%SZ})" if remembered_since else ""
     return (
         f"{who} does not know the command that is to be taken back, and its memory may have been lost{since}: look "

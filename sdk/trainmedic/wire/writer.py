@@ -34,7 +34,6 @@ STREAM_SECONDS = 24 * 3600
 LARGEST_PRESENCE = 1024 * 1024
 """Bytes. The placement of a job with 8,192 ranks takes about 800 KB."""
 REPLIES_KEPT = 100_000
-"""Approximate number of replies that the stream holds for a stopped server."""
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
@@ -50,15 +49,12 @@ class OutgoingReplies:
     entry: bytes | None = None
     """Stream entry of the command, to be removed; None if it stays."""
     remember: CommandRecord | None = None
-    """Outcome to store for later repeats of the command."""
     forget: bool = False
     """True if the command expired and may come again: its record is deleted."""
     notice: Notice | None = None
-    """Unsolicited notice; then there are no replies."""
 
     @property
     def subject(self) -> str:
-        """Name of the message in the log."""
         return f"the notice {self.notice.kind}" if self.notice is not None else f"the reply to {self.command_id}"
 
     @property
@@ -72,15 +68,12 @@ class PresenceKey:
 
     name: str
     owner: str
-    """The job or node."""
     describe: Callable[[], Mapping[str, Any]]
     """Returns the content without the time. Called in the writer's thread."""
     on_conflict: Callable[[Mapping[str, Any]], None]
     """Called in the writer's thread with the presence of another live process of the same name."""
     seconds: int = 15
-    """Lifetime of the key without renewal."""
     every: float = 5.0
-    """Seconds between two renewals."""
 
 
 class ReplyWriter:
@@ -132,7 +125,6 @@ class ReplyWriter:
         return True
 
     def announce(self) -> None:
-        """Write the presence soon, because its content changed."""
         self._presence_due = 0.0
         self._wake()
 
@@ -166,7 +158,6 @@ class ReplyWriter:
         self._connection.close()
 
     def _collect(self) -> list[OutgoingReplies]:
-        """Return the queued batches; wait for one until the presence is due."""
         batches: list[OutgoingReplies | None] = []
         wait = 0.0 if self._stopping.is_set() else max(self._presence_due - time.monotonic(), 0.0)
         with contextlib.suppress(queue.Empty):
@@ -227,7 +218,6 @@ class ReplyWriter:
             pipeline.xdel(self._stream, batch.entry)
 
     def _append(self, pipeline: Any, name: bytes, raw: bytes) -> None:
-        """Add a message for the server, signed if a key is in use."""
         fields: dict[Any, Any] = {name: raw}
         if self._signer is not None:
             fields |= self._signer.fields(raw)
@@ -281,13 +271,11 @@ class ReplyWriter:
             return False
 
     def _delete_presence(self) -> None:
-        """Delete the presence, unless another process of the same name has replaced it."""
         with self._connection.turn() as client:
             if self._read_presence(client).get("instance") == self._memory.owner:
                 client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
-        """Return the presence in Redis; empty if there is no readable and genuine one."""
         try:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:
