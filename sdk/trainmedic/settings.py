@@ -104,7 +104,7 @@ def resolve(
         )
     for variable, value in (("TRAINMEDIC_JOB", name), ("TRAINMEDIC_NODE", env.get("TRAINMEDIC_NODE", ""))):
         if _NOT_UTF_8.search(value):  # Python decodes such bytes of the environment to surrogates
-            raise ConfigurationError(f"{variable} is not UTF-8; no message could name it")
+            raise ConfigurationError(f"{variable} is not UTF-8; use a UTF-8 name")
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
     url_origin = "redis_url" if redis_url else "TRAINMEDIC_REDIS_URL"
     launched_rank, launched_size = _ranks(env)
@@ -172,9 +172,9 @@ def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) ->
     if key is None:
         return None
     if not isinstance(key, (str, bytes)):
-        raise ConfigurationError(f"the signing key is text or bytes, and was given as {type(key).__name__}")
+        raise ConfigurationError(f"the signing key must be text or bytes, not {type(key).__name__}")
     # Variables hold bytes, which need not be UTF-8.
     raw = (key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key).strip()
     if not raw:
-        raise ConfigurationError("the signing key is empty; leave it out altogether to go without")
+        raise ConfigurationError("the signing key is empty; omit it to run without one")
     return raw

@@ -100,7 +100,7 @@ def test_a_launcher_says_so_and_launches(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setenv("TRAINMEDIC_REDIS_URL", "redis://:hunter2@h/x")
     assert open_link("llm", NodeExclusions("n1", starts_all_nodes=False), {}) is None
     (message,) = caplog.messages
-    assert message.startswith("the server is told nothing: TRAINMEDIC_REDIS_URL: must have the number of a database")
+    assert message.startswith("cannot report to the server: TRAINMEDIC_REDIS_URL: must have the number of a database")
 
 
 def refused_by(read: object, origin: str, why: str) -> None:

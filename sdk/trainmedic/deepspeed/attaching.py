@@ -90,7 +90,7 @@ def _check_engine(engine: Any) -> None:
             "call medic.report() and medic.commands() around train_batch() instead"
         )
     if getattr(engine, "optimizer", None) is None or not hasattr(engine.optimizer, "param_groups"):
-        raise ConfigurationError("engine: it has no optimizer, and so no steps: give deepspeed.initialize() one")
+        raise ConfigurationError("engine: it has no optimizer; give deepspeed.initialize() one")
 
 
 def _check_checkpoints(engine: Any) -> None:
@@ -110,7 +110,7 @@ def _check_checkpoints(engine: Any) -> None:
     if decoupled is not None and decoupled():
         raise ConfigurationError(
             "checkpoints: DeepSpeed's configuration has them written in the background (checkpoint.writer), so that "
-            "nobody knows when one is whole; switch that off, or attach without checkpoints"
+            "it is unknown when one is complete; switch that off, or attach without checkpoints"
         )
 
 

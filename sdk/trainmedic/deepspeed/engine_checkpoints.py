@@ -111,7 +111,7 @@ class EngineContents:
         before = settings_of(engine.optimizer)
         loaded, _ = engine.load_checkpoint(str(content.parent), tag=content.name)
         if loaded is None:
-            raise TrainmedicError(f"DeepSpeed did not load {content.name}; why is in its log")
+            raise TrainmedicError(f"DeepSpeed did not load {content.name}; see its log")
         if own.get("differing"):
             states = {_OPTIMIZER: _with_own_mappings(engine.optimizer.state_dict())}
             merge(states, own["differing"])

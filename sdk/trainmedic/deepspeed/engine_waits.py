@@ -93,7 +93,7 @@ class EngineWaits:
         try:
             call()
         except Exception:  # an error here must not end the training step
-            log.exception("the waiting of this rank cannot be measured; training goes on")
+            log.exception("cannot measure this rank's waiting; training continues")
 
 
 class _Handle:

@@ -19,7 +19,7 @@ from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.rollback_proof import RollbackProof
 
-MADE = "the model samples its batches, and from here on it does so anew"
+MADE = "the model samples its batches, and samples new ones from here on"
 _DRAW, _COUNT, _PLAN = "get_batch_samples", "_get_num_items_in_batch", "set_initial_training_values"
 _STEP, _LOSS = "training_step", "compute_loss"
 

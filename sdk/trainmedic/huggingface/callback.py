@@ -165,7 +165,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     def _checkpoint(self, command: JobCommand) -> None:
         if self._attachment.restart_is_due:
-            raise Rejected("the training loop is about to start again; ask once it runs")
+            raise Rejected("the training loop is about to restart; repeat the command once it runs")
         self._require_room(command)
         self._required_step_end.control.should_save = True
         self._saving.append(command)

@@ -26,12 +26,12 @@ from trainmedic.trainer.framework import Framework
 from trainmedic.trainer.held_state import PutBack
 from trainmedic.trainer.loop import TrainerLoop
 
-_MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot go on from that"
+_MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot resume from that"
 _NO_PLACE = "with ignore_data_skip the Trainer does not know which batches to leave out"
-_BEGINS_ANEW = f"{NOT_REPLAYED}: with ignore_data_skip the Trainer begins its data anew"
+_BEGINS_ANEW = f"{NOT_REPLAYED}: with ignore_data_skip the Trainer restarts its data"
 _OTHER_BATCHES = "the same samples come in other batches: a command has changed their size since"
 _SAMPLED_ELSEWHERE = f"{NOT_REPLAYED}: a rollout engine samples them, and keeps the random numbers for it"
-_SAMPLED = f"{NOT_REPLAYED}: the model samples them, and does so anew"
+_SAMPLED = f"{NOT_REPLAYED}: the model samples new ones"
 _UNTIL_SAMPLED = f"{REPLAYED}, until the model samples the next ones"
 _SHARDED = "DeepSpeed or FSDP keeps the parameters in shards of its own"
 _BATCH = "per_device_train_batch_size"

@@ -98,8 +98,8 @@ class JobCommand:
             plain_output = plain(output)
         # Catch everything: conversion calls methods of the user's objects.
         except Exception as error:
-            log.exception("%s: the output of %s cannot be told", self._job, self.action)
-            plain_output = {"reason": f"its output cannot be told: {type(error).__name__}"}
+            log.exception("%s: cannot convert the output of %s", self._job, self.action)
+            plain_output = {"reason": f"its output cannot be converted: {type(error).__name__}"}
         self._on_outcome(self, status, plain_output)
 
     def __repr__(self) -> str:

@@ -39,7 +39,7 @@ def failure(error: BaseException | None) -> str | None:
     if error is None or isinstance(error, KeyboardInterrupt):
         return None
     if isinstance(error, SystemExit):
-        return None if error.code in (None, 0) else "its process left with an error"
+        return None if error.code in (None, 0) else "its process exited with an error"
     return f"its process ended by {kind_of(error)}"
 
 
@@ -88,4 +88,4 @@ def write_error_file(error: BaseException | None) -> None:
             opened.write(content)
     except Exception as fault:  # the user's code makes the error's text, and the process ends anyway
         if not isinstance(fault, FileExistsError):
-            log.warning("the error that ends the process cannot be left for its launcher: %s", fault)
+            log.warning("cannot write the error file for the launcher: %s", fault)

@@ -93,7 +93,7 @@ class HandlerRegistry:
             return self._in_force.get(action, _not_known)(command_id)
         # Catch everything: the user's function must not end the calling thread.
         except Exception:
-            log.exception("%s: whether a %s is in force cannot be told", self._job, action)
+            log.exception("%s: cannot determine whether a %s is active", self._job, action)
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:

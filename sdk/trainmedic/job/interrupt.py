@@ -98,7 +98,7 @@ class Interrupter:
                     pause.wait(_CHECK_INTERVAL)
             # Catch everything: both may read a hanging file system, which may be the hang itself.
             except Exception:
-                log.exception("looking for a hang failed; trying again")
+                log.exception("hang detection failed; trying again")
                 pause.wait(_RETRY_INTERVAL)
                 self._woken.set()
 

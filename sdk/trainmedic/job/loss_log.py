@@ -227,7 +227,7 @@ class LossComparison:
             why = _OTHER_PROCESS
         else:
             why = _TROUBLE
-        return f"from step {first} on other losses come: {why}"
+        return f"losses differ from step {first} on: {why}"
 
 
 def _is_jump(losses: Sequence[float], at: int) -> bool:

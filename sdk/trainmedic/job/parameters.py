@@ -51,6 +51,7 @@ class Rollback:
 @dataclass(frozen=True)
 class ScaleLr:
     """Multiply the learning rate, schedule included, by ``factor``."""
+
     factor: float
 
 

@@ -157,7 +157,7 @@ class RecordLog:
         try:
             self._directory.path.mkdir(mode=_OWNERS_DIRECTORY, parents=True, exist_ok=True)
         except OSError as error:
-            log.warning("%s: no records are kept: %s: %s", self._who["job"], error.strerror, self._directory.path)
+            log.warning("%s: cannot write records: %s: %s", self._who["job"], error.strerror, self._directory.path)
         file = RotatingFile(self._directory.records(self._who["rank"]), _MOST_BYTES, f"{self._who['job']}: the record")
         is_last = False
         while not is_last:
@@ -170,7 +170,7 @@ class RecordLog:
                     self.detectors.close(_DETECTORS_END)
                     self._write_notes(file)
             except Exception:  # boundary of the thread: training continues, and later records are tried
-                log.exception("%s: a record could not be made", self._who["job"])
+                log.exception("%s: cannot write a record", self._who["job"])
             if not is_last:
                 self._wake.wait(_EVERY)
                 self._wake.clear()
@@ -243,7 +243,7 @@ class RecordLog:
         try:
             _replace(self._sources, json.dumps(content).encode())
         except OSError as error:
-            log.warning("%s: what this rank writes cannot be told: %s", self._who["job"], error.strerror)
+            log.warning("%s: cannot write the sources file: %s", self._who["job"], error.strerror)
 
 
 def readable(value: Any) -> Any:

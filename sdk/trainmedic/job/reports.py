@@ -149,7 +149,7 @@ class JobReports:
             return lambda given: self.detector(given, name=name)
         name = name if name is not None else name_of(detector)
         if self.records is None:
-            log.warning("detector %s gets no records, because none are kept; set log_dir or TRAINMEDIC_LOG_DIR", name)
+            log.warning("detector %s gets no records; set log_dir or TRAINMEDIC_LOG_DIR", name)
         else:
             self.records.detectors.add(name, detector)
         return detector

@@ -22,7 +22,7 @@ class RotatingFile:
     the first error and the recovery are logged, with ``kept`` as the name. Thread-safe.
     """
 
-    def __init__(self, path: Path | None, most: int, kept: str = "what the job prints") -> None:
+    def __init__(self, path: Path | None, most: int, kept: str = "the job's output") -> None:
         self._path = path
         self._kept = kept
         self._half = max(most // 2, 1)
@@ -48,7 +48,7 @@ class RotatingFile:
                 return False
             if self._fails:
                 self._fails = False
-                log.warning("%s is kept again: %s", self._kept, self._path)
+                log.warning("%s is written again: %s", self._kept, self._path)
             return True
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class RotatingFile:
     def _failed(self, error: OSError) -> None:
         if not self._fails:
             self._fails = True
-            log.warning("%s is not kept: %s: %s", self._kept, error.strerror, self._path)
+            log.warning("%s cannot be written: %s: %s", self._kept, error.strerror, self._path)
 
     def _drop(self) -> None:
         if self._file is not None:

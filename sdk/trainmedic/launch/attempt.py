@@ -104,7 +104,7 @@ class JobAttempt:
                 printed = self._follow(started, kept, while_running)
                 if started.has_begun() or self._is_stopping:  # always called, as it closes the order socket
                     return self._end(printed)
-                log.warning("the process on standby ended before the attempt; the attempt begins without it")
+                log.warning("the standby process ended before the attempt; starting without it")
                 self._report = b""
             started = Guarded(plan.argv, environment, plan.grace, prints_to_terminal=plan.prints_to_terminal)
             return self._end(self._follow(started, kept, while_running))
@@ -160,7 +160,7 @@ class JobAttempt:
                 hang_after = min(hang_after, _FOR_A_ROLLBACK)
             if hang_after is not None and status.stalled_for > hang_after and not self._hung:
                 self._hung = True
-                message = "the job has completed no step for %.0f s longer than its steps take%s; the attempt is ended"
+                message = "the job hangs: no step for %.0f s beyond its limit%s; ending the attempt"
                 log.error(message, status.stalled_for, ", and a rollback waits" if status.waiting else "")
                 self.stop(15)
         if time.monotonic() - self._bounded_at > _BOUND_EVERY:

@@ -89,7 +89,7 @@ class NodeExclusions:
     def _node_of(self, command: JobCommand) -> str:
         node = command.params.get("node")
         if not isinstance(node, str) or not node or node.startswith("-") or any(mark in node for mark in ", /"):
-            raise Rejected("node is not the name of a node")
+            raise Rejected("node is not a valid node name")
         if not self.starts_all_nodes and node != self.node:
-            raise Rejected(f"this launcher starts the processes of {self.node} alone")
+            raise Rejected(f"this launcher starts only the processes of {self.node}")
         return node

@@ -46,7 +46,7 @@ _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def _seconds(text: str) -> float:
     match = _TIME.match(text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; it looks like 90s, 2m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; use 90s, 2m or 1h")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -57,13 +57,13 @@ def _seconds_or_never(text: str) -> float | None:
 def _bytes(text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; it looks like 64M or 1G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; use 64M or 1G")
     return int(match[1]) * _SIZES[match[2]]
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; it is 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; use 0 or more")
     return int(text)
 
 
@@ -135,12 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, command = arguments[:place], arguments[place + 1 :]
     options = parser().parse_args(own)
     if not command:
-        parser().error("there is no command: put it behind --, such as: trainmedic-run -- torchrun train.py")
+        parser().error("no command; put it after --, such as: trainmedic-run -- torchrun train.py")
     log_to_stderr()
     guard.set_subreaper()
     line = LaunchLine.of(command)
     if options.warm and line.interpreter is None:
-        log.warning("--warm has no effect: %s is no torchrun whose Python can be found", command[0])
+        log.warning("--warm has no effect: %s is not a torchrun whose Python can be found", command[0])
     nodes = _bounds(options, line)
     node = re.sub(r"[/\s]", "-", os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
     membership = NodeExclusions(node, line.starts_all_nodes)
@@ -175,9 +175,9 @@ def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | 
     if least is None and most is None:
         return None
     if most is None or not 1 <= (least or 1) <= most:
-        parser().error("--max-nodes is needed, and is not less than --min-nodes, which is 1 or more")
+        parser().error("--max-nodes is required; use at least --min-nodes, which must be 1 or more")
     if not line.is_elastic:
-        parser().error("--min-nodes and --max-nodes are for a torchrun without --nnodes of its own")
+        parser().error("--min-nodes and --max-nodes need a torchrun without its own --nnodes")
     return least or 1, most
 
 

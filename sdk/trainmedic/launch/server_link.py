@@ -39,7 +39,7 @@ class ServerLink:
     ) -> None:
         job, name = settings.job, launcher_name(settings.job, membership.node)
         signer = Signer(settings.read_keys) if settings.read_keys is not None else None
-        outage = OutageLog(job, "the job runs on")
+        outage = OutageLog(job, "the job continues")
         writing = RedisConnection(settings.find_url, outage)
         receiving = writing.shared()
         self.job = job
@@ -128,14 +128,14 @@ def open_link(
     prevent a job's start.
     """
     if not job and not os.environ.get("TRAINMEDIC_JOB"):
-        log.warning("no job name is set (--job, or TRAINMEDIC_JOB), so the server is told nothing")
+        log.warning("not reporting to the server: no job name is set; use --job or TRAINMEDIC_JOB")
         return None
     try:
         settings = resolve(job, None, None, rank=0, world_size=1)
         check_url(settings)
         return ServerLink(settings, membership, bounds, reports_ends)
     except (ConfigurationError, ValueError) as error:
-        log.warning("the server is told nothing: %s", error)
+        log.warning("cannot report to the server: %s", error)
         return None
 
 

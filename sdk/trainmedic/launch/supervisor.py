@@ -114,7 +114,7 @@ class Supervisor:
     def _wait_while_left_out(self, number: int) -> None:
         was_left_out = self._membership.is_left_out
         if was_left_out:
-            log.warning("this node is left out; trainmedic-run waits until it is taken back")
+            log.warning("this node is excluded; waiting until it is included")
             self._show("left_out", number)
         self._membership.answer()
         while self._membership.is_left_out and self._stopped_by is None:
@@ -214,13 +214,13 @@ class Supervisor:
         refusal = causes.refusal(self._failed, self._options.retries)
         self._tell(notice.FAILED, number, reason, end.record.cause, restarts=refusal is None)
         if refusal is not None:
-            log.error("attempt %d failed: %s. There is no other attempt", number, refusal)
+            log.error("attempt %d failed: %s; giving up", number, refusal)
             self._tell(notice.GONE, number, refusal)
             return False
         delay = self._options.delay
         if causes.has_progress(self._failed):
             delay = min(delay, _DELAY_AFTER_PROGRESS)
-        log.error("attempt %d failed: %s. The next one begins in %.0f s", number, reason, delay)
+        log.error("attempt %d failed: %s; next attempt in %.0f s", number, reason, delay)
         self._show("waiting", number)
         if self._standby is None:
             self._standby = self._new_standby()  # it imports during the wait
@@ -258,7 +258,7 @@ class Supervisor:
         try:
             attempt_logs.make_directories(logs)
         except OSError as error:
-            log.warning("what the job prints is not kept: %s: %s", error.strerror, logs.path)
+            log.warning("cannot store the job's output: %s: %s", error.strerror, logs.path)
             return None
         return logs
 
@@ -273,7 +273,7 @@ class Supervisor:
                     line = f"\n{line}"  # a full disk cut the last line
                 file.write(line.encode())
         except OSError as error:
-            log.warning("how the attempt ended is not kept: %s", error.strerror)
+            log.warning("cannot store the end of the attempt: %s", error.strerror)
 
     def _keep_success(self, number: int) -> None:
         if self._options.log_dir is None:
@@ -282,7 +282,7 @@ class Supervisor:
         try:
             logs.ended(self._membership.node).write_text(json.dumps({"attempt": number, "status": 0}) + "\n")
         except OSError as error:
-            log.warning("how the attempt ended is not kept: %s", error.strerror)
+            log.warning("cannot store the end of the attempt: %s", error.strerror)
 
     def _show(self, state: str, number: int) -> None:
         if self._link is not None:

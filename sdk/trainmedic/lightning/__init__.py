@@ -24,7 +24,7 @@ __all__ = ["Callback", "Limits", "fit"]
 _DEFAULT = Limits()
 _NOT_CONNECTED_THERE = (
     "with this strategy Lightning trains in processes of its own, where a {} of this one is not connected: give "
-    "trainmedic.lightning.fit job='…', and what else trainmedic.connect should be told as connection={{…}}"
+    "trainmedic.lightning.fit job='…', and other arguments of trainmedic.connect as connection={{…}}"
 )
 
 

@@ -72,7 +72,7 @@ class ResumableData:
         """Prepare a restart that skips batches after its checkpoint, continuing in the next epoch if necessary."""
         self._resume, self._to_skip, self._untaken, self.skipped = None, skip_batches, 0, 0
         self._drawn.clear()
-        self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch begins anew"
+        self.replayed = f"{NOT_REPLAYED}: the checkpoint has no position in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
         """Return this rank's state for `restore`; None if unknown. The keys are part of the checkpoint format."""
@@ -285,9 +285,9 @@ class _ResumableLoader:
         """Read the epoch up to there, and return whether the same batches follow."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
-            return f"{NOT_REPLAYED}: an iterator only goes on"
+            return f"{NOT_REPLAYED}: an iterator cannot go back"
         if place > REREAD and not is_indexed:
-            return f"{NOT_REPLAYED}: the epoch begins anew, for more than {REREAD} would have to be read again"
+            return f"{NOT_REPLAYED}: the epoch restarts: more than {REREAD} batches would have to be read again"
         read = self._read(place)
         if read < place:
             return f"{NOT_REPLAYED}: the source has only {read} batches this time"

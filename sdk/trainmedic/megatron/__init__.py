@@ -48,7 +48,7 @@ def protect(
     missing = [name for name in (*_REPLACED, *_CALLED) if not hasattr(megatron, name)]
     if missing:
         raise ConfigurationError(
-            f"{megatron.__name__} has no {missing[0]}: this release of Megatron-LM is not one that Trainmedic knows"
+            f"{megatron.__name__} has no {missing[0]}: this release of Megatron-LM is not supported"
         )
     if hasattr(megatron.train, "__wrapped__"):
         raise ConfigurationError(f"{megatron.__name__} is protected already: call protect() once in a process")

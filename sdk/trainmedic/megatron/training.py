@@ -218,7 +218,7 @@ class MegatronTraining(SelfSavingFramework):
         megatron, state = self._megatron, self._state
         args = megatron.get_args()
         if not args.save:
-            raise Rejected("there is no place for checkpoints: --save")
+            raise Rejected("no checkpoint directory is set: --save")
         self.save(
             state["iteration"],
             state["model"],
@@ -299,7 +299,7 @@ def _no_restart(args: Any) -> str:
         "--cuda-graph-impl": getattr(args, "cuda_graph_impl", None) not in (None, "none"),
         **_options(args, "enable_cuda_graph", "optimizer_cuda_graph"),
     }
-    return _reason(refused, "with {} the training cannot be gone back to as it was")
+    return _reason(refused, "with {} the training cannot be restored to an earlier state")
 
 
 def _no_skip(args: Any) -> str:

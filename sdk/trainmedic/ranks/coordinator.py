@@ -206,7 +206,7 @@ class Coordinator:
         missing = [rank for rank in ranks if rank not in command.outcomes]
         if missing and self._will_stay_missing(command, missing, now):
             for rank in missing:
-                command.outcomes[rank] = (envelope.FAILED, {"reason": "it did not say what became of the command"})
+                command.outcomes[rank] = (envelope.FAILED, {"reason": "it did not report the command's outcome"})
             missing = []
         if not missing:
             del self._running[sync_key]

@@ -97,7 +97,7 @@ class Participant:
         if decision.by != 0:
             if self._missed_at is None:
                 log.warning(
-                    "%s: rank 0 did not decide on commands for %g s; going on without", self._job, self._patience
+                    "%s: rank 0 did not decide on commands for %g s; continuing without", self._job, self._patience
                 )
             self._missed_at = self._passed_by_rank_0()
         return decision

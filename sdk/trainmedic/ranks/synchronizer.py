@@ -120,7 +120,7 @@ class Synchronizer:
         """End this rank's part, and release waiting calls. Thread-safe."""
         if self.ended_because is None:
             self.ended_because = reason
-            log.log(level, "%s: rank %d carries out no commands any more: %s", self._job, self._rank, reason)
+            log.log(level, "%s: rank %d no longer carries out commands: %s", self._job, self._rank, reason)
         while self._inquiries:
             self._inquiries.popleft().done.set()
         self._wake.set()
@@ -157,7 +157,7 @@ class Synchronizer:
                 reason = f"{type(error).__name__}: {_first_line(error)}"
                 self.end(f"the store that the ranks share is gone ({reason})", level)
         if self._closing_at is None:
-            self._role.abandon(f"the ranks do not agree on commands any more: {self.ended_because}")
+            self._role.abandon(f"the ranks no longer agree on commands: {self.ended_because}")
 
     def _work(self, now: float) -> float:
         store = self._store or self._join()
@@ -232,7 +232,7 @@ class Synchronizer:
     def attempt_decision(self, since: float, now: float) -> SyncDecision | None:
         if self._store is None:
             if now - since > JOIN_PATIENCE:
-                raise RankLost(f"rank 0 has not answered for {JOIN_PATIENCE:g} s: has it called share()?")
+                raise RankLost(f"rank 0 did not respond within {JOIN_PATIENCE:g} s; make sure it calls share()")
             return None
         if self.next_decision is None or self.next_decision.number <= self.position.number:
             self.next_decision = self._role.decide(self.position, now - since)

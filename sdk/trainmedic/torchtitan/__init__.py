@@ -42,9 +42,7 @@ def protect(
     kind: Any = _trainer_class() if trainer is None else trainer
     missing = [name for name in _REPLACED if not callable(getattr(kind, name, None))]
     if missing:
-        raise ConfigurationError(
-            f"{kind.__name__} has no {missing[0]}(): this release of torchtitan is not one that Trainmedic knows"
-        )
+        raise ConfigurationError(f"{kind.__name__} has no {missing[0]}(): this release of torchtitan is not supported")
     call = kind.train
     if hasattr(call, _MARK):
         raise ConfigurationError(f"{kind.__name__} is protected already: call protect() once in a process")

@@ -25,8 +25,10 @@ log = logging.getLogger("trainmedic")
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 Handler = Callable[[JobCommand], Any]
 
-HUNG = "the training loop hung in a step and was interrupted, so that its state is not whole; ask again once it runs"
-_NEEDS_RESTART = "it needs a restart of the training loop, and nobody restarts this one; see {}"
+HUNG = (
+    "the training loop hung in a step and was interrupted, so its state is incomplete; repeat the command once it runs"
+)
+_NEEDS_RESTART = "it needs a restart of the training loop, which is not set up here; see {}"
 
 
 def log_errors(hook: Hook) -> Hook:
@@ -43,7 +45,7 @@ def log_errors(hook: Hook) -> Hook:
         except DamagedCheckpoint:
             raise
         except Exception:  # a framework would end the training for any error
-            log.exception("%s: %s failed; training goes on", callback.medic.job, hook.__qualname__)
+            log.exception("%s: %s failed; training continues", callback.medic.job, hook.__qualname__)
             return None
 
     return guarded  # type: ignore[return-value]
@@ -199,4 +201,4 @@ def _join_ranks(medic: Medic) -> None:
     finally:
         if medic.share is None:
             for action in ACTIONS:
-                medic.cannot(action, "the ranks of this job cannot agree on commands; why is in its log")
+                medic.cannot(action, "the ranks of this job cannot agree on commands; see its log")

@@ -52,7 +52,7 @@ class CarriedFiles:
             if held is not None and with_random:
                 randomness.restore(held["random"])
         except Exception as error:  # user functions may raise anything; the answer reports it
-            log.exception("%s: carried state could not be put back", checkpoint)
+            log.exception("%s: cannot restore carried state", checkpoint)
             return {"compared": 1, "agreed": 0, "different": f"{type(error).__name__}: {error}"}
         if held is None and self._carried.take():
             return {"compared": 0, "agreed": 0, "why": why}

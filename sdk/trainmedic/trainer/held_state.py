@@ -114,7 +114,7 @@ class HeldState:
         try:
             members[name] = unpacked(target[name], members.get(name))
         except NotPlain as error:
-            log.warning("the state %s of the trainer cannot be restored, and is reset: no class %s", name, error)
+            log.warning("cannot restore the trainer's state %s; resetting it: no class %s", name, error)
             return False
         return True
 

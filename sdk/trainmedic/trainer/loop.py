@@ -64,7 +64,7 @@ class TrainerLoop:
         self._medic.progress.record.forget_after(step)
         if self.framework.writes:
             self.put_aside(step)
-        log.warning("%s: the training loop starts again from %s", self._medic.job, checkpoint)
+        log.warning("%s: restarting the training loop from %s", self._medic.job, checkpoint)
         self.framework.prepare(checkpoint, restart)
         return checkpoint
 
@@ -74,7 +74,7 @@ class TrainerLoop:
             return restart.checkpoint
         newest = self._newest()
         if newest is None or restart.is_rollback:
-            raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not complete")
+            raise FileNotFoundError(f"{restart.checkpoint} no longer exists, or is incomplete")
         return newest
 
     def put_aside(self, after: int) -> None:
@@ -166,7 +166,7 @@ class TrainerLoop:
 
     def ends(self) -> None:
         again = self.restarts.is_asked
-        self.proof.finish("the loop starts again for another command" if again else "training ended")
+        self.proof.finish("the loop restarts for another command" if again else "training ended")
 
     def roll_back(self, command: JobCommand) -> bool:
         """Choose the checkpoint on all ranks and request a restart (`LoopRestarter.ask`). Raises Rejected."""

@@ -83,7 +83,7 @@ def ended(status: str, reason: str) -> CommandRecord:
     return CommandRecord(status, {"reason": reason})
 
 
-REVOKED = ended(envelope.REJECTED, "it was taken back before it was applied")
+REVOKED = ended(envelope.REJECTED, "it was reverted before it was applied")
 """Record that blocks a command whose undo arrived first."""
 
 
@@ -126,7 +126,7 @@ def admit(
     """
     if record is None:
         if now >= command.expires_at:
-            return turn_away(envelope.EXPIRED, "it came after it had expired")
+            return turn_away(envelope.EXPIRED, "it arrived after its expiry")
         refused = refusal()
         if refused is not None:
             return refused

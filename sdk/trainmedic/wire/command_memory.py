@@ -178,7 +178,7 @@ class CommandMemory:
             raw = self._opened(self.key(command_id), value)
         except BadSignature as error:
             if self._log_limit.lets_through():
-                log.warning("what is kept in Redis of the command %s is not genuine: it %s", command_id, error)
+                log.warning("the record of command %s in Redis is not genuine: it %s", command_id, error)
             return CommandRecord(envelope.ACCEPTED, is_ours=False, is_forged=True)
         return CommandRecord.decode(raw, self.owner)
 

@@ -57,7 +57,7 @@ class OutageLog:
     once.
     """
 
-    def __init__(self, owner: str, meanwhile: str = "training goes on") -> None:
+    def __init__(self, owner: str, meanwhile: str = "training continues") -> None:
         self._owner = owner
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
@@ -246,7 +246,7 @@ def _leave_room(client: redis.Redis) -> None:
     except (redis.ResponseError, KeyError, TypeError, ValueError):  # an older Redis, or a user without this permission
         return
     if left < min(ROOM_FOR_SERVERS, int(clients["maxclients"]) // 10):
-        raise NoRoom(f"it has room for {left} clients more, which is left to servers")
+        raise NoRoom(f"it has {left} free client slots, which are reserved for servers")
 
 
 def open_client(url: str) -> redis.Redis:
@@ -265,9 +265,9 @@ def open_client(url: str) -> redis.Redis:
 def fault_of_options(url: str, error: Exception) -> str:
     name = re.search(r"(?:unexpected keyword argument|Invalid value for) '([a-z_]{1,40})'", str(error))
     if name is None or "@" in url.partition("?")[2]:  # perhaps the ? belongs to a password
-        return "has an option behind ? that is not known, or a value that it cannot have"
-    fault = "that is not known" if isinstance(error, TypeError) else "with a value that it cannot have"
-    return f"has an option behind ? {fault}: {name[1]}"
+        return "has an unknown option after ?, or one with an invalid value"
+    fault = "an unknown option after ?" if isinstance(error, TypeError) else "an option after ? with an invalid value"
+    return f"has {fault}: {name[1]}"
 
 
 def _client(url: str) -> redis.Redis:

@@ -243,7 +243,7 @@ def read_time(text: str) -> datetime:
     try:
         return value.astimezone(timezone.utc)
     except OverflowError as error:
-        raise EnvelopeError(f"{text!r} is no time that can be told in UTC") from error
+        raise EnvelopeError(f"{text!r} is out of range in UTC") from error
 
 
 def _object(raw: bytes, name: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value) if abs(value) < _LONGEST_INT else "a whole number too long to be told"
+        return int(value) if abs(value) < _LONGEST_INT else "a whole number that is too long"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)
     if isinstance(value, str):

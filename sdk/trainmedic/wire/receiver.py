@@ -169,7 +169,7 @@ class CommandReceiver:
             if self._stopping.is_set():
                 raise  # the connection was cut; the next process reads the command
             name = self._addressee.log_name
-            log.exception("%s: a message among the commands could not be dealt with and is left out", name)
+            log.exception("%s: cannot process a message among the commands; skipping it", name)
             _drop(client, self._addressee.stream, entry)
 
     def _take(self, client: redis.Redis, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
@@ -180,7 +180,7 @@ class CommandReceiver:
                 raise EnvelopeError("the command is too large")
             command = Command.decode(raw)
         except EnvelopeError as error:
-            self._warn("an unreadable message was found among the commands and is ignored: %s", str(error)[:200])
+            self._warn("ignoring an unreadable message among the commands: %s", str(error)[:200])
             self._consumer.note_unreadable()
             _drop(client, addressee.stream, entry)
             return
@@ -200,7 +200,7 @@ class CommandReceiver:
 
     def _warn(self, message: str, reason: str) -> None:
         if self._log_limit.lets_through():
-            more = ". Others of these are not logged for a minute" if self._log_limit.is_last else ""
+            more = "; not logging more of these for a minute" if self._log_limit.is_last else ""
             log.warning("%s: " + message + "%s", self._addressee.log_name, reason, more)
 
 

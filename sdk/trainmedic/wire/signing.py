@@ -143,7 +143,7 @@ class Signer:
         try:
             keys = _checked(self._read_keys())
         except (TrainmedicError, ValueError) as error:
-            log.warning("the signing keys could not be read again, and stay as they were: %s", error)
+            log.warning("cannot read the signing keys again; keeping the current ones: %s", error)
             return False
         has_changed = keys != self._keys
         if has_changed:

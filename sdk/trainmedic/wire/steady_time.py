@@ -45,7 +45,7 @@ class ClockStep:
 
     def __str__(self) -> str:
         if self.kind == "returned":
-            return "the machine's clock is back at the time that was kept"
+            return "the machine's clock agrees with the kept time again"
         change = f"{abs(self.seconds):.0f} s {'forward' if self.seconds > 0 else 'back'}"
         if self.kind == "believed":
             return f"the machine's clock, which was set {change}, is followed from now on"

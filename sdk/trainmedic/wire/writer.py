@@ -120,7 +120,7 @@ class ReplyWriter:
         except queue.Full:
             self._let_go([outgoing])
             if self._log_limit.lets_through():
-                log.error("too many replies wait for Redis; %s is left out", outgoing.subject)
+                log.error("too many replies are queued for Redis; dropping %s", outgoing.subject)
             return False
         return True
 
@@ -240,7 +240,7 @@ class ReplyWriter:
             return unsent
         self._refusals = 0
         for batch in unsent:
-            log.error("Redis does not take %s; it is left out", batch.subject)
+            log.error("Redis repeatedly refuses %s; dropping it", batch.subject)
         self._let_go(unsent)
         return []
 
@@ -294,5 +294,5 @@ class ReplyWriter:
         """Log once that a client without the key writes under this process's name. The presence is written again."""
         if not self._has_seen_forgery:
             self._has_seen_forgery = True
-            message = "%s: somebody without the signing key has written %s: it %s"
+            message = "%s: a client without the signing key has written %s: it %s"
             log.warning(message, self._presence.owner, self._presence.name, error)
