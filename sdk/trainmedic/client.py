@@ -182,7 +182,6 @@ class Medic(JobReports):
         return handlers.carry_out(due) if due else []
 
     def is_quiet(self, step: int) -> bool:
-        """Return True if `commands` would do nothing at this step and need not be called."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work

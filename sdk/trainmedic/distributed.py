@@ -1,13 +1,10 @@
-"""Jobs of several ranks: every rank carries out the same commands at the same step.
+"""Jobs of several ranks: every rank carries out the same commands at the same step. Needs PyTorch.
 
 ::
 
     torch.distributed.init_process_group()
     medic = trainmedic.connect(job="llm-1")        # rank and world size from torchrun
     trainmedic.distributed.share(medic)            # on every rank, before the loop
-
-The agreement (``trainmedic.ranks``) uses no collective, only the process group's key-value store, which under torchrun
-outlives every rank. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -56,7 +53,6 @@ def share(
 
 
 def is_needed() -> bool:
-    """Return whether PyTorch knows several ranks."""
     return is_started() and dist.get_world_size() > 1
 
 
@@ -84,7 +80,6 @@ def _find_store() -> Any:
 
 
 def _connection(store: Any) -> Any:
-    """Return a copy if possible: a store in which one thread waits is blocked for others."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):

@@ -9,9 +9,8 @@
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 
-A connected job raises nothing into the training loop: without Redis it logs a line and retries in the background. One
-exception: if a checkpoint was loaded only partly or is damaged, and no other is available, a `TrainmedicError` ends the
-training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for programs that use the wire format.)
+A connected job raises nothing into the training loop, with one exception: a `TrainmedicError`, if a checkpoint was
+loaded only partly or is damaged and no other is available.
 """
 
 from __future__ import annotations

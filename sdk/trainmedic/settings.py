@@ -37,7 +37,6 @@ class Settings:
     ConfigurationError. None without a signing key.
     """
     redis_url: str | None
-    """None if a URL may still appear in ``url_file``."""
     url_file: Path
     """File in which a server of the same user on this machine leaves its Redis URL."""
     url_origin: str = "TRAINMEDIC_REDIS_URL"
@@ -50,7 +49,6 @@ class Settings:
 class LogSettings:
     log_dir: Path
     attempt: int
-    """Attempt of the job, counted from 1, by trainmedic-run or else the launcher."""
     local_rank: int | None
     node_rank: int | None
     interval: int
@@ -127,11 +125,6 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
 
 
 def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
-    """Return a function that reads the signing key and the previous one, if any; None without a key.
-
-    Both raise ConfigurationError. The function reads files again on each call.
-    """
-
     def read_keys() -> list[bytes]:
         keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
         if keys[0] is None and keys[1] is not None:
@@ -159,7 +152,6 @@ def is_withdrawn(path: str) -> bool:
 
 
 def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
-    """Return a key without surrounding white space, which editors and secrets add."""
     key = argument
     if key is None:
         key = env.get(variable)

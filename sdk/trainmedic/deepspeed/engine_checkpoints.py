@@ -1,11 +1,8 @@
 """Checkpoints written and loaded by a DeepSpeed engine, managed by `JointCheckpointDirectory`.
 
-``step-00000150/`` is what ``engine.save_checkpoint`` wrote under that tag; ``latest`` names the newest complete one for
-DeepSpeed. Each rank adds ``rank-00003.pt`` etc.: data position, random state, buffers and other state that the engine
-does not save. Without ZeRO the engine saves only rank 0's optimizer, so other ranks add what differs.
-
-An engine loads in place. So every rank first verifies the checksums of its own files, and loading starts only if all
-are valid.
+Each rank adds ``rank-00003.pt`` etc. for state that the engine does not save. Without ZeRO that includes the
+optimizer's differences from rank 0. An engine loads in place, so every rank first verifies the checksums of its own
+files.
 """
 
 from __future__ import annotations
@@ -33,12 +30,9 @@ _OPTIMIZER = "optimizer"
 LATEST = "latest"  # DeepSpeed's file with the default tag to load
 
 Files = dict[str, tuple[int, bool]]
-"""Files written by this rank's engine, by name in the checkpoint: size in bytes, and whether it has checksums."""
 
 
 class EngineContents:
-    """`trainmedic.torch.checkpoints.joint_checkpoints.JointContents` of a training that an engine owns."""
-
     is_replicated = False
 
     def __init__(self, engine: Any, rank: int, world_size: int) -> None:
@@ -66,8 +60,7 @@ class EngineContents:
         """Return the optimizer's state if the engine writes only rank 0's: without ZeRO, if all ranks train the same
         weights.
 
-        Otherwise it writes each rank's, as for optimizers with a process group. Earlier releases have one for bf16
-        without ZeRO.
+        Optimizers with a process group write each rank's; earlier releases have one for bf16 without ZeRO.
         """
         engine = self._engine
         if engine.zero_optimization_stage() or hasattr(engine.optimizer, "dp_process_group"):
@@ -84,7 +77,6 @@ class EngineContents:
             content[str(file.relative_to(path))] = _flush(file), zipfile.is_zipfile(file)
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> list[Path]:
-        """Check size and presence of this rank's files. Return those with checksums."""
         if not isinstance(own, Mapping) or "files" not in own:
             raise UnusableCheckpoint(f"{path.name} is not one of a DeepSpeed engine")
         if own["ranks"] != self._world_size:
@@ -141,7 +133,6 @@ def _name_latest(checkpoint: Path) -> None:
 
 @contextlib.contextmanager
 def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
-    """Record the files saved during the context; a rank does not know in advance which it writes."""
     files: list[Path] = []
     save = checkpoint_engine.save
 

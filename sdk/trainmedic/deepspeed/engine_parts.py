@@ -17,8 +17,6 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class EngineParts(StateParts):
-    """Parts of a training that an engine owns, by name: the model and the user's."""
-
     def __init__(self, engine: Any, **also: Any) -> None:
         super().__init__(model=engine.module, **also)
         self._engine = engine
@@ -27,7 +25,6 @@ class EngineParts(StateParts):
         return {**super().modules(), "model": _PartitionedModule(self._engine)}
 
     def optimizers(self) -> dict[str, Any]:
-        """The engine's inner optimizer, with partitions as its parameters, and the user's optimizers."""
         trained = list(_trained(self._engine))
         shown = SimpleNamespace(
             param_groups=[{"params": [partition.weights for partition in trained]}],

@@ -1,8 +1,7 @@
 """Waiting time of a rank for others in a DeepSpeed engine, whose collectives all use one object.
 
-On a CPU, the time in these calls counts. On CUDA only the computing stream's waiting counts. If the engine communicates
-in another stream (``overlap_comm``, and ZeRO stage 3 by default), the stall is invisible, and nothing is reported for
-these steps.
+On CUDA only the computing stream's waiting counts. If the engine communicates in another stream (``overlap_comm``, and
+ZeRO stage 3 by default), nothing is reported.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ _CALLS = (
 
 
 class EngineWaits:
-    """Waiting time of one engine. After `close` its wrappers only forward calls."""
-
     def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
         self.stopwatch = stopwatch
         self._backend = backend
@@ -46,7 +43,6 @@ class EngineWaits:
 
     @classmethod
     def of(cls, engine: Any) -> EngineWaits | None:
-        """Return the measurement for engines with only ZeRO or data parallelism; else None."""
         backend = getattr(comm, "cdb", None)
         if backend is None or getattr(engine, "mpu", None) is not None:
             return None  # model parallelism has its own groups and calls

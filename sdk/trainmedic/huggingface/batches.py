@@ -1,8 +1,7 @@
-"""Batches that a Trainer loads, and those that it trains on.
+"""Batches that a Trainer loads, and those that it trains on. They differ in reinforcement learning.
 
-They differ in reinforcement learning, which samples completions for loaded prompts. `UsedBatches` observes
-`compute_loss`, else the model's first call with gradients. Batches sampled since a restart prove nothing: the abandoned
-model may have sampled their predecessors. So the comparison ends when the model begins to sample.
+Batches sampled since a restart prove nothing: the abandoned model may have sampled their predecessors. So the
+comparison ends when the model begins to sample.
 """
 
 from __future__ import annotations
@@ -106,11 +105,9 @@ class UsedBatches:
 class LoadedBatches:
     """Batches that a Trainer takes from its loader: some are skipped, and the wait for the others is measured.
 
-    ``skip`` batches after the checkpoint's position are read and not trained on, across epochs if necessary. With
-    ``max_steps`` further epochs replace them. ``skipped`` counts the actual number. The Trainer draws all batches of a
-    step in ``get_batch_samples``, so an incomplete last step of a shortened epoch is skipped too, as its gradients
-    would not be applied. Of an epoch skipped as a whole the last step is trained on, because the Trainer ends at an
-    empty epoch. The ranks then count their tokens together, which waits for other ranks' data; `meter` gets both waits.
+    ``skip`` batches after the checkpoint's position are read and not trained on; ``skipped`` counts the actual number.
+    With ``max_steps`` further epochs replace them. An incomplete last step of a shortened epoch is skipped too, as its
+    gradients would not be applied. An epoch never becomes empty, because the Trainer would end.
     """
 
     def __init__(
@@ -138,7 +135,6 @@ class LoadedBatches:
             yield
 
     def _plan(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        """Return the Trainer's plan for ``max_steps``, with additional epochs for skipped batches."""
         epochs, steps_per_epoch, *others = self._originals[_PLAN](*arguments, **options)
         accumulation = self._trainer.args.gradient_accumulation_steps
         # One step more, for the last one of the shortened epoch, which may lack batches.
@@ -167,7 +163,6 @@ class LoadedBatches:
         return samples, items
 
     def _leave_out(self, batches: Iterator[Any], count: int) -> Iterator[Any] | None:
-        """Skip batches. Return the epoch's last ones if it ended without any to train on."""
         if not self._left:
             return None
         last: deque[Any] = deque(maxlen=count)

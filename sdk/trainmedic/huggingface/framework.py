@@ -41,8 +41,6 @@ _ROUNDING = 1 + 1e-9  # so that a third of a batch, times three, is the batch ag
 
 
 class HuggingFaceFramework(Framework):
-    """Training of one Trainer, restarts included."""
-
     def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
         self.writes = trainer.args.should_save
         self.loop = TrainerLoop(medic, self, limits)
@@ -69,8 +67,6 @@ class HuggingFaceFramework(Framework):
         _ = self.loop.budget  # raises ValueError now rather than during the training
 
     def train(self, original: Callable[..., Any], resume: Any, *arguments: Any, **options: Any) -> Any:
-        """Call ``Trainer.train`` (`original`), again after each restart. Returns its last result."""
-
         def attempt(restart: LoopRestart | None) -> Any:
             start = self._first_checkpoint(resume) if restart is None else str(self.loop.prepare(restart))
             if not start:
@@ -127,7 +123,6 @@ class HuggingFaceFramework(Framework):
         return checkpoints.step_of(checkpoint)
 
     def restart_order(self, present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """Prefer healthy ones, then the latest step as the Trainer does, not the last written."""
         complete = [checkpoint for checkpoint in reversed(present) if checkpoint.complete]
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 

@@ -1,12 +1,10 @@
 """Additional models in reinforcement learning, which must follow a rollback.
 
-**Reference model**: with TRL's ``sync_ref_model`` it follows the trained model, but the Trainer does not save it. Rank
-0 stores its weights in each checkpoint, in ``trainmedic-reference.pt``.
+**Reference model**: TRL's ``sync_ref_model`` updates it, but the Trainer does not save it. Rank 0 stores its weights in
+``trainmedic-reference.pt``.
 
-**Rollout engine**, such as vLLM: it has a copy of the weights and would keep the abandoned ones, because TRL updates it
-only when the step counter changes, which a rollback can hide. `RolloutEngine.behind` updates it before its first
-sampling. A ``rollout_func`` takes part if it has ``sync_weights()``. Without access to the engine there are no
-rollbacks.
+**Rollout engine**, such as vLLM: TRL updates its weights when the step counter changes, which a rollback can hide. So
+it is updated before its first sampling. A ``rollout_func`` needs ``sync_weights()`` for that.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from trainmedic.job.progress import CHECKPOINT, EVALUATION
 
 
 class StepReports:
-    """Reports of one training. Call the methods in the order of the Trainer's events."""
-
     def __init__(self, medic: Medic) -> None:
         self._medic = medic
         self._pending: dict[str, Any] | None = None
@@ -49,7 +47,6 @@ class StepReports:
         self._window.close()
 
     def step_begins(self) -> None:
-        """Report the last step. Also called when training ends."""
         self._flush()
         self._window.close()
 

@@ -1,8 +1,6 @@
-"""State of a Trainer outside model and optimizer, restored in a restart.
+"""State of a Trainer outside model and optimizer, such as TRL's completions and counters, restored in a restart.
 
-Derived trainers, such as TRL's, hold completions, counters and figures, and models may carry state. Each rank stores a
-copy in the checkpoint, in ``trainmedic-held-<rank>.pt``. Without copies of all ranks the state is reset to the initial
-one.
+Each rank stores a copy in ``trainmedic-held-<rank>.pt``. Without copies of all ranks the state is reset.
 """
 
 from __future__ import annotations

@@ -10,14 +10,11 @@ from pathlib import Path
 
 PROC = Path("/proc")
 _SHORTEST = 1.0
-"""Minimum seconds between readings. Earlier calls return the last value."""
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
 """Positions in ``/proc/<pid>/stat``, after the name of the program (proc_pid_stat(5))."""
 
 
 class CpuMeter:
-    """Meter of this process. ``now`` is a monotonic clock in seconds."""
-
     def __init__(self, now: float, proc: Path = PROC) -> None:
         self._proc = proc
         self._at, self._seconds = now, cpu_seconds(proc)

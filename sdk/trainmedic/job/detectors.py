@@ -1,9 +1,8 @@
 """Detectors: user code that finds faults in a rank's records, such as by comparing many steps.
 
-A detector comes from an installed package (entry point group ``trainmedic.detectors``) or from the script
-(``Medic.detector``). All run in one thread of their own, so they delay neither training nor records. A detector is
-disabled after several consecutive errors. A finding becomes a record of the event ``detected``, which the shipped log
-rule of that name matches.
+They come from installed packages (entry point group ``trainmedic.detectors``) or from ``Medic.detector``, and run in
+one thread of their own. A finding becomes a record of the event ``detected``, which the shipped log rule of that name
+matches.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ LINE = "log"
 """Event of the records from `LineHandler`. They are not written to a file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
-"""Records per detector. Further findings are dropped."""
 _MOST_MEMBERS = 32
 _MOST_ERRORS = 5
 _MOST_DETECTORS = 32
@@ -53,10 +51,7 @@ class _Function:
 
 
 class Detectors:
-    """Detectors of one rank, fed in the order of the records."""
-
     def __init__(self, tell: Callable[[str, Mapping[str, Any]], None], job: str) -> None:
-        """``tell`` takes a detector's name and the members of a record."""
         self._tell = tell
         self._job = job
         self._made: dict[str, Detector] = {}
@@ -64,7 +59,6 @@ class Detectors:
         self._times: dict[str, list[float]] = {}
         self._errors: dict[str, int] = {}  # consecutive
         self.error_count = 0
-        """Errors of all detectors so far."""
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="trainmedic-detectors", daemon=True)
         self._has_begun = False

@@ -14,8 +14,6 @@ PATIENCE = 1800.0
 
 
 class Group(Protocol):
-    """Ranks that act together."""
-
     rank: int
     world_size: int
 

@@ -43,7 +43,6 @@ class HandlerRegistry:
         self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}
         self.in_progress: dict[str, JobCommand] = {}
-        """Unanswered commands of handlers and the training loop, by ID."""
 
     def register(self, action: str, handler: CommandHandler, capability: str, in_force: InForce | None = None) -> None:
         self.handlers[action] = handler

@@ -1,9 +1,7 @@
 """Interruption of a training step that hangs, so that a rollback or stop can proceed.
 
-A signal handler raises `Interrupted` in the main thread. That frees waits in Python and in interruptible system calls:
-locks, sleeps, sockets, data loader queues. It does not free a thread inside a library's loop, such as a CUDA kernel
-that never ends. The main thread is interrupted only between `Interrupter.arm` and `disarm`, never in this package's
-code.
+A signal handler raises `Interrupted` in the main thread, between `Interrupter.arm` and `disarm`. That frees waits in
+Python and in interruptible system calls, but not inside a library's loop, such as a CUDA kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def fetch(iterator: Iterator[Item]) -> Item:
 
 
 class Interrupter:
-    """Interrupter of a job's main thread. It must be created on the main thread, else it does nothing.
+    """Interrupter of a job's main thread, on which it must be created.
 
     ``is_worth_it`` returns whether a waiting command justifies an interruption, ``hangs`` whether the loop hangs. Both
     are called in a thread of this class, after `check_for_hang`.
@@ -72,7 +70,6 @@ class Interrupter:
         self._woken.set()
 
     def interrupt(self) -> None:
-        """Interrupt the main thread now, if allowed. Thread-safe."""
         if self.works and self._armed and not self._stopping:
             self._asked = True
             signal.pthread_kill(self._main.ident or 0, SIGNAL)

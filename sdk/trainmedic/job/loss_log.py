@@ -1,8 +1,8 @@
 """Losses by step, and their comparison before and after a rollback.
 
 Equal weights, batch and random numbers give equal losses, so a first loss that differs shows state that was not
-restored. Loops may report another number than the step's loss, such as a running mean. So gradient norms are compared
-too (`LossLog.note_gradients`): with equal gradients, differing losses are not comparable.
+restored. Gradient norms are compared too: with equal gradients, differing losses are a loop's other numbers, such as a
+running mean.
 """
 
 from __future__ import annotations
@@ -52,13 +52,11 @@ class LossCourse:
 
     tolerance: float = EXACT_KERNELS
     not_comparable: str = ""
-    """Reason why losses cannot be compared; else empty."""
     is_known: bool = True
     """False if the batches may differ. Differences are then reported, but are no failure."""
     trouble_at: int | None = None
     """First untrusted step; None without a fault. With a fault, only the first loss must agree."""
     changed_at: int | None = None
-    """First step whose loss a command changed, if any."""
 
 
 class LossComparison:
@@ -88,7 +86,6 @@ class LossComparison:
         self._scale = max(map(abs, sound), default=0.0)  # a spike would make every difference small
         self.compared: list[int] = []
         self.different: dict[int, tuple[float, float]] = {}
-        """Differing losses: step to loss before and now."""
         self.not_finite_at: int | None = None
         self._frozen_because = ""
         self._frozen_after = 0
@@ -114,7 +111,6 @@ class LossComparison:
 
     @property
     def has_enough(self) -> bool:
-        """True if an answer that is due now may rely on the losses compared so far."""
         return len(self.compared) >= FEWEST or not self._expected or bool(self._frozen_because)
 
     def add(self, step: int, loss: Any) -> None:
@@ -240,7 +236,6 @@ def _is_jump(losses: Sequence[float], at: int) -> bool:
 
 
 def _read_norms(norms: Any) -> list[float]:
-    """Return norms as numbers, NaN if not finite. Waits for their device."""
     read: list[float] = []
     for each in norms:
         values = each.tolist() if hasattr(each, "tolist") else each
@@ -266,8 +261,6 @@ NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"
 
 
 class LossLog:
-    """Losses of one course of training. Training thread only."""
-
     __slots__ = ("_changes", "_gradients", "_losses", "_resumed_at", "comparison", "until")
 
     def __init__(self) -> None:
@@ -325,7 +318,6 @@ class LossLog:
         return self.comparison
 
     def state(self) -> dict[str, Any]:
-        """Return JSON values for a checkpoint (see `restore`). Waits for the losses' device."""
         start = max(len(self._losses) - _CARRIED, 0)
         losses = {step: number(loss) for step, loss in islice(self._losses.items(), start, None)}
         self._losses.update(losses)  # read each tensor once
@@ -339,7 +331,6 @@ class LossLog:
         }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Continue in a new process from `state`; None if the checkpoint has none."""
         held = state or {"losses": [], "changes": []}
         self._losses = {int(at): loss for at, loss in held["losses"]}
         self._gradients = {int(at): norms for at, norms in held.get("gradients", ())}

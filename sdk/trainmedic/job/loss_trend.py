@@ -32,8 +32,8 @@ class UsualLevel(NamedTuple):
 def usual_level(losses: Collection[float]) -> UsualLevel:
     """Return the level and scatter of consecutive finite losses, oldest first. At least one is required.
 
-    If they fall, the median of all is too high for the next one, and deviations from it contain the fall. The level is
-    then the median of the newest, and the spread that of each loss from its neighbours' median. A rise changes neither.
+    For falling losses the level is the median of the newest, and the spread that of each loss from its neighbours'
+    median. A rise changes neither.
     """
     values = list(losses)
     median = statistics.median(values)
@@ -53,8 +53,6 @@ def usual_level(losses: Collection[float]) -> UsualLevel:
 
 
 class LossTrend:
-    """Trend of one job's loss. For one thread at a time, not the training thread."""
-
     def __init__(self) -> None:
         self._read: dict[float, float] = {}  # by time of report: a tensor is read once
 

@@ -30,7 +30,6 @@ class Cuda:
     reserved: int
     total: int
     retries: int
-    """Number of allocations that succeeded only after the cache was emptied."""
 
 
 def resident_bytes(proc: Path = PROC) -> int | None:
@@ -65,7 +64,6 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
 
 
 def cuda_memory() -> Cuda | None:
-    """Return the memory of the device on which the allocator holds most; None without CUDA."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:

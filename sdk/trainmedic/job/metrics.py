@@ -73,10 +73,6 @@ HELP = {
 
 
 class JobCollector(Collector):
-    """Collector for `MetricsEndpoint`. ``now`` is the clock in seconds. ``evaluated`` returns the metrics of
-    evaluations, by default those of ``progress``.
-    """
-
     def __init__(
         self,
         job: str,

@@ -1,7 +1,6 @@
-"""This rank's loss as a number, without waiting for a device.
+"""This rank's loss as a number, without waiting for a device, which may hang.
 
-Reading a loss waits for its accelerator, which may hang, and the reading thread could no longer report this rank as
-alive. So the training thread queues a copy to main memory about once a second and reads it after its completion.
+The training thread queues a copy to main memory about once a second and reads it after its completion.
 """
 
 from __future__ import annotations

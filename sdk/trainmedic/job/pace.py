@@ -1,7 +1,6 @@
-"""Duration of a job's steps and its parts.
+"""Duration of a job's steps and its parts: data (waiting for a batch), wait (for other ranks), and compute (the rest).
 
-Parts of a step: data (waiting for a batch), wait (for other ranks), and compute (the rest). A rank's own time excludes
-waiting for others; the rank that delays the others has the most.
+A rank's own time excludes wait; the rank that delays the others has the most.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ _WEIGHT = 0.2  # of the newest interval in the mean for the throughput
 
 class Interval(NamedTuple):
     seconds: float
-    """Excludes windows."""
     steps: int
     samples: Any = None
     tokens: Any = None
@@ -82,7 +80,6 @@ _UNKNOWN = StepParts(None, None, None, None)
 
 
 def _parts(interval: Interval) -> StepParts:
-    """Return the parts of one interval per step. Own time and wait are derived from each other if one is unknown."""
     data, wait, own = map(_finite, (interval.data_seconds, interval.wait_seconds, interval.own_seconds))
     if own is None and wait is not None:
         own = max(interval.seconds - wait, 0.0)

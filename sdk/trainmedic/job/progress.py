@@ -32,7 +32,6 @@ PAUSE = "pause"
 REPAIR = "repair"
 OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
-"""Kinds of windows. Other names count as ``other``."""
 
 TENSOR_INTERVAL = 0.05
 """Minimum seconds between reports whose tensors are kept. Freeing a tensor from its graph takes tens of microseconds
@@ -56,8 +55,6 @@ class Stall(NamedTuple):
 
 
 class OpenWindows(NamedTuple):
-    """Open windows, outermost first; start of the innermost; and seconds in earlier windows."""
-
     names: tuple[str, ...]
     since: float
     before: float
@@ -130,11 +127,9 @@ class Progress:
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
         self.off_schedule_since: float | None = None
-        """Since when checkpoints have been written at an off-schedule rate, by ``time.perf_counter``."""
         self.memory_bytes: float | None = None
         self.evaluation: Evaluation | None = None
         self.evaluated: Mapping[str, Evaluated] = {}
-        """By metric name. Replaced as a whole for consistent reads."""
         self.targets: Mapping[str, float] = {}
         self.most_layers = most_layers
         """Number of layers whose gradient norm is shown; 0 disables the measurement."""

@@ -1,11 +1,9 @@
 """Queue of a job's commands on rank 0, from the receiver to the replies of the writer.
 
-It answers commands that need no training loop: wrong job or parameters (``rejected``), too late (``expired``),
-interrupted in an earlier process (``failed``), repeats, and undos of commands that were certainly never applied or are
-no longer active. The undo of a command that may have been forgotten is ``failed`` and stays pending. A rollback that
-only waited in an earlier process is taken over if the launcher names it (``job.status_file``).
-
-Each rank owes a reply. Rank 0 replies for all ranks to a command that they never reached.
+It answers commands that need no training loop, such as invalid, expired, interrupted and repeated ones. The undo of a
+command that may have been forgotten is ``failed`` and stays pending. A rollback that only waited in an earlier process
+is taken over if the launcher names it (``job.status_file``). Rank 0 replies for all ranks to a command that they never
+reached.
 """
 
 from __future__ import annotations
@@ -61,7 +59,6 @@ class CommandQueue:
         self.ranks: Sequence[int] = (0,)
         self.hosts: Mapping[int, str] = {0: host}
         self.interrupted: dict[str, ReceivedCommand] = {}
-        """Commands of an ended process by ID, until the loop runs and the active changes are known."""
         self._closed_because: str | None = None
         self._waited_before = waited_before()
 
@@ -159,7 +156,6 @@ class CommandQueue:
         return bool(self.arrived or self.interrupted)
 
     def take_due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
-        """Take out the commands that are due. Those that need no training loop are answered."""
         self._answer_interrupted(now)
         due: list[JobCommand] = []
         held_back: list[JobCommand] = []
@@ -190,7 +186,6 @@ class CommandQueue:
             self._reply_of_all(command_id, record, received.entry, remember=True)
 
     def fail_all(self, reason: str) -> None:
-        """Answer all commands that were not taken out, and all that arrive from now on."""
         self._closed_because = reason
         self._answer_interrupted(envelope.utc_now())
         while self.arrived:
@@ -199,8 +194,8 @@ class CommandQueue:
     def _has_to_be_undone(self, undo: JobCommand, command_id: str) -> bool:
         """Return whether there may be something to revert. If not, or if unknown, answer the undo.
 
-        The handler's record of active changes takes precedence over the command memory: a change can end with an
-        earlier process, or be active although the memory is lost.
+        The handler's record takes precedence: a change can end with its process, or be active although the memory is
+        lost.
         """
         is_in_force = self._handlers.is_in_force(undo.action, command_id)
         if is_in_force is not None:

@@ -23,7 +23,6 @@ MEMORIES = (HOST, CUDA, DEVICE)
 SLOWEST = 3
 """Number of slowest ranks with their own series. Limits the series of jobs with thousands of ranks."""
 EXTREMES = 3
-"""Number of ranks at each end with their own series of CPU use."""
 
 
 class Sample(NamedTuple):
@@ -65,7 +64,6 @@ class RankStats:
         return {name: value for name, value in figures.items() if value is not None}
 
     def own_loss(self) -> dict[str, Any]:
-        """Return this rank's node, and its own loss with the step if known, without measuring."""
         latest = self._progress.own_loss.latest
         own: dict[str, Any] = {"node": self._node}
         return own if latest is None else {**own, "loss": latest[1], "loss_step": latest[0]}

@@ -1,8 +1,7 @@
 """Records of a rank: JSON lines per interval of steps and per event, in the rank's own file.
 
-The training thread only queues notes. A thread reads tensors and writes lines twice a second. If a device or file
-system hangs, notes are dropped and counted. A second file, the sources file, states the rank's identity and its other
-outputs. ``trainmedic.wire.log_layout`` defines the paths.
+The training thread only queues notes; a thread writes them twice a second, and drops and counts them if it cannot keep
+up. The sources file states the rank's identity and its other outputs (``trainmedic.wire.log_layout``).
 """
 
 from __future__ import annotations
@@ -54,18 +53,14 @@ class Note(NamedTuple):
     event: str
     level: str
     fields: Mapping[str, Any]
-    """As reported; tensors are read later."""
 
 
 class RecordLog:
-    """Writer of one rank's records until `close`. Thread-safe and non-blocking."""
-
     def __init__(self, settings: Settings, logs: LogSettings, node: str, progress: Progress) -> None:
         self._progress = progress
         self._directory = AttemptLogs.of(logs.log_dir, settings.job, logs.attempt)
         self._interval = logs.interval
         self.due_at = 0
-        """Number of completed steps at which the next record is due."""
         place = {"local_rank": logs.local_rank, "node_rank": logs.node_rank}
         if settings.world_size == 1:
             place = {name: 0 if number is None else number for name, number in place.items()}
@@ -123,7 +118,6 @@ class RecordLog:
         self._wake.set()
 
     def note_error(self, error: BaseException | None) -> None:
-        """Queue the error that ends the job, if any. Its text stays on this node."""
         if error is not None and ending.failure(error) is not None:
             self.note(EXCEPTION, ERROR, error=ending.kind_of(error), message=text_of(error))
 

@@ -18,13 +18,10 @@ class ReportedValues(NamedTuple):
     step: int
     at: float
     loss: Any
-    """As reported, or a float once read; None if not reported."""
     grad_norm: Any
 
 
 class ReportRecord:
-    """Last reports of a job. Training thread only, unless stated otherwise."""
-
     __slots__ = ("_reports", "_unread")
 
     def __init__(self) -> None:
@@ -83,7 +80,6 @@ def number(value: Any) -> float | None:
 
 
 def whole(step: Any) -> int | None:
-    """Return a step as an int; None if it is no number."""
     try:
         return int(step)
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -44,14 +44,12 @@ class JobReports:
         wait_seconds: float | None = None,
         epoch: float | None = None,
     ) -> None:
-        """Report a step, once per step or every few steps. Values are numbers or tensors of one element.
+        """Report a step, once per step or every few steps. Values are numbers or tensors of one element. Never blocks.
 
-        Amounts and seconds cover the time since the last report. ``samples`` and ``tokens`` are those of all ranks
-        together. ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` its wait for other ranks,
-        ``own_seconds`` the rest without the latter; one of these two suffices. ``expected_learning_rate`` is the
-        schedule's rate times Trainmedic's scale; a different rate is an error in the job. ``memory_bytes`` is for
-        accelerators other than CUDA. ``epoch`` may be fractional. A call takes microseconds and never blocks. Tensors
-        are taken at most 20 times a second.
+        Amounts and seconds cover the time since the last report; ``samples`` and ``tokens`` are those of all ranks.
+        ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` that for other ranks, ``own_seconds`` all but
+        the latter; one of these two suffices. ``expected_learning_rate`` is the schedule's rate times Trainmedic's
+        scale. ``memory_bytes`` is for accelerators other than CUDA. Tensors are taken at most 20 times a second.
         """
         self.progress.add_report(
             step,
@@ -75,10 +73,9 @@ class JobReports:
     ) -> None:
         """Report the results of an evaluation after ``step`` (default: the last reported one).
 
-        ``metrics`` are further metrics by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``: numbers or
-        tensors of one element. Values that are not finite are stored as NaN. A name has at most 100 letters, digits and
-        ``_./@:+-``, and a job at most 32 names. Others are skipped with a log line. The server shows rank 0's reports,
-        or the last rank's if rank 0 reports none.
+        ``metrics`` are further metrics by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. Non-finite
+        values are stored as NaN. A name has at most 100 letters, digits and ``_./@:+-``, a job at most 32 names; others
+        are skipped and logged. The server shows rank 0's reports, or else the last rank's.
         """
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
@@ -140,10 +137,9 @@ class JobReports:
         """Register a detector: ``@medic.detector`` above a function of a record or a class with ``feed(record)``, or
         ``medic.detector(MyDetector(5_000), name="plateau")``. Returns its argument.
 
-        The detector receives this rank's records from now on, as in the file, in a thread of its own. Its results (a
-        sentence, or a mapping with ``message``) become records of the event ``detected``. Its errors are only logged.
-        Without a ``log_dir`` there are no records. Raises ConfigurationError if the name is taken or the argument is no
-        detector.
+        It receives this rank's records (with a ``log_dir``) in a thread of its own. Its results, a sentence or a
+        mapping with ``message``, become records of the event ``detected``. Raises ConfigurationError for a taken name
+        or an invalid argument.
         """
         if detector is None:
             return lambda given: self.detector(given, name=name)

@@ -28,16 +28,10 @@ TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
 """Variable with the name of the job whose launcher reports the end of each attempt. The process then does not."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""Mounted by Kubernetes into each pod that has a service account's token."""
 _LONGEST_NAMESPACE = 63
 
 
 class ServerConnection:
-    """Receiver, queue and writer, created but not started.
-
-    ``describe`` returns the presence's content except the process. Commands call ``on_outcome`` with their outcome.
-    """
-
     def __init__(
         self,
         settings: Settings,

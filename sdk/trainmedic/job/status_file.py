@@ -1,8 +1,7 @@
 """Status of a rank in a file for its launcher (``trainmedic.launch``), independent of Redis.
 
-In the launcher's directory ``TRAINMEDIC_ATTEMPT_DIR``, rank 0 and the first rank of each other node write every two
-seconds and after each checkpoint: step, stall, hang limit, and waiting rollbacks. The launcher ends a hang for waiting
-rollbacks and names them in ``TRAINMEDIC_WAITING`` to the next attempt.
+Rank 0 and the first rank of each other node write every two seconds and after each checkpoint. The launcher ends a hang
+for waiting rollbacks and names them in ``TRAINMEDIC_WAITING`` to the next attempt.
 """
 
 from __future__ import annotations

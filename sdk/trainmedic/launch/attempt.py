@@ -182,7 +182,6 @@ class JobAttempt:
         return AttemptEnd(status if status >= 0 else 128 - status, record, self._waiting)
 
     def _end_orphans(self) -> None:
-        """End processes of a killed guard, which are children of this process now."""
         if b"status" in self._report or b"failed" in self._report:
             return
         deadline = time.monotonic() + _OUTPUT_SECONDS
@@ -194,7 +193,6 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
-        """Return the end of a rank's output on this node, from torchrun's file or by line prefixes; None if unknown."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

@@ -27,7 +27,6 @@ _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
 _WORDS_OF_ERROR = 3
-"""Lines of an error's message that are searched: NCCL explains its first line in the second."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ def signal_name(number: int) -> str:
 @dataclass(frozen=True)
 class PrintedError:
     kind: str = ""
-    """Such as ``ValueError``. Empty if no error is found."""
     is_victims: bool = False
-    """True if the error or one of its causes states that the rank lost another one."""
 
 
 def last_error(text: str) -> PrintedError:
@@ -151,11 +148,11 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 
 
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
-    """Return the cause of an attempt's end.
+    """Return the cause of an attempt's end: torchrun's first rank that is not a victim.
 
-    `ends` are the ranks' ends in torchrun's order, `own` is each rank's output if known, `printed` is the launcher's
-    output, and `status` and `pid` are the launcher's own. The cause is torchrun's first rank that is not a victim,
-    because a rank that lost its peer may have the earliest error file. If all are victims, `Cause.lost_peer` is set.
+    `ends` are in torchrun's order, `own` is each rank's output if known, `printed` the launcher's output, `status` and
+    `pid` the launcher's own. A rank that lost its peer may have the earliest error file. If all did, `Cause.lost_peer`
+    is set.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)

@@ -11,7 +11,6 @@ from typing import Sequence
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
-"""torchrun's options without a value."""
 _KEEPING = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
 _RESTARTS = frozenset({"--max-restarts", "--max_restarts"})
 _RANKS_ON_NODE = ("--nproc-per-node", "--nproc_per_node")
@@ -44,12 +43,10 @@ class LaunchLine:
 
     @property
     def starts_all_nodes(self) -> bool:
-        """True if it starts the processes of several nodes and can exclude some."""
         return self.kind == "srun"
 
     @property
     def is_one_of_several(self) -> bool:
-        """True if other launchers start the processes of other nodes."""
         return self.kind == "torchrun" and "--nnodes" in self.options and "--nnodes=1" not in self.argv
 
     @property

@@ -1,13 +1,12 @@
-"""Process between ``trainmedic-run`` and a job. It ensures that no process of the job outlives either.
+"""Process between ``trainmedic-run`` and a job, which ensures that no process of the job outlives either.
 
-It is run by its path and imports only the standard library. As subreaper it adopts the job's orphans. The job's first
-process is the **child**. Orders arrive by the lifeline, a pipe from ``trainmedic-run``:
+It is run by its path, with the standard library only. As subreaper it adopts the job's orphans. Orders arrive by the
+lifeline, a pipe from ``trainmedic-run``:
 
-- ``end <signal>`` sends the child the signal, and SIGKILL to all processes after the grace period.
-- ``pass <signal>`` sends the signal to the processes that handle it.
+- ``end <signal>`` signals the child, the job's first process, and kills all after the grace period.
+- ``pass <signal>`` signals the processes that handle it.
 
-If the lifeline closes, because ``trainmedic-run`` was killed, the job is ended by SIGTERM in the same way. When the
-child has ended, the guard ends the rest and writes the child's wait status to the report pipe.
+A closed lifeline means SIGTERM. The report pipe gets the child's wait status.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ LONGEST_GRACE_FOR_REST = 5.0
 """Seconds for processes that outlive the child."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals whose meaning the job defines, such as "save now, the time limit is near"."""
 _PASS_AFTER = 0.3
 """Seconds. A scheduler that signals all processes of a job step signals this one too within this time."""
 _SAME_SENDING = 5.0
@@ -37,7 +35,6 @@ _SAME_SENDING = 5.0
 
 
 def set_subreaper() -> None:
-    """Adopt orphaned descendants. No effect outside Linux."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -69,10 +66,9 @@ def _children() -> dict[int, list[int]]:
 
 
 def handlers_of(number: int, root: int) -> list[int]:
-    """Return the processes below `root` that catch or block a signal, without those below such a process.
+    """Return the topmost processes below `root` that catch or block a signal, which would kill other processes.
 
-    Other processes would die of SIGUSR1. Descendants, such as loader workers, may have inherited the handler by fork.
-    Blocked signals count, because srun blocks its signals and waits for them (``sigwait``).
+    Their descendants may have inherited the handler by fork. srun blocks its signals and waits for them (``sigwait``).
     """
     bit = 1 << (number - 1)
     children = _children()
@@ -87,7 +83,6 @@ def handlers_of(number: int, root: int) -> list[int]:
 
 
 def _mask(pid: int) -> int:
-    """Return the signals that a process catches or blocks, one bit each; 0 if it has ended."""
     mask = 0
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
@@ -105,7 +100,6 @@ def signal_all(pids: list[int], number: int) -> None:
 
 class Guard:
     def __init__(self, argv: list[str], lifeline: int, report: int, grace: float, passed_fd: int = -1) -> None:
-        """Start the child. `passed_fd` is a descriptor for the child, or -1."""
         self._lifeline = lifeline
         self._grace = grace
         self._orders = b""

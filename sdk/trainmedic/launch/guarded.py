@@ -20,8 +20,6 @@ _WARM = Path(warm.__file__)
 
 
 class Guarded:
-    """A started guard. The attempt that uses it closes its descriptors."""
-
     def __init__(
         self,
         argv: Sequence[str],
@@ -83,7 +81,6 @@ class WarmStandby:
         return False
 
     def close(self) -> None:
-        """End the process, at the latest by its guard after the grace period."""
         guarded = self._guarded
         self._orders.close()
         for descriptor in (guarded.lifeline, guarded.report, guarded.out, guarded.err):

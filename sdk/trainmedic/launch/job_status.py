@@ -24,7 +24,6 @@ _ID = re.compile(r"[0-9a-f-]{36}\Z")
 class JobStatus:
     reached: Reached
     stalled_for: float
-    """Seconds beyond the hang limit; 0 without a hang and for ranks other than 0, which wait while rank 0 evaluates."""
     waiting: tuple[str, ...] = ()
 
 

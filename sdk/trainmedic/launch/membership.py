@@ -16,8 +16,6 @@ INCLUDE = "launcher.include_node"
 
 
 class NodeExclusions:
-    """Excluded nodes, with the commands that excluded them. For the supervisor's thread."""
-
     def __init__(self, node: str, starts_all_nodes: bool) -> None:
         self.node = node
         self.starts_all_nodes = starts_all_nodes
@@ -25,7 +23,6 @@ class NodeExclusions:
         self._for_load: set[str] = set()
         self._pending: list[JobCommand] = []
         self.has_changed = False
-        """True if the running attempt must end for a change."""
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -38,7 +35,6 @@ class NodeExclusions:
 
     @property
     def is_left_out(self) -> bool:
-        """True if this launcher has nothing to start."""
         return not self.starts_all_nodes and self.node in self._left_out.values()
 
     def is_in_force(self, command_id: str) -> bool:

@@ -25,12 +25,11 @@ _LONGEST_HOLD = 0.5
 class OutputCopies:
     """Thread that forwards the data of pipes, stores it, and remembers the end of each.
 
-    Pipes with data are read in order: a failing program prints its last words to standard error, after its standard
-    output. Lines of different pipes are not mixed: a partial line waits for its rest, up to `_LONGEST_HOLD` seconds.
+    Pipes are read in order: a failing program prints its last words to standard error, after its standard output.
+    Partial lines wait for their rest, up to `_LONGEST_HOLD` seconds.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:
-        """`pipes` are sources, each with the file descriptor of its destination."""
         self._pipes = [_Pipe(source, sink) for source, sink in pipes]
         self._kept = kept
         self._thread = threading.Thread(target=self._run, name="trainmedic-output", daemon=True)
@@ -40,7 +39,6 @@ class OutputCopies:
         return self._pipes[number].tail.decode(errors="replace")
 
     def finish(self, timeout: float) -> None:
-        """Wait until everything is forwarded, up to `timeout` seconds."""
         self._thread.join(timeout)
 
     def _run(self) -> None:

@@ -30,10 +30,8 @@ log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
 _DELAY_AFTER_PROGRESS = 5.0
-"""Maximum delay in seconds if the last attempt made progress."""
 _SHORTEST_WAIT = 0.2
 CANNOT_START = 127
-"""Exit code if the command cannot be started, as of a shell."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class LaunchOptions:
     most_output: int
     keeps_ranks: bool
     nodes: tuple[int, int] | None = None
-    """Minimum and maximum nodes of an elastic job; None if fixed."""
     prints_to_terminal: bool = False
     is_warm: bool = False
 
@@ -183,7 +180,6 @@ class Supervisor:
                 self._had_rank_0 = True
 
     def _new_standby(self) -> WarmStandby | None:
-        """Start the next attempt's process; None without ``--warm`` or if it cannot start."""
         options = self._options
         interpreter = options.line.interpreter
         if not options.is_warm or self._stopped_by is not None or interpreter is None:
@@ -295,7 +291,6 @@ class Supervisor:
             self._link.tell(kind, number, reason, cause, restarts=restarts)
 
     def _speaks_for_job(self) -> bool:
-        """Return whether this launcher reports for the job: of several, only the one with rank 0."""
         if self._options.nodes is None and not self._options.line.is_one_of_several:
             return True
         return self._had_rank_0

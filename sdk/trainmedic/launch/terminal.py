@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Callable
 
 _FALLBACK_SIZE = (24, 120)
-"""Rows and columns if `trainmedic-run` has no terminal and the environment states none."""
 
 
 def open_terminal() -> tuple[int, int]:

@@ -1,14 +1,9 @@
 """Program that imports PyTorch in advance, and then runs torchrun and the ranks as forks of itself.
 
-``trainmedic-run --warm`` runs it by its path with torchrun's interpreter, for the first attempt and during each attempt
-for the next: ``warm.py <order socket> <threads>``. It works without Trainmedic in that Python. The order is a JSON
-object with ``argv`` and ``environment`` of the attempt and ``torchrun``, torchrun's arguments. It answers `READ`.
-
-- A fork becomes torchrun, in which only the start of a rank is replaced.
-- Each rank is another fork, with one thread and no initialised device.
-- This process passes signals to torchrun and ends as torchrun ends.
-
-If something is missing, it runs ``argv`` as ``trainmedic-run`` without ``--warm`` would.
+``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path with torchrun's interpreter, perhaps
+without Trainmedic. The order is a JSON object with ``argv`` and ``environment`` of the attempt and ``torchrun``,
+torchrun's arguments; the answer is `READ`. One fork becomes torchrun, in which only the start of a rank is replaced;
+each rank is another fork. If something is missing, ``argv`` is executed instead.
 """
 
 from __future__ import annotations
@@ -42,7 +37,6 @@ _LONGEST_REQUEST = 1 << 16
 _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
-"""Set by torchrun for several ranks on a node. Libraries read it during their import."""
 _ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
 """Optional imports of ranks. The first optimizer imports the second, which takes as long as PyTorch itself."""
 
@@ -149,10 +143,6 @@ def _serve(order: dict[str, Any]) -> NoReturn:
 
 
 def _ended(pid: int) -> int | None:
-    """Return the exit code of a child, negative for a signal; None while it runs.
-
-    The child stays a zombie, so that torchrun can signal its process group without an error.
-    """
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -214,10 +204,11 @@ def _run(work: Callable[[], None]) -> NoReturn:
 
 
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
-    """Do the work of a whole process. After a failure, and with `ends_well_too` always, end it without teardown.
+    """Do the work of a whole process. After a failure, and with `ends_well_too` always, end it without Python's
+    teardown.
 
-    Threads, exit functions and file buffers are handled as usual. Python's teardown of all imports would copy their
-    pages, which takes seconds on a busy machine and delays other ranks and the next attempt.
+    The teardown would copy the pages of all imports, which takes seconds. Threads, exit functions and buffers are
+    handled.
     """
     try:
         work()
@@ -271,7 +262,6 @@ def _run_torchrun(arguments: list[str], environment: dict[str, str], link: socke
 
 
 def _program(argv: list[str]) -> list[str]:
-    """Return the script or ``-m`` and the module, with arguments. Empty if this is no existing Python source."""
     rest = argv[2:] if argv[1:2] == ["-u"] else argv[1:]
     if rest[:1] == ["-m"]:
         return rest if len(rest) > 1 else []
@@ -308,7 +298,6 @@ def _run_rank(argv: list[str]) -> None:
 
 
 def _set_threads() -> None:
-    """Use as many threads as PyTorch would in a process started with this environment."""
     import torch
 
     threads = os.environ.get(_THREADS, "")
@@ -333,7 +322,6 @@ def _seed() -> None:
 
 class _Ranks:
     def __init__(self, link: socket.socket, environment: dict[str, str]) -> None:
-        """``environment`` is that of the forking process. torchrun changes its own."""
         self._link = link
         self._environment = environment
         self._ended: dict[int, int] = {}
@@ -370,8 +358,6 @@ class _Ranks:
 
 
 class _Rank:
-    """A rank, with the members of `subprocess.Popen` that torchrun uses."""
-
     def __init__(self, pid: int, args: list[str], ranks: _Ranks) -> None:
         self.pid = pid
         self.args = args

@@ -235,7 +235,6 @@ class Callback(LightningCallback):  # type: ignore[misc]
         return self.framework.directories[0] if self.framework is not None else directory_of(self._trainer)
 
     def _refuse_accumulation(self, trainer: Any, pl_module: Any) -> None:
-        """Known only when training starts."""
         if trainer.strategy.handles_gradient_accumulation:
             self.medic.cannot("job.accumulate", "the strategy accumulates by itself")
         elif not pl_module.automatic_optimization:
@@ -299,7 +298,6 @@ def _of_all_ranks(state: Mapping[str, Any]) -> list[Any]:
 
 
 def _rank_and_world_size() -> tuple[int, int]:
-    """Return PyTorch's values, which a callback created manually may lack."""
     if not distributed.is_needed():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()

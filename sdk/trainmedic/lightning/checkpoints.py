@@ -27,7 +27,6 @@ def path_of(directory: Path, step: int) -> Path:
 
 
 def in_directories(directories: Iterable[Path]) -> list[SavedCheckpoint]:
-    """Return all checkpoints with a known step, oldest first. Missing directories are empty."""
     paths = {path for directory in directories for path in directory.glob(f"*{SUFFIX}") if not path.is_symlink()}
     present = []
     for path in paths:
@@ -54,10 +53,7 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 class _Content(NamedTuple):
-    """Content of a file. Defaults for directories and files that cannot be read safely."""
-
     has_optimizers: bool = True
-    """False with ``save_weights_only``: Lightning cannot resume."""
     step: int | None = None
     health: CheckpointHealth | None = None
 

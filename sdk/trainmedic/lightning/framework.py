@@ -23,8 +23,6 @@ _SHARDED = "the strategy keeps the parameters in shards of its own"
 
 
 class LightningFramework(Framework):
-    """One fit, restarts included."""
-
     reads_late = True  # batches are known once Lightning has made its iterator
 
     def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
@@ -38,7 +36,6 @@ class LightningFramework(Framework):
         self._keeps_batches = True
 
     def fit(self, call: Callable[[Any], None], ckpt_path: Any, model: Any) -> None:
-        """Run `call`, ``trainer.fit`` of ``model`` from a checkpoint. Raises its errors."""
         self._held = HeldModules(model, batches_in_model=True)
         fit_loop = self._trainer.fit_loop
         least = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
@@ -63,7 +60,6 @@ class LightningFramework(Framework):
             self._put_back = self._held.put_back(None)  # before the model's own hooks load their state
 
     def _mark_saved(self, step: int) -> None:
-        """Lightning's callbacks do not save the same step twice."""
         for callback in self._trainer.checkpoint_callbacks:
             if hasattr(callback, "_last_global_step_saved"):
                 callback._last_global_step_saved = step
@@ -112,7 +108,6 @@ class LightningFramework(Framework):
     def load(
         self, kept: Mapping[str, Any], place: Mapping[str, Any] | None, held: Mapping[str, Any] | None = None
     ) -> None:
-        """Take this rank's stored data when Lightning loads the checkpoint."""
         self.loop.kept = kept
         self.resumable.restore(place)
         if self._held is not None and held and self.loop.restarts.starting is not None:

@@ -1,8 +1,7 @@
 """Position of a Lightning fit in its data: restored with a checkpoint, and batches skipped from there.
 
-Lightning resumes within an epoch, but a plain `DataLoader` restarts with another order. `ResumableData.wrap` returns a
-``CombinedLoader`` that Lightning fills with each rank's loaders. It restores the position by the loaders' own states,
-or else by reading the epoch again. The `Callback` stores every rank's `ResumableData.state` in checkpoints.
+A plain `DataLoader` restarts its epoch in another order. `ResumableData.wrap` returns a ``CombinedLoader`` that
+restores the position by the loaders' own states, or else by reading the epoch again.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class ResumableData:
         """Whether the batches since the checkpoint repeat; empty before anything was read."""
 
     def wrap(self, loaders: Any) -> Any:
-        """Return the replacement of ``loaders`` for Lightning."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -69,13 +67,11 @@ class ResumableData:
         return replaced(source, train_dataloader=train_dataloader)
 
     def prepare(self, skip_batches: int) -> None:
-        """Prepare a restart that skips batches after its checkpoint, continuing in the next epoch if necessary."""
         self._resume, self._to_skip, self._untaken, self.skipped = None, skip_batches, 0, 0
         self._drawn.clear()
         self.replayed = f"{NOT_REPLAYED}: the checkpoint has no position in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
-        """Return this rank's state for `restore`; None if unknown. The keys are part of the checkpoint format."""
         if self._resume is not None or self._loader is None:
             return None if self._resume is None else dict(self._resume)
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
@@ -101,7 +97,6 @@ class ResumableData:
         self._resume = state
 
     def count_skipped(self) -> None:
-        """Count skipped batches as done, so that Lightning finds the end of the epoch."""
         batches, self._untaken = self._untaken, 0
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         for counters in (progress.total, progress.current):
@@ -111,7 +106,6 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
-        """Return the next batch with `before_draw`'s result; nothing if the step draws batches itself."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
@@ -170,7 +164,6 @@ class _ResumableLoader:
     _mode: str
 
     began: Mapping[str, Any] | None = None
-    """Random state at the epoch's beginning, and those of the loaders' generators."""
     _has_begun = False
     _before: list[Any] | None = None
     _watches: Sequence[BufferWatch] = ()
@@ -207,7 +200,6 @@ class _ResumableLoader:
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
-        """Return what data sets hold back that the loaders' states lack; else empty."""
         states = self.kept_places() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
@@ -262,7 +254,6 @@ class _ResumableLoader:
         self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - place)))
 
     def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
-        """Begin the epoch after its first ``place`` batches."""
         now, self.began = randomness.capture(), resume["began"]
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
         keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)
@@ -351,7 +342,6 @@ def _generators(loaders: list[Any]) -> list[torch.Generator]:
 
 
 def _is_indexed(loader: Any) -> bool:
-    """Return whether an epoch can be read again identically with the same random numbers."""
     if isinstance(loader, DataLoader):
         return not isinstance(loader.dataset, IterableDataset)
     return isinstance(loader, (list, tuple))

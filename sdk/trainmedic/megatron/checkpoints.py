@@ -23,7 +23,6 @@ def tracked(directory: Path) -> int:
 
 
 def track(directory: Path, iteration: int) -> None:
-    """Make Megatron-LM load that iteration, also after restarts of the job. Raises OSError."""
     write_durably(directory / TRACKER, str(iteration).encode())
 
 

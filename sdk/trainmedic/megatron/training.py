@@ -1,9 +1,8 @@
 """A Megatron-LM training that reports, carries out commands, and goes back to checkpoints within its processes.
 
-Iterations are reported after ``train_step``. Commands are carried out in ``checkpoint_and_decide_exit``, the last call
-of each iteration on every rank. ``train()`` keeps iteration and data in local variables, so for a rollback an exception
-ends it there. State is loaded by Megatron-LM's ``load_checkpoint``, data are rebuilt from the consumed samples, and
-``train()`` is called again, on all ranks at the same iteration.
+``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it after an iteration,
+state is loaded by Megatron-LM's ``load_checkpoint``, data are rebuilt from the consumed samples, and it is called
+again.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ _FOR_A_ROLLBACK = {
 
 
 class MegatronTraining(SelfSavingFramework):
-    """One training. ``megatron`` is the module ``megatron.training.training``, or one with its functions."""
-
     restarter = "trainmedic.megatron.protect"
     fixed_by = "--micro-batch-size, --global-batch-size and --num-workers of Megatron-LM"
     layout = checkpoints.LAYOUT
@@ -76,7 +73,6 @@ class MegatronTraining(SelfSavingFramework):
         return self._build_data(provider)
 
     def train(self, call: Callable[..., Any], named: dict[str, Any]) -> Any:
-        """`call` ``train`` with its arguments, again after each rollback. Returns its result."""
         if self._begun_with is None:
             self._begin(named)
         self._begun_with = {name: getattr(named["config"], name, None) for name in _BEGUN_TWICE}
@@ -162,7 +158,6 @@ class MegatronTraining(SelfSavingFramework):
         self.loop.has_gone_back(restart, self.step_of(checkpoint), _models(named), [named["optimizer"]])
 
     def _load(self, checkpoint: Path, named: Mapping[str, Any]) -> None:
-        """Load in place. Raises Megatron-LM's errors; then only a restart of the job helps."""
         args, megatron = self._args, self._megatron
         model, optimizer, scheduler = named["model"], named["optimizer"], named["opt_param_scheduler"]
         kept = {name: getattr(args, name) for name in ("load", *_FOR_A_ROLLBACK) if hasattr(args, name)}
@@ -289,7 +284,6 @@ def _grad_norm(result: Any) -> Any:
 
 
 def _no_restart(args: Any) -> str:
-    """Return why a training with these options cannot go back; else empty."""
     if not args.save:
         return "there are no checkpoints: --save"
     refused = {
@@ -303,7 +297,6 @@ def _no_restart(args: Any) -> str:
 
 
 def _no_skip(args: Any) -> str:
-    """Return why a training with these options cannot skip batches; else empty."""
     refused = _options(args, "rampup_batch_size", "phase_transition_iterations", "override_opt_param_scheduler")
     return _reason(refused, "with {} the schedule would not know of it; ask with skip_batches: 0")
 

@@ -1,10 +1,8 @@
 """Agreement of a job's ranks to carry out the same commands at the same call of `Medic.commands`.
 
-Calls are counted from `trainmedic.distributed.share` on. At certain calls, the *sync points*, each rank reads one
-decision, usually written by rank 0 in advance. The first one written counts. If it is late, the first rank whose
-patience is over writes an empty one, and no rank waits again until rank 0's heartbeat has advanced. Only for decisions
-with commands the ranks wait for each other: each states its step, and by the agreed outcome all or none carry out a
-command.
+At certain calls, the *sync points*, each rank reads one decision, usually written in advance by rank 0; the first one
+written counts. A late one is replaced by an empty one, once. Only at decisions with commands do the ranks wait for each
+other: each states its step, and all or none carry out a command.
 
 ::
 
@@ -18,6 +16,4 @@ command.
           |        alone touches the store                  |  role: participant
           +------------------ shared store -----------------+
                    keys in the ranks' common store
-
-PyTorch is not needed: a store is any object with four methods.
 """

@@ -50,7 +50,6 @@ class Coordinator:
     """Called by the synchronizer's thread. `Participant` has the same methods."""
 
     lead = 0.2
-    """Seconds before a sync point at which its decision is made."""
 
     def __init__(self, job: str, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
         self._job = job
@@ -76,7 +75,6 @@ class Coordinator:
         return self._store
 
     def has_to_rejoin(self, position: TrainingPosition) -> bool:
-        """Return False. Raises RankLost if a later start of the job has taken over."""
         if self._base.get("current") != self._store.token:
             raise RankLost("another start of this job has taken over")
         return False
@@ -134,7 +132,6 @@ class Coordinator:
                 self._refuse(command, *outcome.refused[sent.id])
 
     def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
-        """Return the running command with that `JobCommand.sync_key`. Called by the training thread."""
         running = self._running.get(sync_key)
         return running.command if running is not None else None
 
@@ -224,7 +221,6 @@ class Coordinator:
         return utc_now() > command.expires_at + _OVERDUE or all(self.is_silent(rank, now) for rank in missing)
 
     def end_round(self, number: int, key: str) -> None:
-        """Delete a finished round later: ranks past sync point `number` do not read it."""
         self._expired_keys.add_entries(number, key)
 
     def leave(self, number: int) -> bool:

@@ -18,15 +18,11 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class SyncDecision:
-    """Commands of one sync point (usually none), and the distance to the next."""
-
     number: int
     by: int
     span: int
-    """Calls of `Medic.commands` until the next sync point."""
     commands: tuple[envelope.Command, ...] = ()
     over: str | None = None
-    """Why this is the last sync point; else None."""
 
     def fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"by": self.by, "span": self.span}
@@ -50,9 +46,7 @@ class AgreedOutcome:
     """Outcome of a decision's commands. A command in neither field may be decided again."""
 
     go: tuple[str, ...] = ()
-    """IDs of the commands that every rank carries out, in the decision's order."""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Status and reason of commands that no rank carries out, by ID."""
     missing: str = ""
 
     def fields(self) -> dict[str, Any]:

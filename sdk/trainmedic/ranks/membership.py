@@ -24,7 +24,6 @@ class Membership:
         self.others: dict[int, RankStatus] = {}
         self._seen_at: dict[int, float] = {}  # when the heartbeat was first seen, by the monotonic clock
         self.hosts: Mapping[int, str] = {}
-        """Known hosts. Replaced as a whole for other threads."""
         self._nonces: dict[int, str] = {}
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
         self._admit_due = 0.0
@@ -45,7 +44,6 @@ class Membership:
         return now - self._seen_at.get(rank, now) > SILENT_AFTER
 
     def passed_by_all(self) -> int:
-        """Return the last sync point that every rank has passed; -1 before all have joined."""
         if len(self.others) < self._base.world_size - 1:
             return -1
         return min([self.own.passed, *(status.passed for status in self.others.values())])
@@ -62,7 +60,6 @@ class Membership:
         ]
 
     def _admit(self, now: float) -> float:
-        """Answer the nonce of each joining rank, until its heartbeat appears under our token."""
         absent = self.absent()
         if not absent:
             return _REFRESH_EVERY

@@ -67,7 +67,6 @@ class Participant:
         return True
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
-        """Read the decision, or make an empty one if rank 0 is too late; None while waiting. Raises RankLost."""
         decision = self._read(position.number + 1)
         if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
             decision = self._decide_nothing(position)
@@ -131,7 +130,6 @@ class Participant:
         return _IDLE_SECONDS
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Return whether rank 0, which writes the results of rounds, sends no heartbeat."""
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_EVERY
             status = self._store.get("heartbeat/0")

@@ -18,19 +18,14 @@ class RankLost(Exception):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Position of the training thread at its last sync point."""
-
     number: int = -1
     calls: int = 0
     span: int = 1
-    """Calls from there to the next sync point."""
     at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """A rank's heartbeat. Field names are those of the stored form."""
-
     heartbeat: int = 0
     passed: int = -1
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,6 @@
 """Rounds: every rank enters a value, rank 0 combines them, and all ranks read the result.
 
-A round waits for live ranks. Ranks are missing if they are gone, have finished the command, or are too late. If rank 0
-is gone, the others close the round without a result.
+Ranks are missing if they are gone, have finished the command, or are too late. Without rank 0 a round has no result.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ SILENT_AFTER = 30.0
 """Seconds without a heartbeat after which a rank counts as gone."""
 GONE = "gone"
 _GRACE = 15.0
-"""Additional seconds to wait for rank 0's result."""
 _READ_INTERVAL = 1.0
 
 
@@ -29,7 +27,6 @@ class Round:
     combine: Callable[[dict[int, Any], list[int]], Any] | None
     """Makes the result on rank 0 from values and missing ranks. If None, rank 0's value is the result."""
     outcomes_key: str | None = None
-    """Key of the command's outcomes. A rank with an outcome enters no more values."""
     patience: float = PATIENCE
 
 
@@ -62,7 +59,6 @@ class Rounds:
         return store.set_if_absent(end, round_.combine(values, missing))
 
     def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
-        """Return the values; None until all live ranks have entered theirs or the patience is over."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
         # Reading all entries costs a call per rank, so limit it while one is missing.

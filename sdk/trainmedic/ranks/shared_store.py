@@ -45,7 +45,6 @@ class SharedStore:
         self._store.set(self._prefix + key, json.dumps(value))
 
     def set_if_absent(self, key: str, value: Any) -> Any:
-        """Write `value` unless the key has one; return the current value, the same on every rank."""
         return json.loads(self._store.compare_set(self._prefix + key, "", json.dumps(value)))
 
     def delete(self, key: str) -> None:
@@ -80,14 +79,12 @@ class ExpiredKeys:
         self._deleted_before = 0
 
     def add(self, number: int, *keys: str) -> None:
-        """Delete `keys` once all ranks have passed sync point `number`."""
         self._keys.extend((number, key) for key in keys)
 
     def add_entries(self, number: int, key: str) -> None:
         self.add(number, f"{key}/end", *self._store.entry_keys(key))
 
     def delete_due(self, passed_by_all: int) -> None:
-        """Delete some hundred due keys; more at once would take too long."""
         if len(self._keys) > _MOST_EXPIRED:
             self._deleted_before = max(self._keys[len(self._keys) // 2][0], self._deleted_before)
             self._store.set("deleted_before", self._deleted_before)

@@ -1,9 +1,7 @@
-"""Background thread of a rank, the only one that uses the shared store.
+"""Background thread of a rank, the only one that uses the shared store, whose calls may block.
 
-Calls of the store may block if its host is gone. So the training thread leaves an `Inquiry` and waits for a bounded
-time. The thread prefetches decisions, writes heartbeats and reports outcomes; ``role`` has the differences between
-ranks. If the store is gone or the rank is too far behind, its part ends (`Synchronizer.ended_because`): it carries out
-no more commands, and so the others carry out none either.
+The training thread leaves an `Inquiry` and waits for a bounded time. If the store is gone or the rank is too far
+behind, its part ends (`Synchronizer.ended_because`), and no rank carries out commands.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 GRACE = 15.0
-"""Additional seconds for a slow store before the rank gives up."""
 JOIN_PATIENCE = 60.0
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
@@ -97,7 +94,6 @@ class Synchronizer:
         self._wake.set()
 
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
-        """Call `attempt(since, now)` in the background thread until it returns a value. Raises RankLost."""
         inquiry = Inquiry(attempt, self._world_size)
         self._inquiries.append(inquiry)
         self._wake.set()
@@ -117,7 +113,6 @@ class Synchronizer:
         self._wake.set()
 
     def end(self, reason: str, level: int = logging.WARNING) -> None:
-        """End this rank's part, and release waiting calls. Thread-safe."""
         if self.ended_because is None:
             self.ended_because = reason
             log.log(level, "%s: rank %d no longer carries out commands: %s", self._job, self._rank, reason)
@@ -126,7 +121,6 @@ class Synchronizer:
         self._wake.set()
 
     def close(self, timeout: float) -> None:
-        """Report the remaining outcomes, announce the departure, and end, within `timeout` seconds."""
         self._closing_at = time.monotonic() + timeout
         self._wake.set()
         self._thread.join(timeout + 0.5)

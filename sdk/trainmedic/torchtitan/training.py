@@ -1,9 +1,7 @@
 """A torchtitan training that reports, carries out commands, and goes back to checkpoints within its processes.
 
-Steps are reported after ``train_step``. Commands are carried out in ``should_continue_training``, which is called
-between two steps on every rank. ``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a
-local variable. So for a rollback an exception ends it between two steps, and it is called again with the checkpoint to
-load. Skipped data are drawn and dropped. All ranks act at the same step.
+``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a local variable. So for a rollback an
+exception ends it between two steps, and it is called again with the checkpoint to load.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ _CALLED = ("_should_save", "maybe_wait_for_saving", "maybe_wait_for_staging", "e
 
 
 class TitanTraining(SelfSavingFramework):
-    """One training by torchtitan's ``trainer``."""
-
     restarter = "trainmedic.torchtitan.protect"
     fixed_by = "training.local_batch_size, training.global_batch_size and dataloader.num_workers of torchtitan"
     layout = checkpoints.LAYOUT
@@ -70,7 +66,6 @@ class TitanTraining(SelfSavingFramework):
             medic.on("job.checkpoint")(self.checkpoint)
 
     def train(self, call: Callable[[], Any]) -> Any:
-        """`call` the trainer's ``train()``, again after each rollback. Returns its result."""
         trainer, checkpointer = self._trainer, self._checkpointer
         trainer.should_continue_training = self.continues
         trainer.train_step = self.train_step
@@ -115,7 +110,6 @@ class TitanTraining(SelfSavingFramework):
         return self._batches(self._noted(self.to_train_on(iter(loader))))
 
     def continues(self) -> bool:
-        """Replaces ``should_continue_training``: return whether there is another step."""
         if self._is_loaded:
             self.end_step(self._trainer.step)
         else:
@@ -237,7 +231,6 @@ class TitanTraining(SelfSavingFramework):
         return {"checkpoint": self.path_of(step).name, "directory": str(checkpointer.folder)}
 
     def _saves(self, step: int, is_last: bool) -> bool:
-        """Return whether torchtitan now writes a checkpoint to which training can go back."""
         if self.no_restart_because or (is_last and self._checkpointer.last_save_model_only):
             return False
         return bool(self._checkpointer._should_save(step, is_last))
@@ -285,7 +278,6 @@ class TitanTraining(SelfSavingFramework):
 
 
 def _no_restart(checkpointer: Any) -> str:
-    """Return why a training with this checkpoint manager cannot go back; else empty."""
     if not checkpointer.enable:
         return "there are no checkpoints: --checkpoint.enable"
     if any(not hasattr(checkpointer, name) for name in _CALLED):

@@ -101,7 +101,6 @@ class Attachment:
     def training_begins(
         self, optimizer: Any, scheduler: Any, directory: Path, checkpoint: Path | None, writes: bool
     ) -> None:
-        """Record the start of the loop from ``checkpoint``, if any. Checkpoints of this run go to ``directory``."""
         self.live.loop_begins(optimizer, scheduler)
         _join_ranks(self.medic)
         self.live.recall(directory, checkpoint, writes)
@@ -131,7 +130,6 @@ class Attachment:
             self._layer_norms.close()
 
     def parts_of_step(self, step: int) -> Mapping[str, Any]:
-        """Return arguments of `Medic.report` for the parts of the time since the last report."""
         self.meter.step_ends()
         return self.meter.take(self.medic.progress.steps_to(step))
 
@@ -144,7 +142,6 @@ class Attachment:
             self.loop.restarts.disarm()
 
     def between_steps(self, work: Callable[[], None]) -> None:
-        """Call `work` without interruptions, so that changes of commands are complete."""
         self.disarm()
         try:
             work()
@@ -166,7 +163,6 @@ class Attachment:
         self.live.checkpoint_written(step)
 
     def evaluated(self, metrics: Mapping[str, Any], step: int, is_of_tokens: bool = False) -> None:
-        """Report an evaluation. ``is_of_tokens`` as for `loss_and_perplexity`."""
         loss, perplexity = loss_and_perplexity(metrics, is_of_tokens)
         others = other_metrics(metrics)
         if loss is not None or perplexity is not None or others:
@@ -177,7 +173,6 @@ class Attachment:
         return self.loop is not None and self.loop.restarts.is_asked
 
     def stop(self) -> None:
-        """End pauses and prevent restarts, because the job is to stop."""
         self.live.pause.end()
         if self.loop is not None:
             self.loop.restarts.stop()

@@ -24,8 +24,6 @@ _FORMAT = 1
 
 
 class CarriedFiles:
-    """Carried state of one rank. ``also`` is named by the user. Raises ConfigurationError."""
-
     def __init__(self, rank: int, also: Mapping[str, Any] | None) -> None:
         self._file = _FILE.format(rank=rank)
         self._named = by_value(also or {})
@@ -37,7 +35,6 @@ class CarriedFiles:
         self._carried.begin()
 
     def save(self, checkpoint: Path) -> None:
-        """Store the current state in a checkpoint. Raises OSError."""
         held = {"format": _FORMAT, "carried": self._carried.take(), "random": randomness.capture()}
         add_file(checkpoint / self._file, held)
 

@@ -15,9 +15,7 @@ class Framework(Protocol):
     reads_late: bool = False
     """True if the batches are known only at the first one. `TrainerLoop.compare_losses` is then called there."""
     no_restart_because: str = ""
-    """Reason why this training cannot restart; else empty."""
     no_skip_because: str = ""
-    """Reason why a rollback cannot skip batches; else empty."""
     writes: bool
     """True on the one rank that changes the checkpoint directories."""
 
@@ -30,9 +28,7 @@ class Framework(Protocol):
         """Return all checkpoints by ascending step, including foreign and incomplete ones."""
         ...
 
-    def is_complete(self, checkpoint: Path) -> bool:
-        """Return whether the loop can start from it."""
-        ...
+    def is_complete(self, checkpoint: Path) -> bool: ...
 
     def step_of(self, checkpoint: Path) -> int: ...
 
@@ -63,7 +59,6 @@ class Framework(Protocol):
         return
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
-        """Apply the restart's changes on every rank, before the loop starts from `checkpoint`. Raises OSError."""
         return
 
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:

@@ -40,7 +40,6 @@ class HeldModules:
         return changed
 
     def add(self, records: Mapping[str, Mapping[str, Any]], keeps_batches: bool = True) -> PutBack:
-        """Restore only what is recorded, after `put_back` has reset all."""
         changed = PutBack()
         for name, record in records.items():
             if name in self._states:

@@ -1,7 +1,7 @@
 """State that a program's object holds across a restart of its loop: batches, counters, buffers, averages.
 
-A restart in the process reuses objects that a new process would create. `HeldState` copies their attributes at the
-start and with each checkpoint, and restores the checkpoint's copy, or else the initial one.
+A restart in the process reuses objects that a new process would create. So their attributes are restored from the
+checkpoint's copy, or else to their initial state.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from trainmedic.trainer.held_values import NotPlain, is_figure, packed, same, un
 log = logging.getLogger("trainmedic")
 
 _SETTINGS = (bool, str, bytes)
-"""Types of settings, which training does not change."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 
 
 @dataclass(frozen=True)
 class PutBack:
-    """Attributes that `HeldState.put_back` changed."""
-
     restored: tuple[str, ...] = ()
-    """Set to their state at the checkpoint."""
     reset: tuple[str, ...] = ()
     """Set to their initial state, because the checkpoint has no copy."""
 
@@ -62,7 +58,6 @@ class HeldState:
         self._at_start = self._copies()
 
     def record(self) -> dict[str, Any]:
-        """Return copies of the attributes that differ from their initial state, for `put_back`."""
         return {
             name: form
             for name, form in self._copies().items()

@@ -25,13 +25,10 @@ _HOW = "use the rate that the callback's learning_rate(value) returns, or give t
 
 
 class LiveCommands:
-    """Handlers registered with `medic`, called between two steps."""
-
     def __init__(self, medic: Medic) -> None:
         self.pause = LoopPause(medic)
         self.medic = medic
         self.loss_log = LossLog()
-        """Losses affected by rate changes, of a loop that can go back."""
         self._rate: LearningRate | None = None
         self._changes: AppliedChanges | None = None
         self._is_recalled = False
@@ -46,7 +43,6 @@ class LiveCommands:
             medic.cannot("job.empty_cache", "there is no GPU whose memory is cached")
 
     def loop_begins(self, optimizer: Any, scheduler: Any) -> None:
-        """Take a new loop's optimizer and scheduler, and reapply the commands' scale."""
         self._rate = LearningRate(optimizer, scheduler)
         if self._changes is not None:
             self._rate.set_scale(self._changes.scale(LEARNING_RATE))
@@ -67,7 +63,6 @@ class LiveCommands:
         self._rates.step_done()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return a computed rate times the commands' factor."""
         return value if self._rate is None else self._rate.scaled(value)
 
     def recall(self, directory: Path, checkpoint: Path | None, writes: bool) -> None:
@@ -99,7 +94,6 @@ class LiveCommands:
             self._changes.checkpoint_written(step)
 
     def unscaled(self, call: Callable[[], Result]) -> Result:
-        """Call a function, such as to save the optimizer, with unscaled rates."""
         result: Result = call() if self._rate is None else self._rate.unscaled(call)
         return result
 

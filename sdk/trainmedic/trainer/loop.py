@@ -32,12 +32,9 @@ log = logging.getLogger("trainmedic")
 
 
 class TrainerLoop:
-    """One training by ``framework``, restarts included."""
-
     def __init__(self, medic: Medic, framework: Framework, limits: RestartLimits) -> None:
         self.framework = framework
         self.kept: Mapping[str, Any] | None = None
-        """This rank's data in the checkpoint from which the loop began, if any."""
         self.meter: StepMeter | None = None
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
         self.proof = RollbackProof(medic, lambda: framework.accumulation)
@@ -50,7 +47,6 @@ class TrainerLoop:
         self._begin_comparison: Callable[[], None] | None = None
 
     def start_fresh(self) -> None:
-        """Begin without a checkpoint: existing ones belong to an earlier training."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self.framework.all_checkpoints())
         self.budget.reset()
         self._medic.progress.begin_training(time.perf_counter())
@@ -92,7 +88,6 @@ class TrainerLoop:
         return new.name
 
     def _disown(self, damaged: Path) -> None:
-        """Exclude a damaged checkpoint permanently, after every rank has loaded it."""
         self._foreign |= {(each.path, each.at) for each in self.framework.all_checkpoints() if each.path == damaged}
         if self.framework.writes:
             try:
@@ -102,7 +97,6 @@ class TrainerLoop:
 
     @contextlib.contextmanager
     def attempting(self) -> Iterator[None]:
-        """Wrap the framework's loop: its error ends pending comparisons."""
         try:
             yield
         except BaseException as error:

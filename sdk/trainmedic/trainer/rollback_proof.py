@@ -1,7 +1,7 @@
-"""Proof that a rollback went where its answer states: parameters, optimizer, batches and losses.
+"""Proof that a rollback went where its answer states.
 
-Checkpoints store digests and the number of drawn batches (`RollbackProof.kept`). After a restart each rank compares
-loaded state (`loaded`), drawn batches (`drawn`) and the losses of the first steps (`losses`). The answer waits for it.
+After a restart each rank compares loaded state, drawn batches and the losses of the first steps with values stored with
+the checkpoint. The answer waits for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class RollbackProof:
         self._parameters: dict[str, Any] = {"compared": 0, "agreed": 0, "ranks": medic.world_size, "why": _NOT_KEPT}
         self._problem = ""
         self.carried: Mapping[str, Any] = {}
-        """Comparison of carried state for the answer; empty if unknown."""
 
     @property
     def accumulation(self) -> int:
@@ -62,7 +61,6 @@ class RollbackProof:
         return health_now(self.medic.progress, None if self.not_comparable else are_finite(modules, optimizers))
 
     def kept(self, step: int, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
-        """Return JSON values to store with the checkpoint of that step."""
         return {"digests": self.digests(modules, optimizers), **self.kept_of_rank(step, optimizers)}
 
     def digests(self, modules: Modules, optimizers: Optimizers) -> Any:
@@ -72,13 +70,9 @@ class RollbackProof:
         return {"batches": self.batch_log.state(), **self.losses.kept(step, optimizers.values(), self.accumulation)}
 
     def resumes(self, kept: Mapping[str, Any] | None) -> None:
-        """Resume in a new process from a checkpoint with these stored values."""
         self.batch_log.restore(None if kept is None else kept.get("batches"))
 
     def goes_back(self, kept: Mapping[str, Any] | None, skipped: Callable[[], int]) -> None:
-        """Restart from a checkpoint with these stored values. ``skipped`` returns the skipped batches, known at the
-        first draw.
-        """
         self._is_back, self._skipped = True, skipped
         self._place = ((kept or {}).get("batches") or {}).get("drawn")
 
@@ -142,7 +136,6 @@ class RollbackProof:
         self.losses.log.comparison.course_changes(because, self.losses.step)
 
     def answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
-        """Answer a rollback after its first step, now or once batches were compared."""
         if self._is_back:
             self._is_back = False
             self.batch_log.go_back(None, 0, 0, _NOT_DRAWN)

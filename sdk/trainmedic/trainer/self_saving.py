@@ -35,7 +35,6 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     restarter: ClassVar[str]
     fixed_by: ClassVar[str]
-    """The framework's settings of batches and workers."""
     layout: ClassVar[StepDirectories]
     no_checkpoint_because: str = ""
     """Reason why ``job.stop`` cannot write a checkpoint; else empty."""
@@ -67,7 +66,6 @@ class SelfSavingFramework(Framework, abc.ABC):
             left_out.forget(self.directory)
 
     def begins(self, optimizers: Any, schedulers: Any, step: int) -> None:
-        """Begin after that many steps. Every rank calls it once."""
         start = self.path_of(step) if step else None
         self.attachment.training_begins(optimizers, schedulers, self.directory, start, self.writes)
         ranks = self.medic.group("left-out")
@@ -75,7 +73,6 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.left_out = [(start, stop) for start, stop in read]
 
     def put_back_carried(self, checkpoint: Path, with_random: bool = True) -> None:
-        """Restore this rank's data in the loop's initial checkpoint."""
         self.loop.proof.carried = self.carried.restore(checkpoint, with_random)
 
     def leave_out(self, start: int, count: int) -> None:
@@ -101,7 +98,6 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     @log_errors
     def note_saved(self) -> None:
-        """Report a checkpoint once it is complete, perhaps some steps later."""
         if self._being_saved is None or not self.has_saved(self._being_saved[0]):
             return
         step, health = self._being_saved

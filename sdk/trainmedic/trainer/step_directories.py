@@ -16,17 +16,13 @@ from trainmedic.wire import envelope
 
 @dataclass(frozen=True)
 class StepDirectories:
-    """On-disk layout of one framework's checkpoints."""
-
     prefix: str
     digits: int
-    """Minimum digits of a step."""
     is_complete: Callable[[Path], bool]
     last_change: Callable[[Path, bool], float]
     """Returns when a checkpoint without a mark was written (Unix time), given its completeness. Raises OSError."""
 
     def in_directory(self, directory: Path) -> list[SavedCheckpoint]:
-        """Return all checkpoints, incomplete ones too, oldest step first. Empty without the directory."""
         present = []
         for path in directory.glob(f"{self.prefix}*"):
             step = self.step_of(path)

@@ -13,8 +13,6 @@ from trainmedic.torch.loss_course import Return, begin_comparison
 
 
 class StepLosses:
-    """Losses of one training over all restarts."""
-
     def __init__(self) -> None:
         self.log = LossLog()
         self.step = 0

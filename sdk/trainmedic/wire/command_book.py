@@ -19,13 +19,11 @@ LARGEST_RECORD = 1024 * 1024
 """Bytes of a record in Redis. A larger one is stored without its outputs."""
 
 RankOutcome = tuple[str, Mapping[str, Any]]
-"""Status and output of one rank."""
 
 
 @dataclass(frozen=True)
 class CommandRecord:
     status: str
-    """Status of the reply; ``accepted`` until the final one."""
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     """Outcomes of ranks that differ from ``status`` and ``output``."""
@@ -89,14 +87,12 @@ REVOKED = ended(envelope.REJECTED, "it was reverted before it was applied")
 
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
-    """Queue the command, which has been entered."""
     ANSWER = enum.auto()
     """Send the recorded outcome, or the reason for a refusal. After a refusal the command may come again."""
     CLOSE = enum.auto()
     WAIT = enum.auto()
     """This process already has the command. The repeat extends its time."""
     TAKE_OVER = enum.auto()
-    """An earlier process had the command and did not answer."""
     DROP = enum.auto()
     """Send no answer: the record is forged, so the outcome is unknown. The server reports it as unknown."""
 
@@ -145,7 +141,6 @@ class CommandEffect(enum.Enum):
     NONE = enum.auto()
     OPEN = enum.auto()
     UNKNOWN = enum.auto()
-    """The command may have been forgotten, or its outcome is unknown."""
 
 
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:

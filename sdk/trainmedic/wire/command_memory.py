@@ -1,12 +1,8 @@
-"""Outcomes of a job's commands, stored so that each command is applied at most once.
+"""Outcomes of a job's commands, in this process and in Redis, so that each command is applied at most once.
 
-Commands arrive at least once: after reconnects, restarts and repeated requests. Records are held in this process and in
-one expiring Redis key per command. A command is entered before the training loop sees it. A command that an earlier
-process entered and did not answer counts as interrupted and is never applied again. A command that expired unapplied is
-forgotten, and may come again.
-
-Redis can lose records: it can restart empty or fail over to a replica. One more key states since when and in which run
-of Redis the memory is complete (`CommandMemory.covers`).
+A command is entered before the training loop sees it. One that an earlier process did not answer counts as interrupted
+and is never applied again. One that expired unapplied is forgotten, and may come again. Redis can lose records; one
+more key states since when and in which run of Redis the memory is complete (`CommandMemory.covers`).
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ SECONDS = 30 * 24 * 3600
 """How long Redis stores a record, in seconds. An undo can come days later, when its alert resolves."""
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
-"""Larger outcomes are held in this process by status only; Redis has the whole."""
 
 
 class CommandMemory:
@@ -66,7 +61,6 @@ class CommandMemory:
             return self._records.get(command_id)
 
     def look_up(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        """Return the record of a command in this process or in Redis, if any. Raises redis-py's errors."""
         here = self.recall(command_id)
         if here is not None and not here.is_cut:
             return here
@@ -90,7 +84,6 @@ class CommandMemory:
         return self.covers_here(command_id) or undoing.is_covered(command_id, self.mark_whole(client))
 
     def covers_here(self, command_id: str) -> bool:
-        """Return the same as `covers`, from this process's memory alone."""
         with self._lock:
             return undoing.is_covered(command_id, self._whole_here_since)
 
@@ -117,7 +110,6 @@ class CommandMemory:
             return self._whole_in_redis_since
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        """Enter a command as ours to apply. Returns None on success, else its existing record."""
         mine = CommandRecord(envelope.ACCEPTED)
         with self._marking:
             if self._enter(client, command_id, mine):
@@ -136,7 +128,6 @@ class CommandMemory:
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
-        """Return False if Redis already has a record and `replace` is not set."""
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:
@@ -154,7 +145,6 @@ class CommandMemory:
                 self._whole_here_since = envelope.utc_now()
 
     def forget(self, command_id: str) -> None:
-        """Remove a command that expired unapplied from this process. `unmark` removes it from Redis."""
         with self._lock:
             self._records.pop(command_id, None)
 

@@ -1,7 +1,6 @@
-"""Connection of a process's background threads to Redis, opened on demand and after each break.
+"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited.
 
-All threads of a process share one connection in turns, because the number of clients of Redis is limited. The training
-thread never uses it. The server has asynchronous connections and uses only `client_options`.
+The training thread never uses it. The server uses only `client_options`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ _WAITS_FOR_ROOM = (10.0, 30.0)
 """Range of seconds between tries while Redis is full. Random, because each of thousands of tries briefly uses a client.
 """
 _MOST_IN_HAND = 1000
-"""Maximum number of unanswered commands that are remembered."""
 _REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
 """First words of Redis errors that refuse one command and leave the connection intact."""
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
@@ -93,8 +91,6 @@ class NoRoom(redis.RedisError):
 
 
 class _Line:
-    """A Redis client that several threads use in turns, first come, first served."""
-
     def __init__(self, find_url: Callable[[], str | None]) -> None:
         self._find_url = find_url
         self._changed = threading.Condition()
@@ -182,7 +178,6 @@ class RedisConnection:
         self._line.in_hand.pop(command_id, None)
 
     def note_answered(self, entry: bytes) -> None:
-        """Record that the final replies to a stream entry are queued. They remove it from the stream."""
         self._line.answered.add(entry)
 
     def note_taken_off(self, entry: bytes) -> None:
@@ -190,7 +185,6 @@ class RedisConnection:
         self._line.answered.discard(entry)
 
     def is_answered(self, entry: bytes) -> bool:
-        """Return whether a stream entry remains only because its replies are queued."""
         return entry in self._line.answered
 
     def since_command(self, most: float) -> float:
@@ -217,7 +211,6 @@ class RedisConnection:
             client.connection_pool.disconnect(inuse_connections=True)
 
     def close(self) -> None:
-        """End this thread's share. The last share closes the connection."""
         self._line.take(self)
         try:
             self._line.users -= self._is_user

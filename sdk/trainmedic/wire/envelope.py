@@ -1,8 +1,7 @@
 """Wire format between the server and the jobs and agents that carry out its commands.
 
-A command is a Redis stream entry with the field ``command`` (JSON, UTF-8). A reply is an entry of
-``trainmedic:replies`` with the field ``reply`` (JSON). Signatures are in separate fields (``signing``). Replies in
-other forms are read too: see `body_of` and `Reply.of_entry`. Standard library only.
+A command is a stream entry with the field ``command``, a reply one of ``trainmedic:replies`` with ``reply`` (JSON,
+UTF-8). Signatures are in separate fields (``signing``). Standard library only.
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ class Command:
     v: int = VERSION
 
     def encode(self) -> bytes:
-        """Return the exact bytes that are sent and signed."""
         fields: dict[str, Any] = {
             "v": self.v,
             "id": self.id,
@@ -130,9 +128,7 @@ class Reply:
     output: Mapping[str, Any] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: utc_now())
     job: str | None = None
-    """The answering job; None for an agent."""
     node: str | None = None
-    """Node of the answering agent; None for a job."""
     ranks: int | None = None
     """Number of ranks that answer the command; None if not stated."""
     is_to_genuine: bool = True
@@ -254,7 +250,6 @@ def _object(raw: bytes, name: str) -> dict[str, Any]:
 
 
 def _flat_member(name: bytes, value: bytes) -> Any:
-    """Decode a member that is a field of its own. Only ``output`` may be JSON."""
     if name == b"output":
         try:
             return read_json(value)
@@ -275,7 +270,6 @@ def _rank(value: Any) -> int | None:
 
 
 def _output(fields: Mapping[str, Any], status: str) -> dict[str, Any]:
-    """Return the output as a mapping. For failures, add a ``reason`` found in other places."""
     value = fields.get("output")
     output = dict(value) if isinstance(value, dict) else {} if value in (None, "") else {"value": value}
     if status in FINAL - {APPLIED} and "reason" not in output:

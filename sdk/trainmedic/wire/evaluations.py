@@ -14,11 +14,9 @@ from typing import Any, Iterable, Mapping
 from trainmedic.wire import envelope
 
 FIELD = "evaluations"
-"""The member of the presence."""
 MOST = 32
 """Maximum number of metrics per job. The first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
-"""Form of a metric's name."""
 NOT_FINITE = "NaN"
 """Replaces a value that is not a finite number."""
 _MOST_STEP = 10**15
@@ -26,19 +24,15 @@ _MOST_STEP = 10**15
 
 @dataclass(frozen=True)
 class EvaluatedMetric:
-    """The newest value of one metric."""
-
     name: str
     value: float | None
     """None if the job reported a value that is not a finite number."""
     step: int | None
     """The training step that was evaluated. None if the job did not state it."""
     at: datetime
-    """When it was reported (aware UTC)."""
 
 
 def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
-    """Return the content of `FIELD`."""
     return [
         {
             "metric": metric.name,

@@ -1,8 +1,7 @@
 """Transport of log findings to the server and of log rules to the nodes.
 
-A finding is an entry of one stream, signed like a reply (``domain.finding_codec``). The rules are one unsigned value
-for all nodes. A signed *notice of rules* per node states their digest, in the key of the node's identity. Readers check
-their notice every few seconds and load the rules when the digest changes.
+A finding is an entry of one stream, signed like a reply (``domain.finding_codec``). The rules are one unsigned value. A
+signed *notice of rules* per node states their digest; readers check it every few seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from trainmedic.wire.signing import Signer, node_identity, unseal
 FINDINGS = "trainmedic:findings"
 FIELD = b"finding"
 LARGEST_UPDATE = 1024 * 1024
-"""Bytes of an entry with its signatures. Larger entries are not read."""
 MOST_WAITING = 1000
 """Entries in the stream above which senders hold theirs back until the server has taken some."""
 RULES = "trainmedic:logrules"
@@ -40,7 +38,6 @@ def notice_of_rules(node: str) -> str:
 @dataclass(frozen=True)
 class RulesNotice:
     digest: str
-    """SHA-256 of the rules' bytes, hexadecimal."""
     at: datetime
     """Aware UTC time since when these rules apply. Readers reject rules older than their own."""
 

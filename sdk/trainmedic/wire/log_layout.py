@@ -37,7 +37,6 @@ ROTATED = ".1"
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 180
-"""Bytes of an encoded name. File systems allow 255, including prefixes and suffixes."""
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})\Z")
 _OF_RANK = re.compile(r"rank-(\d{1,9})(?:\.jsonl(?:\.1)?)?\Z")
 _OF_NODE = re.compile(r"(launcher|error|ended)-(.+?)\.(?:log(?:\.1)?|json)\Z")
@@ -117,7 +116,6 @@ def job_directory(log_dir: Path, job: str) -> Path:
 
 
 def attempt_number(name: str) -> int | None:
-    """Return the attempt of a directory's name; None for other directories."""
     match = _ATTEMPT.match(name)
     return int(match[1]) if match is not None else None
 

@@ -19,7 +19,6 @@ class LogLimit:
         self._count = 0
 
     def lets_through(self) -> bool:
-        """Count a line, and return whether it may be written."""
         with self._lock:
             now = self._clock()
             if now - self._began >= self._seconds:

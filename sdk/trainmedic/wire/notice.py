@@ -1,7 +1,6 @@
-"""Unsolicited notices to the server: a job has ended, or an attempt has failed or restarted.
+"""Unsolicited notices to the server, by a job or its launcher.
 
-A notice is an entry of the stream of replies with the field ``notice`` (JSON, UTF-8), signed like a reply. Senders are
-the job's ``client`` and the launcher.
+A notice is an entry of the stream of replies with the field ``notice`` (JSON, UTF-8), signed like a reply.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from trainmedic.wire.reading import read_object, without_nul
 
 FIELD = b"notice"
 ENDED = "job_ended"
-"""The job has ended normally."""
 FAILED = "job_failed"
 """A process ended with an error; with a launcher, an attempt did."""
 RESTARTED = "job_restarted"
@@ -31,7 +29,6 @@ _INSTANCE = re.compile(r"^[0-9a-f-]{36}\Z")
 
 
 def launcher_presence(launcher: str) -> str:
-    """Return the expiring key of a launcher (see `launcher_name`)."""
     return f"trainmedic:launcher:{launcher}"
 
 
@@ -53,11 +50,8 @@ class Notice:
     job: str
     kind: str
     instance: str
-    """UUIDv7 that the sending process made at its start."""
     number: int
-    """Number of the notice within that process, counted from 1."""
     at: datetime
-    """Aware UTC time of writing."""
     attempt: int | None = None
     """Attempt of the job, counted from 1; None if no launcher counts."""
     reason: str = ""
@@ -71,7 +65,6 @@ class Notice:
     error: str = ""
     """Kind of its last error, such as ``ValueError``; ``hang`` if the launcher ended a hang."""
     restarts: bool = False
-    """True if the launcher starts another attempt."""
 
     def encode(self) -> bytes:
         fields: dict[str, object] = {

@@ -20,7 +20,6 @@ _LEFT_OUT = '"nested too deeply"'
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object in `raw`. Raises ValueError for anything else."""
     value = read_json(raw)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")

@@ -1,8 +1,7 @@
-"""Thread that reads a Redis stream of commands and passes on the genuine ones.
+"""Thread that reads a Redis stream of commands and passes on the genuine ones, each at least once.
 
-Each job and node agent has one; it is the only member of the stream's consumer group. Each entry is delivered at least
-once: unacknowledged entries are read again, but not while their answer is queued. The thread survives outages of Redis,
-an emptied Redis and a deleted consumer group.
+Unacknowledged entries are read again, but not while their answer is queued. The thread survives outages of Redis, an
+emptied Redis and a deleted consumer group.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ log = logging.getLogger("trainmedic")
 LARGEST_COMMAND = 256 * 1024
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
-"""Poll Redis without blocking for this long after an unanswered command. The answer uses the same connection, and Redis
-ends blocking reads only at its timer, ten times a second. Later the answer is delayed by `_BLOCK_MS` at most.
+"""Poll without blocking for this long after an unanswered command: the answer uses the same connection, and Redis ends
+blocking reads only ten times a second. Later the answer is delayed by `_BLOCK_MS` at most.
 """
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
 """Seconds between two of these questions: the first, and a tenth of the time since the command."""
@@ -47,9 +46,7 @@ class Addressee:
     name: str
     stream: str
     consumer: str
-    """Name in the stream's consumer group; stable across restarts."""
     log_name: str
-    """Prefix of log messages."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +65,15 @@ class ReceivedCommand:
 class CommandConsumer(Protocol):
     """Consumer of received commands, called in the receiver's thread. It may raise Redis errors."""
 
-    def receive(self, received: ReceivedCommand) -> None:
-        """Take a genuine command, perhaps a repeated one."""
-        ...
+    def receive(self, received: ReceivedCommand) -> None: ...
 
-    def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """Take a command with a wrong signature or for another addressee."""
-        ...
+    def refuse(self, received: ReceivedCommand, reason: str) -> None: ...
 
     def note_unreadable(self) -> None:
         """Count a message that was not a command. It is off the stream."""
         ...
 
-    def connected(self, client: redis.Redis) -> None:
-        """Prepare after each connect, before any command is read."""
-        ...
+    def connected(self, client: redis.Redis) -> None: ...
 
 
 class CommandReceiver:

@@ -44,7 +44,6 @@ def explained(error: BaseException, url: str | None = None) -> str:
 
 
 def unreachable(error: BaseException) -> str:
-    """Return why nothing answers at the URL, as half a sentence. Empty if `error` does not state it."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
             return "the host name of the URL cannot be resolved"

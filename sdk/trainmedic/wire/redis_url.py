@@ -21,7 +21,6 @@ class BehindSentinels(NamedTuple):
     sentinels: tuple[tuple[str, int], ...]
     master: str
     options: dict[str, Any]
-    """redis-py's options for the connection to the master; ``ssl`` for TLS."""
     sentinel_options: dict[str, Any]
 
 

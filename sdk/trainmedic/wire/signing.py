@@ -1,15 +1,11 @@
 """Signatures that prove a message's author, although any client can write to Redis.
 
-A signature is the HMAC-SHA256 (RFC 2104) of a message's exact bytes, in lower-case hexadecimal. A holder of several
-keys signs with each. A message is genuine if one signature matches one of the reader's keys, so keys can be rotated
-with an overlap.
+A signature is the HMAC-SHA256 (RFC 2104) of a message's exact bytes, in lower-case hexadecimal. Senders sign with each
+of their keys; one match with a reader's key suffices, which allows rotation.
 
-The **shared key** is the server's and is trusted with everything. An **identity key** (`identity_key`), derived from
-it, lets one job or node read its commands and speak for itself only. The server signs commands with both.
-
-Stream entries carry signatures in fields of their own (`Signer.fields`, `signatures_of`), values of keys in the last
-member of their JSON object (`seal`, `unseal`). The name of the key is signed too, so that a value cannot be copied to
-another key.
+The **shared key** is the server's and is trusted with everything. An **identity key** derived from it (`identity_key`)
+covers one job or node. Values of keys are signed together with the key's name, so that they cannot be copied to another
+key.
 """
 
 from __future__ import annotations
@@ -72,14 +68,13 @@ def _with_identity_keys(keys: tuple[bytes, ...], identity: str) -> tuple[bytes, 
 
 class Proof(NamedTuple):
     is_previous: bool
-    """True if it is an older key that is still accepted, or derived from one."""
 
 
 class Signer:
     """Signer and verifier of messages. Thread-safe.
 
-    ``read_keys`` returns the active key first, then older accepted ones. It is called periodically and after wrong
-    signatures, so that key files can be replaced without a restart. If it raises TrainmedicError then, the keys stay.
+    ``read_keys`` returns the active key, then older accepted ones. It is called periodically and after wrong
+    signatures. If it raises TrainmedicError then, the keys stay.
     """
 
     def __init__(self, read_keys: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,7 +94,6 @@ class Signer:
         return [sign(raw, key) for key in self._keys_for(identity)]
 
     def fields(self, raw: bytes, identity: str | None = None) -> dict[bytes, str]:
-        """Return the signatures of `raw` as fields of a stream entry."""
         first, *more = self.sign(raw, identity)
         return {FIRST_FIELD: first, MORE_FIELD: " ".join(more)} if more else {FIRST_FIELD: first}
 
@@ -138,7 +132,6 @@ class Signer:
         return None
 
     def _read_again(self) -> bool:
-        """Read the keys again; return whether they changed."""
         self._read_at = self._clock()
         try:
             keys = _checked(self._read_keys())

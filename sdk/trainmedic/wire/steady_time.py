@@ -1,10 +1,8 @@
 """Time of day that does not jump with the machine's clock.
 
-Server, agents and jobs compare times of day for age and expiry. A clock set by hours must neither expire everything nor
-delay what is due. If the clock steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and
-reports it. After `BELIEVED_AFTER_SECONDS` at its new time the clock is followed. The clock is trusted at each start.
-
-Measure durations with a monotonic clock instead.
+If the clock steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and reports it, so that
+nothing expires or is delayed. After `BELIEVED_AFTER_SECONDS` at its new time the clock is followed. Measure durations
+with a monotonic clock instead.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ since_boot: Callable[[], float] = (
 @dataclass(frozen=True)
 class ClockStep:
     seconds: float
-    """How far the clock is ahead of the kept time; negative if behind."""
     kind: Literal["stepped", "believed", "returned"]
     """``stepped``: it jumped and is not followed yet; ``believed``: it is followed from now on, by a jump of `seconds`;
     ``returned``: it agrees with the kept time again.

@@ -1,8 +1,7 @@
 """Answers to an undo that has nothing to revert, and the proof they need.
 
-A receiver that lost its memory finds nothing either. It answers ``failed``, which keeps the undo pending. A command
-without a record was never applied only if the memory is complete since before the command was issued. Jobs and agents
-answer by this rule; the server judges the answers by it.
+A receiver that lost its memory finds nothing either, and must answer ``failed``. A command without a record was never
+applied only if the memory is complete since before the command was issued.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def issued_at(command_id: str) -> datetime | None:
 def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
     """Return whether a memory that is complete since `remembered_since` would know this command if it had come.
 
-    The times are of two clocks and compared as they are. An error would take a receiver that applies a command, loses
-    its memory and restarts, all within the difference of the clocks.
+    The times of two clocks are compared as they are: an error would take a receiver that applies a command, loses its
+    memory and restarts within their difference.
     """
     issued = issued_at(command_id)
     return issued is not None and remembered_since is not None and remembered_since - _RESOLUTION < issued

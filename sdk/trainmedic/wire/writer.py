@@ -30,7 +30,6 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 STREAM_SECONDS = 24 * 3600
-"""The command stream expires this many seconds after its receiver ended."""
 LARGEST_PRESENCE = 1024 * 1024
 """Bytes. The placement of a job with 8,192 ranks takes about 800 KB."""
 REPLIES_KEPT = 100_000
@@ -43,11 +42,8 @@ _LONGEST_REFUSAL = 30.0
 
 @dataclass(frozen=True)
 class OutgoingReplies:
-    """Replies to one command, and what is written to Redis in the same transaction."""
-
     replies: tuple[envelope.Reply, ...] = ()
     entry: bytes | None = None
-    """Stream entry of the command, to be removed; None if it stays."""
     remember: CommandRecord | None = None
     forget: bool = False
     """True if the command expired and may come again: its record is deleted."""
@@ -64,12 +60,9 @@ class OutgoingReplies:
 
 @dataclass(frozen=True)
 class PresenceKey:
-    """Expiring key by which this process states that it is connected."""
-
     name: str
     owner: str
     describe: Callable[[], Mapping[str, Any]]
-    """Returns the content without the time. Called in the writer's thread."""
     on_conflict: Callable[[Mapping[str, Any]], None]
     """Called in the writer's thread with the presence of another live process of the same name."""
     seconds: int = 15

@@ -74,5 +74,5 @@ def test_options_with_which_a_training_cannot_go_back_are_named(options: dict[st
 
 def test_a_module_without_the_functions_that_are_replaced_is_refused() -> None:
     """By the name of the first that it lacks."""
-    with pytest.raises(ConfigurationError, match="training has no train: this release of Megatron-LM is not one"):
+    with pytest.raises(ConfigurationError, match="training has no train: this release of Megatron-LM is not supported"):
         trainmedic.megatron.protect(cast(Medic, None), module=ModuleType("training"))
