@@ -88,9 +88,7 @@ def _run(
     limits: Limits,
 ) -> Any:
     present = _callback_of(trainer)
-    if (
-        present is not None and present.framework is not None
-    ):  # `train` was called within `protect`, whose loop restarts
+    if present is not None and present.framework is not None:  # within `protect`
         return original(*arguments, **options)
     callback = present
     if callback is None:
