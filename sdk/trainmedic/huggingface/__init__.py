@@ -35,7 +35,7 @@ def train(
     limits: Limits = _DEFAULT,
     **options: Any,
 ) -> Any:
-    """Replace ``trainer.train()``: train, and restart the loop after commands and crashes that need it.
+    """Train like ``trainer.train()``, and restart the loop after commands and crashes that need it.
 
     Returns the last loop's ``TrainOutput``. ``job`` is the job's name in alerts. A given ``medic`` stays open.
     ``options`` go to ``trainer.train``. Raises the Trainer's error after too many failures.
@@ -70,7 +70,7 @@ def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limit
 
 
 def run_by(callback: Callback, trainer: Any, limits: Limits = _DEFAULT) -> None:
-    """Replace this Trainer's ``train()`` by `train`; for plugins that receive the Trainer."""
+    """Make this Trainer's ``train()`` work like `train`; for plugins that receive the Trainer."""
     original = trainer.train
 
     def train_restarting(resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:

@@ -42,7 +42,7 @@ def fit(
     connection: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Replace ``trainer.fit()``: fit, and restart after commands and crashes that need it.
+    """Fit like ``trainer.fit()``, and restart after commands and crashes that need it.
 
     The first arguments and ``options`` are those of ``trainer.fit``. ``job`` is the job's name in alerts;
     ``connection`` has further arguments of `trainmedic.connect`. A given ``medic`` stays open. Raises

@@ -46,7 +46,7 @@ class ResumableData:
         self.skipped = 0
         self.drew: Callable[[Any, float], None] | None = None
         self.replayed = ""
-        """Whether the batches since the checkpoint repeat; empty before anything was read."""
+        """States whether the batches since the checkpoint repeat; empty before anything was read."""
 
     def wrap(self, loaders: Any) -> Any:
         combined = _combined_loader_of(self._trainer)

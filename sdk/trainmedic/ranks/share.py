@@ -69,12 +69,15 @@ class Share:
 
     @property
     def state(self) -> str:
+        """``on``, or why this rank carries out no more commands."""
         return self._synchronizer.ended_because or "on"
 
     def publish(self, stats: Mapping[str, Any]) -> None:
+        """Send additional figures of this rank to rank 0, every few seconds."""
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
+        """Return the latest figures of live ranks; empty except on rank 0. Never blocks."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:

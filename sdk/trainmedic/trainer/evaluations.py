@@ -16,7 +16,7 @@ _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$"
 
 
 def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) -> tuple[Any, Any]:
-    """Return both by their usual names, or None. Of several, such as per data set, the shortest name counts.
+    """Return both by their usual names, or None. If there are several, such as per data set, the shortest name counts.
 
     With ``is_of_tokens`` the loss is a mean cross entropy of tokens, whose exponential is the perplexity.
     """
