@@ -1,7 +1,6 @@
 """`connect`, and the `Medic` that a training loop calls.
 
-The training thread only uses plain attributes and queues; background threads talk to Redis. In a job of several ranks,
-`trainmedic.distributed.share` lets all ranks carry out the same commands at the same step. Without it only rank 0 does.
+The training thread only uses plain attributes and queues; background threads talk to Redis.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ class LogSettings:
 def resolve_logs(
     log_dir: str | os.PathLike[str] | None, interval: int, environment: Mapping[str, str] | None = None
 ) -> LogSettings | None:
-    """Return the log settings; None without a directory. Raises ConfigurationError."""
     env = os.environ if environment is None else environment
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigurationError(f"log_interval is {interval!r}; it is a whole number of steps, 1 or more")

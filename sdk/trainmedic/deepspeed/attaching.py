@@ -94,7 +94,6 @@ def _check_engine(engine: Any) -> None:
 
 
 def _check_checkpoints(engine: Any) -> None:
-    """Raises ConfigurationError if the engine's checkpoints are incomplete or not shared when saving returns."""
     reasons = {
         "checkpoint.use_node_local_storage": "use_node_local_storage",
         "checkpoint.load_universal": "load_universal_checkpoint",

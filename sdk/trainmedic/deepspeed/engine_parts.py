@@ -1,7 +1,6 @@
-"""A rank's share of the parameters and optimizer state of a DeepSpeed engine.
+"""A rank's share of the parameters and optimizer state of a DeepSpeed engine: partitions with ZeRO.
 
-With ZeRO a rank holds partitions of float32 weights and optimizer state, and in stage 3 of the computing weights. There
-parameters are cut into equal pieces; the unused memory at the end is excluded.
+In stage 3 parameters are cut into equal pieces; the unused memory at the end is excluded.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ class EngineWaits:
         self._depth = 0
         self._has_waited = False
         self._is_hidden = False
-        """True if the engine has communicated in another stream in this step."""
         for name in _CALLS:
             if callable(getattr(type(backend), name, None)):
                 setattr(backend, name, functools.partial(self._call, getattr(backend, name)))

@@ -198,7 +198,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self._restart_from_here(command, self._required_framework.set_workers)
 
     def _restart_from_here(self, command: JobCommand, ask: Callable[[JobCommand, Path], bool]) -> None:
-        """Save this step and end. `ask` requests the restart from that checkpoint."""
         self._require_room(command)
         step_end = self._required_step_end
         if not ask(command, step_end.checkpoint):

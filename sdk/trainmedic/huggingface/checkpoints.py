@@ -84,7 +84,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 
 
 def check_room(output_dir: str | Path) -> None:
-    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size: failed saves end the training."""
+    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size: failed saves end the loop."""
     complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]
     if not complete:
         return

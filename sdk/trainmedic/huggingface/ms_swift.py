@@ -15,7 +15,7 @@ from trainmedic.huggingface import Callback, run_by
 
 
 class SwiftCallback(Callback):
-    """Created by ms-swift before or after the trainer's initialisation, depending on its version."""
+    """ms-swift creates it before or after the trainer's initialisation."""
 
     def __init__(self, args: Any, trainer: Any) -> None:
         super().__init__(connect())

@@ -69,10 +69,9 @@ def _is_victims(error: BaseException) -> bool:
 
 
 def write_error_file(error: BaseException | None) -> None:
-    """Write the error that ends the process to torchrun's TORCHELASTIC_ERROR_FILE.
+    """Write the error that ends the process to torchrun's TORCHELASTIC_ERROR_FILE, unless it exists.
 
-    torchrun takes the earliest error as the root cause, and killed ranks write none. So errors of ranks that lost
-    another rank are not written. An existing file, such as by PyTorch's ``record``, is kept.
+    torchrun takes the earliest error as the root cause, so errors of ranks that lost another rank are not written.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:

@@ -38,7 +38,6 @@ class HandlerRegistry:
         self._job = job
         self._window = window
         self.capabilities = capabilities
-        """Capability per action: live, restart or unsupported."""
         self.handlers: dict[str, CommandHandler] = {}
         self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}

@@ -66,7 +66,6 @@ class Interrupter:
         self._asked = False
 
     def check_for_hang(self) -> None:
-        """Check for a hang until no command waits. Thread-safe."""
         self._woken.set()
 
     def interrupt(self) -> None:

@@ -185,7 +185,6 @@ class LossComparison:
 
     @property
     def first_differs(self) -> bool:
-        """True if the first compared loss, made with the checkpoint's weights, differs."""
         return bool(self.compared) and self.compared[0] in self.different
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
@@ -304,7 +303,6 @@ class LossLog:
         return min((each + 1 for each in self._changes if each > step), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:
-        """Forget the steps after `step`, and start comparing their repetition."""
         last = step + COMPARED
         before = {at: loss for at, loss in self._losses.items() if step < at <= last}
         read = {at: float("nan") if (value := number(loss)) is None else value for at, loss in before.items()}

@@ -1,7 +1,6 @@
 """Memory use of a training process and its growth, measured on request.
 
-Host memory comes from Linux's ``/proc`` and the process's control group; unknown elsewhere. CUDA memory comes from
-PyTorch's allocator in this process, only if the job has initialised CUDA.
+Host memory comes from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator, if in use.
 """
 
 from __future__ import annotations
@@ -87,10 +86,9 @@ def _device(cuda: Any, index: int) -> Cuda:
 
 
 class Growth:
-    """Estimator of lasting memory growth per step.
+    """Estimator of lasting memory growth per step, unaffected by single jumps and outliers.
 
-    The slope is the median over all pairs of samples (Theil 1950, Sen 1968), for the earlier and the later half; the
-    smaller one counts. So a single jump or outlier has no effect.
+    The slope is the median over all pairs of samples (Theil 1950, Sen 1968); the smaller one of two halves counts.
     """
 
     def __init__(self, samples: int = _SAMPLES, apart: float = _APART) -> None:

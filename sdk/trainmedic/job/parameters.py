@@ -18,8 +18,8 @@ _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
 """Batches. Reading past more would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
-"""Maximum multiple of the script's learning rate. Repairs lower the rate, or raise it after the batch has grown; at
-four times the tuned rate most trainings diverge. ``connect(largest_lr_scale=...)`` allows more.
+"""Maximum multiple of the script's learning rate; at four times the tuned rate most trainings diverge.
+``connect(largest_lr_scale=...)`` allows more.
 """
 
 

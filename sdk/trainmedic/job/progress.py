@@ -1,7 +1,6 @@
 """Reports of the training loop, and the throughput, step time and hang detection derived from them.
 
-Values are stored as reported and converted when read, so that a step costs little and the training thread never waits
-for a GPU.
+Values are converted when read, so that the training thread never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -132,7 +131,6 @@ class Progress:
         self.evaluated: Mapping[str, Evaluated] = {}
         self.targets: Mapping[str, float] = {}
         self.most_layers = most_layers
-        """Number of layers whose gradient norm is shown; 0 disables the measurement."""
         self.layer_norms: Mapping[str, Any] = {}
         # At most one report per `TENSOR_INTERVAL`.
         self.record = ReportRecord()

@@ -54,7 +54,6 @@ class CommandQueue:
         self._on_outcome = on_outcome
         self.arrived: deque[JobCommand] = deque()
         self.waiting: dict[str, JobCommand] = {}
-        """All unanswered commands by ID, including those taken out."""
         self.on_arrival: Callable[[], None] = lambda: None
         self.ranks: Sequence[int] = (0,)
         self.hosts: Mapping[int, str] = {0: host}
@@ -119,7 +118,6 @@ class CommandQueue:
         return None
 
     def _extend(self, received: ReceivedCommand) -> bool:
-        """Extend a waiting command to its repeat's expiry; return whether this is its original stream entry."""
         command = received.command
         waiting = self.waiting.get(command.id)
         if waiting is None:

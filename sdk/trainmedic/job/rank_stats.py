@@ -21,7 +21,6 @@ CUDA = "cuda"
 DEVICE = "device"
 MEMORIES = (HOST, CUDA, DEVICE)
 SLOWEST = 3
-"""Number of slowest ranks with their own series. Limits the series of jobs with thousands of ranks."""
 EXTREMES = 3
 
 

@@ -10,7 +10,6 @@ from typing import Collection, Mapping, Sequence
 from trainmedic.job.ending import is_lost_peer
 
 SAME_CAUSE = 3
-"""Attempts with the same cause and no progress after which the launcher gives up."""
 
 _PREFIX = re.compile(r"^(?:\[[^\]]{1,80}\]:? ?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Failed))(?::|\s*$)")
@@ -133,7 +132,6 @@ def rank_ends(text: str) -> list[RankEnd]:
 
 
 def lines_of(end: RankEnd, text: str) -> str | None:
-    """Return one rank's lines from the output of all ranks; None if the lines do not identify their rank."""
     own: list[str] = []
     is_told = False
     for line in text.splitlines():

@@ -25,7 +25,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_SECONDS = 0.05
 LONGEST_GRACE_FOR_REST = 5.0
-"""Seconds for processes that outlive the child."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 _PASS_AFTER = 0.3
@@ -159,7 +158,6 @@ class Guard:
             os.write(self._report, f"passed {number}:{len(handling)}\n".encode())
 
     def _end_all(self, number: int) -> None:
-        """Signal only the child, which knows how to end the ranks. SIGKILL follows for all."""
         if self._end_at is None:
             self._end_at = time.monotonic() + self._grace
         signal_all([self.child.pid], number)

@@ -56,7 +56,6 @@ class StatusReader:
 
 
 def _contents(path: Path) -> bytes:
-    """Return the content of a regular file; reading a pipe would block. Raises OSError, ValueError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,7 +1,6 @@
 """Excluded nodes of an elastic job, and the commands that exclude and include nodes.
 
-A launcher for its own node only (torchrun) ends its processes and waits while its node is excluded. One for several
-nodes (srun) restarts on the others.
+A launcher of its own node only waits while it is excluded; one of several nodes (srun) restarts on the others.
 """
 
 from __future__ import annotations

@@ -122,10 +122,8 @@ class ServerLink:
 def open_link(
     job: str | None, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
 ) -> ServerLink | None:
-    """Return the link of the job of this name, else of TRAINMEDIC_JOB. Without one, log the reason and return None.
-
-    `reports_ends` states that this launcher reports how each attempt ends. Raises nothing: wrong settings must not
-    prevent a job's start.
+    """Return the link of the job of this name, else of TRAINMEDIC_JOB. None without one or with wrong settings, which
+    are logged: they must not prevent a job's start.
     """
     if not job and not os.environ.get("TRAINMEDIC_JOB"):
         log.warning("not reporting to the server: no job name is set; use --job or TRAINMEDIC_JOB")

@@ -36,8 +36,6 @@ CANNOT_START = 127
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch. Times are in seconds."""
-
     line: LaunchLine
     retries: int
     delay: float

@@ -66,7 +66,6 @@ def main(orders: int, threads: str) -> NoReturn:
 
 
 def _import_torch(threads: str) -> str:
-    """Import PyTorch and torchrun. Return why ranks cannot be forks of this process, else an empty text."""
     before = os.environ.copy()
     if threads:
         os.environ[_THREADS] = threads
@@ -271,7 +270,6 @@ def _program(argv: list[str]) -> list[str]:
 
 
 def _run_rank(argv: list[str]) -> None:
-    """Run a rank's program as Python would run its main program."""
     _set_threads()
     _seed()
     for stream in (sys.stdout, sys.stderr):

@@ -22,7 +22,6 @@ from trainmedic.torch.sources.shuffle_buffers import BufferWatch, begins_again, 
 from trainmedic.trainer.patching import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
-"""Epoch length by the loaders' lengths; in other modes it is the largest."""
 _EARLIER_STATE = {"place", "began"}
 """Members of the loader state written by earlier versions."""
 
@@ -196,7 +195,6 @@ class _ResumableLoader:
         super().reset()  # type: ignore[misc]
 
     def kept_places(self) -> list[Any] | None:
-        """Return the loaders' states after the current batch; None unless all have one."""
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
@@ -273,7 +271,6 @@ class _ResumableLoader:
         randomness.restore(now)
 
     def _read_up_to(self, place: int) -> str:
-        """Read the epoch up to there, and return whether the same batches follow."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator cannot go back"

@@ -202,7 +202,6 @@ class MegatronTraining(SelfSavingFramework):
         return left_out.contains(self.left_out, iteration)
 
     def _clear_away(self, named: Mapping[str, Any]) -> None:
-        """Undo what ``train()`` has begun, as it would at its end."""
         megatron = self._megatron
         megatron.maybe_finalize_async_save(blocking=True)
         megatron.get_timers()("interval-time", log_level=0).stop()

@@ -26,14 +26,12 @@ log = logging.getLogger("trainmedic")
 
 TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
 _TAKE_EVERY = 2.0
-"""Seconds between reads of the queue without a decision: commands may expire."""
 _FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
 _PARTIAL_AFTER = 0.25
 """Seconds until partial outcomes are sent. Waiting saves messages."""
 _MOST_COMMANDS = 16
 _MOST_BYTES = 512 * 1024
 _OVERDUE = timedelta(seconds=30)
-"""How long after a command's expiry missing outcomes are awaited."""
 
 
 @dataclass

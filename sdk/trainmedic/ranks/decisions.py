@@ -43,8 +43,6 @@ class SyncDecision:
 
 @dataclass(frozen=True)
 class AgreedOutcome:
-    """Outcome of a decision's commands. A command in neither field may be decided again."""
-
     go: tuple[str, ...] = ()
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     missing: str = ""

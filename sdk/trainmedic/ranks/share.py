@@ -90,7 +90,6 @@ class Share:
         return RankGroup(self._base, f"group/{name}/{count}", None, self._run_round)
 
     def describe(self) -> Mapping[str, Any]:
-        """Return the ranks' part of the job's presence. Rank 0 only."""
         assert self._coordinator is not None
         placement = self._coordinator.membership.placement()
         return {"ranks": list(range(self._local.world_size)), "placement": placement, "sharing": self.state}

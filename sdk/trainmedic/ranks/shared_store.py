@@ -1,7 +1,6 @@
-"""JSON values in the store that a job's ranks share.
+"""JSON values in the store that a job's ranks share: any with PyTorch's four calls.
 
-Any store with PyTorch's four calls works. Calls return at once: a blocking wait could not be interrupted and would
-occupy the connection. Only the background thread uses it. Errors of a lost store are the library's own.
+Calls return at once, because a blocking wait could not be interrupted and would occupy the connection.
 """
 
 from __future__ import annotations

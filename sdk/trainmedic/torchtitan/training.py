@@ -237,9 +237,6 @@ class TitanTraining(SelfSavingFramework):
 
     @log_errors
     def _keep(self, step: int) -> None:
-        """Store this rank's data for comparison before torchtitan writes, so that a complete checkpoint has it. Raises
-        OSError.
-        """
         path, proof, parts = self.path_of(step), self.loop.proof, self._parts()
         self._health = proof.health(*parts)
         path.mkdir(parents=True, exist_ok=True)

@@ -149,7 +149,6 @@ class Attachment:
             self.arm()
 
     def carry_out(self, step: int) -> None:
-        """Carry out due commands after a complete step. Returns when no pause lasts."""
         if self.loop is not None:
             self.loop.stepped(step)
         self.live.step_done()

@@ -17,7 +17,6 @@ class Framework(Protocol):
     no_restart_because: str = ""
     no_skip_because: str = ""
     writes: bool
-    """True on the one rank that changes the checkpoint directories."""
 
     @property
     def directories(self) -> list[Path]:
@@ -37,7 +36,6 @@ class Framework(Protocol):
         return healthy_first(present)
 
     def abandoned(self, name: str, number: int) -> str:
-        """Return a new name for an abandoned checkpoint, unlike those of the framework."""
         return f"abandoned-{number}-{name}"
 
     @property

@@ -1,6 +1,5 @@
-"""State of modules outside their ``state_dict``: hidden states, caches, non-persistent buffers.
-
-Frameworks load only parameters and persistent buffers, so the rest would stay from the abandoned course.
+"""State of modules outside their ``state_dict``, which frameworks do not load: hidden states, caches, non-persistent
+buffers.
 """
 
 from __future__ import annotations

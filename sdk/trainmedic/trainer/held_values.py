@@ -1,7 +1,7 @@
 """Copies of plain values: numbers, tensors, arrays, and their containers and small objects.
 
-`packed` copies into a form for ``torch.load(weights_only=True)``. `unpacked` fills existing containers of the same
-type, so that references stay valid and a ``defaultdict`` keeps its factory.
+`packed` copies for ``torch.load(weights_only=True)``. `unpacked` fills existing containers, so that references stay
+valid.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ def unpacked(form: Any, present: Any = None) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two forms of `packed` are equal; NaN equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -94,7 +93,6 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_figure(form: Any) -> bool:
-    """Return whether a form of `packed` is a single number, so no batch."""
     is_tensor = isinstance(form, tuple) and form[0] == "tensor"
     return isinstance(form, (int, float)) or (is_tensor and form[1].numel() == 1)
 

@@ -51,7 +51,6 @@ class LiveCommands:
         self._rates.begin_again(self._steps)
 
     def loop_ends(self, is_for_good: bool) -> None:
-        """End the loop. Unless ``is_for_good``, waiting changes are checked after its restart."""
         self._steps.close()
         if is_for_good:
             self._rates.finish("training ended")

@@ -65,7 +65,6 @@ class TrainerLoop:
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """Return the checkpoint of `restart`, or except for rollbacks the newest if it is gone."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
@@ -133,7 +132,6 @@ class TrainerLoop:
             self.has_gone_back(restart, step, modules.values(), optimizers.values())
 
     def has_gone_back(self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]) -> None:
-        """Compare losses with those reported before the rollback."""
         self._begin_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
         if not self.framework.reads_late:
             self.compare_losses()

@@ -116,7 +116,6 @@ class RollbackProof:
         return randomness.capture() if self._is_back else self._verification.before_draw()
 
     def drawn(self, batch: Any, epoch: int, before: Any = None, why_not: str = "") -> None:
-        """Record the next batch. ``why_not`` is why it may differ from before."""
         if self._is_back:
             self._is_back, self._skipped_at_first = False, self._skipped()
             self.batch_log.go_back(self._place, epoch, self._skipped_at_first, why_not)

@@ -1,7 +1,6 @@
-"""Common part of Megatron-LM and torchtitan, which write checkpoints themselves between two steps.
+"""Common part of Megatron-LM and torchtitan, which write checkpoints themselves.
 
-Saving may return before the checkpoint is complete, and only an exception ends the loop between steps. Data positions
-count up, so skipped data are ranges of them.
+Saving may return before the checkpoint is complete. Data positions count up, so skipped data are ranges of them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class SelfSavingFramework(Framework, abc.ABC):
     fixed_by: ClassVar[str]
     layout: ClassVar[StepDirectories]
     no_checkpoint_because: str = ""
-    """Reason why ``job.stop`` cannot write a checkpoint; else empty."""
 
     def __init__(self, medic: Medic, rollbacks: int | None, carried: CarriedFiles) -> None:
         self.medic = medic

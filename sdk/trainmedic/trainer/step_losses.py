@@ -29,7 +29,6 @@ class StepLosses:
             self.log.note(step, sum(parts))
 
     def kept(self, step: int, optimizers: Iterable[Any], accumulation: int) -> dict[str, Any]:
-        """Return JSON values for the checkpoint of that step. The following losses are recorded."""
         self.log.expect_from(step)
         return {
             "losses": {**self.log.state(), "accumulation": accumulation},

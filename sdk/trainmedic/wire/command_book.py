@@ -26,7 +26,6 @@ class CommandRecord:
     status: str
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
-    """Outcomes of ranks that differ from ``status`` and ``output``."""
     at: datetime = field(default_factory=lambda: envelope.utc_now(), compare=False)
     """When the command was accepted or ended. For a record from Redis: when it was read."""
     is_ours: bool = True
@@ -104,7 +103,6 @@ class CommandDecision:
 
 
 def turn_away(status: str, reason: str) -> CommandDecision:
-    """Answer a command without recording it, so that it may come again."""
     return CommandDecision(Do.ANSWER, ended(status, reason))
 
 

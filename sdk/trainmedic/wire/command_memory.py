@@ -135,7 +135,6 @@ class CommandMemory:
         return is_entered
 
     def remember(self, command_id: str, record: CommandRecord) -> None:
-        """Store a record in this process. The writer stores final records in Redis with their reply."""
         kept = record if len(record.encode(self.owner)) <= _KEPT_BYTES else record.cut()
         with self._lock:
             self._records[command_id] = kept
@@ -149,7 +148,6 @@ class CommandMemory:
             self._records.pop(command_id, None)
 
     def unmark(self, client: redis.Redis, command_id: str) -> None:
-        """Delete the record in Redis, unless the command was entered again in the meantime."""
         with self._marking:
             if self.recall(command_id) is None:
                 client.delete(self.key(command_id))

@@ -181,14 +181,12 @@ class RedisConnection:
         self._line.answered.add(entry)
 
     def note_taken_off(self, entry: bytes) -> None:
-        """Record that no replies to a stream entry are queued any more: they were sent or dropped."""
         self._line.answered.discard(entry)
 
     def is_answered(self, entry: bytes) -> bool:
         return entry in self._line.answered
 
     def since_command(self, most: float) -> float:
-        """Return the seconds since the last unanswered command; infinite if there is none within `most` seconds."""
         since = time.monotonic() - max(list(self._line.in_hand.values()), default=-math.inf)
         return since if since < most else math.inf
 

@@ -130,7 +130,6 @@ class Reply:
     job: str | None = None
     node: str | None = None
     ranks: int | None = None
-    """Number of ranks that answer the command; None if not stated."""
     is_to_genuine: bool = True
     """False if the command was not genuine. Its ID may be copied from a genuine command, which this reply does not
     answer.
@@ -138,7 +137,6 @@ class Reply:
 
     @property
     def identity(self) -> str | None:
-        """Identity whose key may sign the reply; None if not stated."""
         if self.job is not None:
             return job_identity(self.job)
         return node_identity(self.node) if self.node is not None else None

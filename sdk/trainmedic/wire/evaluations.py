@@ -18,7 +18,6 @@ MOST = 32
 """Maximum number of metrics per job. The first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
 NOT_FINITE = "NaN"
-"""Replaces a value that is not a finite number."""
 _MOST_STEP = 10**15
 
 
@@ -26,9 +25,7 @@ _MOST_STEP = 10**15
 class EvaluatedMetric:
     name: str
     value: float | None
-    """None if the job reported a value that is not a finite number."""
     step: int | None
-    """The training step that was evaluated. None if the job did not state it."""
     at: datetime
 
 

@@ -7,8 +7,8 @@ import time
 from collections import deque
 
 _random: deque[int] = deque()
-"""Precomputed random numbers of 80 bits. One system call per ID would yield the GIL each time and delay the thread next
-to a busy one. Cleared in forked children, which must not share them.
+"""Precomputed random numbers of 80 bits: one system call per ID would yield the GIL each time. Cleared in forked
+children.
 """
 os.register_at_fork(after_in_child=_random.clear)
 

@@ -34,7 +34,6 @@ _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
 _PENDING_EVERY = 5.0
 """Seconds between reads of pending entries: a command may have been delivered to a process while it ended."""
 _COUNT = 20
-"""Few entries per read, because each may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 
@@ -42,7 +41,6 @@ _NO_GROUP_WAIT = 0.1
 @dataclass(frozen=True)
 class Addressee:
     kind: str
-    """Member of a command's target that names the addressee: ``job``, ``node`` or ``launcher``."""
     name: str
     stream: str
     consumer: str
@@ -92,7 +90,6 @@ class CommandReceiver:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Interrupt the wait for the next command, which another process will read, and end."""
         self._stopping.set()
         self._connection.cut()
         self._thread.join(timeout)

@@ -16,7 +16,6 @@ _COMMAND = re.compile(r"run the '([a-z|._-]{1,40})' command")
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _UNTRUSTED = frozenset({2, 18, 19, 20, 21})
 _OTHER_NAME = frozenset({62, 64})
-"""OpenSSL's codes of X509_verify_cert_error_string."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _CLIENT_CERTIFICATE = "name one with ?ssl_certfile=/path/to/crt.pem&ssl_keyfile=/path/to/key.pem"
 _CLOSED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)

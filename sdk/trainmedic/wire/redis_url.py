@@ -1,8 +1,7 @@
-"""Parser of URLs of a Redis with Sentinels. redis-py parses all other URLs itself.
+"""Parser of URLs of a Redis with Sentinels: ``redis+sentinel://user:password@host:26379,host:26379/master-name/0``.
 
-``redis+sentinel://user:password@sentinel-1:26379,sentinel-2:26379/master-name/0`` names the Sentinels and the master.
-User, password, database and options are the master's. ``rediss+sentinel://`` uses TLS for both. The options
-``sentinel_username`` and ``sentinel_password`` are for Sentinels that require them.
+User, password, database and options are the master's, except ``sentinel_username`` and ``sentinel_password``.
+``rediss+sentinel://`` uses TLS for both.
 """
 
 from __future__ import annotations

@@ -88,7 +88,6 @@ class Signer:
         return cls(lambda: keys)
 
     def sign(self, raw: bytes, identity: str | None = None) -> list[str]:
-        """Return the signatures of `raw` by each key; with `identity`, by its identity keys too."""
         if self._clock() - self._read_at > _READ_AGAIN_AFTER:
             self._read_again()
         return [sign(raw, key) for key in self._keys_for(identity)]
@@ -145,7 +144,6 @@ class Signer:
 
 
 def _checked(keys: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Raises ValueError if a key is missing or empty: an empty key is no secret."""
     if not keys or not all(keys):
         raise ValueError("a signing key is empty")
     return tuple(keys)

@@ -79,7 +79,6 @@ class SteadyTime:
 
     @property
     def ahead(self) -> float:
-        """Seconds by which the machine's clock is ahead of the kept time; 0 while it is followed."""
         with self._lock:
             return self._step[0] if self._step is not None else 0.0
 

@@ -190,7 +190,6 @@ class ReplyWriter:
         self._on_written(batches)
 
     def _let_go(self, batches: Sequence[OutgoingReplies]) -> None:
-        """Record that these are not queued any more, so that an entry that is read again is answered again."""
         for batch in batches:
             if batch.entry is not None:
                 self._connection.note_taken_off(batch.entry)
@@ -284,7 +283,6 @@ class ReplyWriter:
         return {}
 
     def _log_forged_presence(self, error: BadSignature) -> None:
-        """Log once that a client without the key writes under this process's name. The presence is written again."""
         if not self._has_seen_forgery:
             self._has_seen_forgery = True
             message = "%s: a client without the signing key has written %s: it %s"
