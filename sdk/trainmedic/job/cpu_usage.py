@@ -10,6 +10,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 _SHORTEST = 1.0
+"""Minimum seconds between readings."""
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
 """Positions in ``/proc/<pid>/stat``, after the name of the program (proc_pid_stat(5))."""
 

@@ -15,7 +15,9 @@ from typing import Any, Mapping, Sequence
 from trainmedic.job.reported_values import is_one_number, kept, number
 
 COMPARED = 20
+"""Steps after a rollback whose losses are compared."""
 FEWEST = 3
+"""Compared losses that suffice for a slow training."""
 EXACT_KERNELS = 1e-5
 """Relative tolerance on CPUs: 84 times float32's machine epsilon (2^-23). Libraries such as MKL may sum in another
 order when memory is aligned differently.

@@ -24,6 +24,7 @@ STARTUP_FLOOR = 1800.0
 of a window, except a pause.
 """
 HANG_FACTOR = 5.0
+"""Multiple of the usual time between two reports."""
 
 CHECKPOINT = "checkpoint"
 EVALUATION = "evaluation"

@@ -39,6 +39,7 @@ class AttemptPlan:
     node: str
     environment: Mapping[str, str]
     grace: float
+    """Seconds from the ending signal to SIGKILL."""
     hang_after: float | None
     """Seconds beyond the job's own limit after which a hang is ended; None for never."""
     most_output: int

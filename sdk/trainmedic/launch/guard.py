@@ -25,6 +25,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_SECONDS = 0.05
 LONGEST_GRACE_FOR_REST = 5.0
+"""Seconds for processes that outlive the child."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 _PASS_AFTER = 0.3

@@ -26,6 +26,7 @@ log = logging.getLogger("trainmedic")
 
 TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
 _TAKE_EVERY = 2.0
+"""Seconds between reads of the queue without a decision: commands may expire."""
 _FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
 _PARTIAL_AFTER = 0.25
 """Seconds until partial outcomes are sent. Waiting saves messages."""
@@ -48,6 +49,7 @@ class Coordinator:
     """Called by the synchronizer's thread. `Participant` has the same methods."""
 
     lead = 0.2
+    """Seconds before a sync point at which its decision is made."""
 
     def __init__(self, job: str, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
         self._job = job

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 HEARTBEAT_EVERY = 2.0
+"""Seconds between two heartbeats of a rank."""
 HEARTBEAT_OF_MANY = 5.0
 """The same for more than `MANY_RANKS` ranks, to limit the store's load."""
 MANY_RANKS = 64

@@ -18,6 +18,7 @@ SILENT_AFTER = 30.0
 """Seconds without a heartbeat after which a rank counts as gone."""
 GONE = "gone"
 _GRACE = 15.0
+"""Additional seconds to wait for rank 0's result."""
 _READ_INTERVAL = 1.0
 
 

@@ -32,7 +32,9 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 GRACE = 15.0
+"""Additional seconds for a slow store before the rank gives up."""
 JOIN_PATIENCE = 60.0
+"""Seconds for rank 0 to admit this rank."""
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0

@@ -15,6 +15,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.reading import read_object
 
 MOST_WAITING = 1000
+"""Maximum number of commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
 """Bytes of a record in Redis. A larger one is stored without its outputs."""
 

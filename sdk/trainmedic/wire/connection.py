@@ -29,6 +29,7 @@ log = logging.getLogger("trainmedic")
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
 ANSWER_SECONDS = 5.0
+"""A connection counts as broken after this time without an answer."""
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0

@@ -22,6 +22,7 @@ RESTARTED = "job_restarted"
 GONE = "job_gone"
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
 LONGEST_REASON = 500
+"""Characters."""
 NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
 _MOST_NUMBER = 1_000_000_000
 _LONGEST_WORD = 253

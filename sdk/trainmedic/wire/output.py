@@ -7,6 +7,7 @@ import math
 from typing import Any, Mapping
 
 LARGEST_REPLY = 64 * 1024
+"""Bytes of a reply's JSON."""
 _LARGEST_OUTPUT = LARGEST_REPLY - 1024
 _DEEPEST = 8
 _LONGEST_TEXT = 4096

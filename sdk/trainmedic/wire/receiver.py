@@ -24,6 +24,7 @@ from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 log = logging.getLogger("trainmedic")
 
 LARGEST_COMMAND = 256 * 1024
+"""Bytes of a command's JSON."""
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
 """Poll without blocking for this long after an unanswered command: the answer uses the same connection, and Redis ends
@@ -34,6 +35,7 @@ _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
 _PENDING_EVERY = 5.0
 """Seconds between reads of pending entries: a command may have been delivered to a process while it ended."""
 _COUNT = 20
+"""Few entries per read, because each may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 

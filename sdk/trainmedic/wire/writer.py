@@ -30,6 +30,7 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 STREAM_SECONDS = 24 * 3600
+"""The command stream expires this many seconds after its receiver ended."""
 LARGEST_PRESENCE = 1024 * 1024
 """Bytes. The placement of a job with 8,192 ranks takes about 800 KB."""
 REPLIES_KEPT = 100_000
@@ -67,6 +68,7 @@ class PresenceKey:
     """Called in the writer's thread with the presence of another live process of the same name."""
     seconds: int = 15
     every: float = 5.0
+    """Seconds between two renewals."""
 
 
 class ReplyWriter:

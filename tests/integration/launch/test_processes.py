@@ -230,7 +230,7 @@ def test_a_directory_that_cannot_be_written_keeps_no_job_from_running(launch: La
     job = launch(python("print('runs')"), "--log-dir=/proc/nowhere")
     assert job.wait() == 0
     assert job.out.read_text() == "runs\n"
-    assert "not kept" in job.printed()
+    assert "cannot store the job's output" in job.printed()
 
 
 def test_where_redis_is_away_the_job_just_runs(launch: Launch) -> None:
