@@ -68,7 +68,7 @@ class ResumableData:
     def prepare(self, skip_batches: int) -> None:
         self._resume, self._to_skip, self._untaken, self.skipped = None, skip_batches, 0, 0
         self._drawn.clear()
-        self.replayed = f"{NOT_REPLAYED}: the checkpoint has no position in the data; the epoch restarts"
+        self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
         if self._resume is not None or self._loader is None:
