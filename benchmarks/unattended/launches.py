@@ -16,7 +16,7 @@ NOTICED, ENDED, BEGAN = "noticed", "attempt ended", "attempt began"
 """The events: torchrun or a launcher reports that a process ended or that the job hangs; a launcher reports that its
 attempt has ended; a launcher has made the directory of an attempt, which it does first."""
 _LOOK_SECONDS = 0.02
-_NOTICED = re.compile(rb"Sending process|failed \(exitcode|the attempt is ended|attempt \d+ failed")
+_NOTICED = re.compile(rb"Sending process|failed \(exitcode|ending the attempt|attempt \d+ failed")
 _ENDED = re.compile(rb"^trainmedic-run: attempt (\d+) failed", re.MULTILINE)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import SplitResult, urlsplit
 
-from trainmedic.wire.places import is_host
+from trainmedic.wire.host_port import is_host
 
 ESCAPES = "in a user or password @ is written %40, / %2F, ? %3F, # %23, : %3A and % %25"
 _AUTHORITY = re.compile(r"[A-Za-z]+://([^/?#]*)(.*)", re.DOTALL)

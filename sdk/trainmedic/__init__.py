@@ -1,10 +1,9 @@
-"""Let a running training job be repaired by Trainmedic.
+"""Let Trainmedic repair a running training job.
 
-`connect` a job, `Medic.report` each step, and carry out `Medic.commands` between steps. See
-``README.md`` for a first example, ``errors`` for what can go wrong.
+`connect` a job, `Medic.report` each step, and carry out `Medic.commands` between steps. See ``README.md`` for an
+example and ``errors`` for exceptions.
 
-Names are imported when they are first used, so that the node agent, which uses only the wire format and the settings,
-stays small.
+Names are imported on first use, which keeps the node agent small.
 """
 
 import importlib
@@ -70,7 +69,6 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a name of `__all__` when it is first asked for."""
         if name in __all__:
             for module in ("client", "job.command", "job.handlers", "job.parameters"):
                 value = getattr(importlib.import_module(f"trainmedic.{module}"), name, None)

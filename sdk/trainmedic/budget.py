@@ -1,4 +1,4 @@
-"""The rollback budget, by the name under which scripts import it; the code is in ``recovery.rollback_budget``."""
+"""Public names of the rollback budget (``recovery.rollback_budget``)."""
 
 from trainmedic.recovery.rollback_budget import FILE, LIMIT, RollbackBudget
 from trainmedic.recovery.rollback_budget import RollbackCount as Spent
@@ -7,6 +7,6 @@ __all__ = ["FILE", "LIMIT", "Budget", "Spent"]
 
 
 class Budget(RollbackBudget):
-    """`RollbackBudget`, with the name by which scripts may call its method."""
+    """`RollbackBudget` with its public method names."""
 
     renew = RollbackBudget.reset

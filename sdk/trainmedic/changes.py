@@ -1,4 +1,4 @@
-"""What commands have changed, by the name under which scripts import it; the code is in ``recovery.changes``."""
+"""Public names for changes by commands (``recovery.changes``)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["ACCUMULATION", "BATCH_SIZE", "FILE", "LEARNING_RATE", "Changes", "ch
 
 
 class Changes(AppliedChanges):
-    """`AppliedChanges`, with the names by which scripts may call its methods."""
+    """`AppliedChanges` with its public method names."""
 
     note = AppliedChanges.set_factors
     settle = AppliedChanges.drop_earlier_run
 
     @property
     def left_out(self) -> list[list[int]]:
-        """The ranges of batches that are skipped: an epoch, the first batch and the one after the last, of each."""
+        """Ranges of skipped batches: epoch, first batch, and the one after the last, of each."""
         return self.skipped

@@ -1,4 +1,4 @@
-"""Checkpoints by the names under which training scripts import them; the code is in ``recovery.checkpoints``."""
+"""Public names for checkpoints (``recovery.checkpoints``)."""
 
 from trainmedic.recovery.checkpoints import (
     COMPLETE,

@@ -1,12 +1,6 @@
-"""`connect` and the `Medic` that it returns: what a training loop calls.
+"""`connect`, and the `Medic` that a training loop calls.
 
-A command goes from the receiver to the queue, in a job of several ranks to the coordinator, then to a handler, and its
-outcome to the writer. Receiver, queue and writer are rank 0's (``job.server_connection``), the coordinator is in
-``ranks``, and the handlers are those of ``job.handlers``. The receiver and the writer are background threads; the
-training thread only reads and writes plain attributes and queues.
-
-In a job of several ranks, `trainmedic.distributed.share` lets all of them carry out the same commands at the same
-step; without it the commands are rank 0's alone.
+The training thread only uses plain attributes and queues; background threads talk to Redis.
 """
 
 from __future__ import annotations
@@ -27,14 +21,13 @@ from trainmedic.job.handlers import LIVE, RESTART, HandlerRegistry, InForce
 from trainmedic.job.loss_spread import loss_spread
 from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.parameters import LARGEST_LR_SCALE, Rollback
-from trainmedic.job.pod_namespace import pod_namespace
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import RankStats
 from trainmedic.job.record_log import RecordLog
 from trainmedic.job.reported_values import whole
 from trainmedic.job.reports import JobReports
-from trainmedic.job.server_connection import ServerConnection
+from trainmedic.job.server_connection import ServerConnection, pod_namespace
 from trainmedic.job.status_file import begin_status_file
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore
@@ -64,31 +57,25 @@ def connect(
     target_samples_per_second: float | None = None,
     target_tokens_per_second: float | None = None,
 ) -> Medic:
-    """Connect a training job. Returns at once, whether or not Redis answers; never stops the training.
+    """Connect a training job. Returns at once, with or without Redis, and never stops the training.
 
-    ``job`` is the name that the job's alerts carry as ``job_name``. What is not given comes from the
-    environment: TRAINMEDIC_JOB, TRAINMEDIC_REDIS_URL, TRAINMEDIC_SIGNING_KEY or _FILE; rank and world
-    size from the launcher (torchrun, Open MPI, Slurm). Without any URL it is the one that a server of
-    the same user on this machine has left in its state directory.
+    Missing arguments come from the environment: TRAINMEDIC_JOB, TRAINMEDIC_REDIS_URL, TRAINMEDIC_SIGNING_KEY or _FILE;
+    rank and world size from the launcher (torchrun, Open MPI, Slurm). Without a URL, that of a server of the same user
+    on this machine is used.
 
-    ``metrics_port`` opens a Prometheus endpoint on rank 0, by default for this machine only; for a
-    Prometheus elsewhere set ``metrics_host`` to the address to listen on (``"0.0.0.0"`` for all: the
-    endpoint has no password). 0 picks a free port, see ``Medic.metrics_port``.
-
-    ``capabilities`` says of actions whether they are carried out ``"live"``, by a ``"restart"`` of
-    the loop, or ``"unsupported"``, which is then answered without troubling the loop.
-
-    ``hang_floor``: a loop that completes no step for five times its usual time, and for at least so
-    many seconds, hangs. ``startup_floor`` holds until it has its pace, and for a window (see `window`).
-
-    ``largest_lr_scale``: commands that would make the learning rate more than so many times the script's are rejected.
-    ``layer_norms``: of how many layers, the largest, the gradient norm is shown; the integrations measure them.
-
-    ``log_dir``, else TRAINMEDIC_LOG_DIR: where each rank writes its records, a line of JSON every ``log_interval``
-    steps and for each event; without it, nowhere.
-
-    ``target_samples_per_second``, ``target_tokens_per_second``: the target throughput of all ranks together. Reports
-    compare the job with it instead of with its own beginning, and the alert TrainingBelowTarget needs it.
+    - ``job``: the name that alerts carry as ``job_name``.
+    - ``metrics_port``: Prometheus endpoint on rank 0, without a password; 0 picks a free port (`Medic.metrics_port`).
+    - ``metrics_host``: address to listen on (``"0.0.0.0"`` for all).
+    - ``capabilities``: ``"live"``, ``"restart"`` or ``"unsupported"`` per action; the last is answered without the
+      loop.
+    - ``hang_floor``: minimum seconds of a hang, which is a step of over five times the usual time.
+    - ``startup_floor``: the same before the loop has its pace, and for windows (`window`).
+    - ``largest_lr_scale``: larger multiples of the script's learning rate are rejected.
+    - ``layer_norms``: number of layers whose gradient norm is shown, the largest first; measured by the integrations.
+    - ``log_dir``, else TRAINMEDIC_LOG_DIR: directory of each rank's records, JSON lines every ``log_interval`` steps
+      and for each event. Without it there are none.
+    - ``target_samples_per_second``, ``target_tokens_per_second``: target throughput of all ranks, for reports and the
+      alert TrainingBelowTarget.
 
     Raises ConfigurationError.
     """
@@ -104,7 +91,7 @@ def connect(
 
 
 class Medic(JobReports):
-    """A connected job. Made by `connect`; also a context manager that closes it."""
+    """A connected job, made by `connect`. As a context manager it closes the job."""
 
     def __init__(
         self,
@@ -126,7 +113,7 @@ class Medic(JobReports):
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.step: int | None = None
         self.share: Share | None = None
-        # The receiver's thread calls it when a command has arrived that waits for the loop.
+        # Called in the receiver's thread when a command waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
         self._host = socket.gethostname()
         self._namespace = pod_namespace()
@@ -134,10 +121,9 @@ class Medic(JobReports):
         self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
-        self._error: BaseException | None = None  # what ends the job, where its script says so
+        self._error: BaseException | None = None  # error that ends the job, if its script states it
         self._endpoint: MetricsEndpoint | None = None
-        # Only rank 0 has these two. With several ranks it receives no command before it is known which ranks answer:
-        # all of them, or rank 0 alone.
+        # Only on rank 0. With several ranks it receives commands once it is known which ranks answer.
         self._server: ServerConnection | None = None
         self._queue: CommandQueue | None = None
         self._is_receiving = True
@@ -159,13 +145,12 @@ class Medic(JobReports):
 
     @property
     def metrics_port(self) -> int | None:
-        """The port of the Prometheus endpoint; None without one."""
         return self._endpoint.port if self._endpoint else None
 
-    # --- the training loop's calls --------------------------------------------------------------------
+    # --- training loop --------------------------------------------------------------------------------
 
     def stats(self) -> Mapping[str, Any]:
-        """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
+        """Return this rank's memory and pace. Takes about a millisecond; thread-safe."""
         figures = self._stats.measure(time.perf_counter())
         if 0 < self.rank == self.world_size - 1 and self.progress.evaluated:
             # With pipeline parallelism only the last rank knows the loss.
@@ -173,13 +158,13 @@ class Medic(JobReports):
         return figures
 
     def commands(self, step: int) -> list[JobCommand]:
-        """Carry out the commands that are due now, between two steps. Usually there are none; that costs a microsecond.
+        """Carry out due commands between two steps. Without commands it takes a microsecond.
 
-        Commands with a handler are carried out by it, in the calling thread. The others are returned, and the caller
-        answers them. With `trainmedic.distributed.share` every rank gets the same commands at the same call; without
-        it, ranks other than 0 get none.
+        Commands with a handler are carried out in the calling thread; the caller must answer the returned others. With
+        `trainmedic.distributed.share` every rank gets the same commands at the same call; without it only rank 0 gets
+        any.
         """
-        if type(step) is not int:  # as frameworks count: NumPy's, or a tensor
+        if type(step) is not int:  # NumPy's number, or a tensor
             step = whole(step) or 0
         self.step = step
         if not self._is_receiving:
@@ -196,21 +181,16 @@ class Medic(JobReports):
         return handlers.carry_out(due) if due else []
 
     def is_quiet(self, step: int) -> bool:
-        """True if `commands` would have nothing to do at this step, so that it need not be called."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work
 
     def unanswered(self) -> list[JobCommand]:
-        """The commands that have arrived and are not answered yet. Any thread may call it, and must only read them.
-
-        On ranks other than 0 these are the commands that the ranks have agreed on.
-        """
+        """Return the unanswered commands, read-only. Thread-safe. On ranks other than 0: the agreed ones."""
         waiting = self._queue.waiting if self._queue is not None else self._handlers.in_progress
         return list(waiting.values())
 
     def _waiting_rollbacks(self) -> list[str]:
-        """The ids of those that have come, and that no handler has begun with."""
         return [
             command.id
             for command in self.unanswered()
@@ -220,12 +200,11 @@ class Medic(JobReports):
     def on(self, action: str, how: str = LIVE, in_force: InForce | None = None) -> Callable[[Handler], Handler]:
         """Register a handler: ``@medic.on("job.rollback")``.
 
-        It is called by `commands` with the `JobCommand`. Returning means applied, with the dict that it returns as
-        output; raising `Rejected` or `Unsupported` answers that, any other exception ``failed`` (it is logged and does
-        not leave `commands`). The server learns ``how``: ``"live"``, or ``"restart"`` if the loop has to start again.
-
-        ``in_force``, asked in any thread, says of a command's id whether its change is in force now; None where that is
-        not known. Without it, the undo of a command that the job has forgotten stays owed until a person closes it.
+        `commands` calls it with the `JobCommand`. Its return value, a dict, is the output of ``applied``. `Rejected`
+        and `Unsupported` answer that, other exceptions ``failed`` (logged, and not raised by `commands`). ``how`` is
+        ``"live"``, or ``"restart"`` if the loop must restart. ``in_force``, called in any thread, returns whether the
+        change of a command's ID is active; None if unknown. Without it, the undo of a forgotten command stays pending
+        until a user closes it.
         """
         if how not in (LIVE, RESTART):
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
@@ -238,13 +217,16 @@ class Medic(JobReports):
         return register
 
     def cannot(self, action: str, reason: str) -> None:
-        """Tell the server that this job does not carry out `action`. The reason is the answer to each such command."""
+        """Declare that this job does not carry out `action`. Such commands are answered with the reason."""
         self._handlers.refuse(action, reason)
         self._announce()
 
     def group(self, name: str) -> Group:
-        """The group of all ranks, for use outside of a command; without `trainmedic.distributed.share`, of this one.
-        Every rank calls this with the same name."""
+        """Return the group of all ranks, for use outside of commands; without `trainmedic.distributed.share` only this
+        rank.
+
+        Every rank passes the same name.
+        """
         return self.share.group(name) if self.share is not None else SingleRankGroup()
 
     def join_ranks(
@@ -255,9 +237,8 @@ class Medic(JobReports):
         patience: float,
         call_patience: float,
     ) -> Share:
-        """Agree with the other ranks through `store`. `trainmedic.distributed.share` finds the store and calls this.
-
-        Raises ConfigurationError.
+        """Agree with the other ranks through `store`. Called by `trainmedic.distributed.share`. Raises
+        ConfigurationError.
         """
         if self.share is not None or self._is_closed:
             raise ConfigurationError("share() is called once, before the job is closed")
@@ -278,13 +259,12 @@ class Medic(JobReports):
         return self.share
 
     def close(self) -> None:
-        """Answer every open command with ``failed``, tell the server and the other ranks, and end the threads; it takes
-        a few seconds at most."""
+        """Answer open commands with ``failed``, notify server and ranks, and end the threads, within a few seconds."""
         if self._is_closed or self._pid != os.getpid():
-            return  # a forked child has no threads, and its parent goes on
+            return  # a forked child has no threads; its parent continues
         self._is_closed = True
         atexit.unregister(self.close)
-        # First of all, because who has started this process may end it at once.
+        # First, because the launcher may end this process at once.
         error = self._error if self._error is not None else ending.fatal_error()
         ending.write_error_file(error)
         if self.records is not None:
@@ -314,7 +294,6 @@ class Medic(JobReports):
         self.close()
 
     def _evaluated(self) -> tuple[evaluations.EvaluatedMetric, ...]:
-        """The evaluation metrics to show: rank 0's, or the last rank's if rank 0 has none."""
         own = self.progress.evaluated_metrics()
         if own or self.gather is None:
             return own
@@ -324,11 +303,10 @@ class Medic(JobReports):
         return {**(self.gather() if self.gather is not None else {}), self.rank: self.stats()}
 
     def _losses(self) -> dict[str, Any] | None:
-        """Return the known losses of all ranks, in short form."""
         others = self.gather() if self.gather is not None else {}
         return loss_spread({**others, self.rank: self._stats.own_loss()})
 
-    # --- what other threads and the ranks call --------------------------------------------------------
+    # --- other threads and ranks ----------------------------------------------------------------------
 
     def _begin_receiving(self) -> None:
         assert self._server is not None
@@ -352,8 +330,7 @@ class Medic(JobReports):
             self._queue.close(command, status, output)
 
     def _describe(self) -> Mapping[str, Any]:
-        """The presence key's content, except which process it is. ``ranks`` are the ranks that answer each command."""
-        # With several ranks the placement comes from `Share`.
+        # With several ranks `Share` has the placement.
         own_placement = {"placement": devices.placement(self._node)} if self.world_size == 1 else {}
         return {
             "world_size": self.world_size,

@@ -1,14 +1,10 @@
-"""Jobs of several ranks: every rank carries out the same commands at the same step.
+"""Jobs of several ranks: every rank carries out the same commands at the same step. Needs PyTorch.
 
 ::
 
     torch.distributed.init_process_group()
     medic = trainmedic.connect(job="llm-1")        # rank and world size from torchrun
     trainmedic.distributed.share(medic)            # on every rank, before the loop
-
-``trainmedic.ranks`` says how they agree. It uses no collective, only the key-value store that the process group was
-started with, which under torchrun outlives every rank. This module finds that store, and asks PyTorch on which GPU a
-rank runs. It needs PyTorch.
 """
 
 from __future__ import annotations
@@ -38,13 +34,10 @@ def share(
 ) -> Share:
     """Let the ranks agree. Every rank calls it once, after the same number of calls of `Medic.commands`.
 
-    From then on every rank calls `Medic.commands` equally often, at the same steps. ``every`` is the
-    number of calls between two sync points, at which the ranks read what was decided; by default as many as
-    make about a second. ``store`` is a ``torch.distributed.Store`` that all ranks reach; by default that of
-    the process group, or of torchrun. ``patience`` is for how many seconds a rank waits for a decision that
-    is late, and ``call_patience`` for the others at a command. Also found as ``medic.share`` afterwards.
-
-    Returns at once. Raises ConfigurationError.
+    Afterwards every rank must call `Medic.commands` equally often, at the same steps. ``every`` is the number of calls
+    between sync points, by default for about a second. ``store`` is a ``torch.distributed.Store`` of all ranks, by
+    default the process group's or torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for other
+    ranks at a command, in seconds. Also available as ``medic.share``. Returns at once. Raises ConfigurationError.
     """
     if every is not None and every < 1:
         raise ConfigurationError(f"share: every is {every}; it counts calls of commands(), and is at least 1")
@@ -60,17 +53,14 @@ def share(
 
 
 def is_needed() -> bool:
-    """Whether this process is one of several ranks that PyTorch knows of."""
     return is_started() and dist.get_world_size() > 1
 
 
 def is_started() -> bool:
-    """Whether torch.distributed is initialised, perhaps with this rank only."""
     return dist.is_available() and dist.is_initialized()
 
 
 def _find_store() -> Any:
-    """A connection of our own to the store that the ranks were started with."""
     if not dist.is_available():
         raise ConfigurationError("share: this PyTorch was built without torch.distributed")
     if dist.is_initialized():
@@ -90,7 +80,6 @@ def _find_store() -> Any:
 
 
 def _connection(store: Any) -> Any:
-    """A copy of the store where there can be one: while one thread waits in a store, no other may use it."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):
@@ -98,14 +87,13 @@ def _connection(store: Any) -> Any:
 
 
 class _Device:
-    """The CUDA device of this rank, once the job itself has begun to use CUDA, because asking must make no context."""
+    """CUDA device of this rank. No CUDA context is created before the job uses CUDA."""
 
     def __init__(self) -> None:
         self._uuid: str | None = None
 
     def uuid(self) -> str | None:
-        """The device's name as NVML has it. Only the training thread may ask, because which device is current differs
-        between threads."""
+        """Return the device's NVML name. Training thread only, because the current device differs between threads."""
         if self._uuid is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             try:
                 self._uuid = devices.nvml_name(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

@@ -1,4 +1,4 @@
-"""The wire format by the name under which others import it; the code is in ``wire.envelope`` and ``wire.signing``."""
+"""Public names of the wire format (``wire.envelope`` and ``wire.signing``)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None:
-    """Raise EnvelopeError unless `signature` is that of `raw`. Without a key everything passes."""
+    """Raise EnvelopeError unless `signature` is valid for `raw`. Without a key everything passes."""
     if key is None:
         return
     text = signature.decode("ascii", "replace") if isinstance(signature, bytes) else signature

@@ -1,9 +1,7 @@
-"""Every error of this package.
-
-The tree::
+"""Errors of this package::
 
     TrainmedicError
-    ├── ConfigurationError      connect() or share() was given something it cannot work with
+    ├── ConfigurationError      invalid arguments of connect() or share()
     ├── NotAgreed               raised to a handler when the ranks cannot agree
     └── Refusal                 raised by a handler, to answer a command
         ├── Rejected            the command makes no sense here and now
@@ -11,35 +9,31 @@ The tree::
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 
-`ConfigurationError` is raised while a job is set up, `NotAgreed` to handlers in jobs of several ranks.
-Once a job is connected this package raises nothing into the training loop: when Redis is unreachable, it logs
-a line and keeps trying in the background. There is one exception: where a checkpoint was loaded only in
-part, or is damaged, and there is none to go back to in its place, a `TrainmedicError` is raised, which ends the
-training. (`trainmedic.wire.envelope.EnvelopeError`, a ValueError, is for programs that read or
-write the wire format themselves.)
+A connected job raises nothing into the training loop, with one exception: a `TrainmedicError`, if a checkpoint was
+loaded only partly or is damaged and no other is available.
 """
 
 from __future__ import annotations
 
 
 class TrainmedicError(Exception):
-    """Base of the tree; its text is meant for a person."""
+    """Base class; the text is for humans."""
 
 
 class ConfigurationError(TrainmedicError):
-    """A name, URL, key, rank or port cannot be used."""
+    """A name, URL, key, rank or port is invalid."""
 
 
 class NotAgreed(TrainmedicError):
-    """The ranks could not agree, because one of them is gone or does not answer."""
+    """The ranks could not agree, because one is gone or does not answer."""
 
 
 class Refusal(TrainmedicError):
-    """Raised by a handler that does not carry out its command. The text is the reason."""
+    """A handler does not carry out its command, for the given reason."""
 
 
 class Rejected(Refusal):
-    """The command makes no sense here and now: no checkpoint from before that time, for instance."""
+    """The command makes no sense here and now, such as without a checkpoint from before that time."""
 
 
 class Unsupported(Refusal):
@@ -47,8 +41,8 @@ class Unsupported(Refusal):
 
 
 class Interrupted(BaseException):
-    """Raised inside a step that hangs, when a command waits that can help it.
+    """A training step hangs, and a command waits that can help.
 
-    The integration that armed it catches it again. Not an Exception, so that no ``except Exception`` of the
-    step swallows it; code that cleans up in ``finally`` works as always.
+    The integration that armed it catches it. Not an Exception, so that ``except Exception`` in the step does not
+    swallow it; ``finally`` works as usual.
     """

@@ -1,7 +1,4 @@
-"""The settings of a job: the arguments of `connect`, completed from the environment.
-
-Arguments win over variables. Who calls it: ``client``. Not here: connecting.
-"""
+"""Settings of a job: the arguments of `connect`, completed from the environment. Arguments win."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from typing import Callable, Mapping, Sequence
 
 from trainmedic.errors import ConfigurationError
 
-# Who numbers the ranks: torchrun and most launchers, Open MPI, Slurm.
+# torchrun and most launchers, Open MPI, Slurm.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-# Who numbers the processes of a node, the nodes, and the attempts of a job.
+# Variables with local rank, node rank and attempt.
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _NODE_RANKS = ("GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "SLURM_NODEID")
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -32,43 +29,34 @@ URL_FILE = "redis.url"
 
 @dataclass(frozen=True)
 class Settings:
-    """Who this process is, and how it finds its server."""
-
     job: str
     rank: int
     world_size: int
     read_keys: Callable[[], Sequence[bytes]] | None
-    """Returns the signing key, and after it the previous one where that is set; asked again, it reads the files that
-    hold them again, and raises ConfigurationError. None where no signing key is set."""
+    """Returns the signing key, then the previous one if set. Each call reads key files again and may raise
+    ConfigurationError. None without a signing key.
+    """
     redis_url: str | None
-    """None where a URL may yet be in ``url_file``."""
     url_file: Path
-    """Where a server of the same user on this machine leaves its Redis URL."""
+    """File in which a server of the same user on this machine leaves its Redis URL."""
     url_origin: str = "TRAINMEDIC_REDIS_URL"
-    """The argument or variable that ``redis_url`` comes from."""
 
     def find_url(self) -> str | None:
-        """The Redis URL: the one that was given, else what the server's state directory says by now."""
         return self.redis_url if self.redis_url is not None else read_url(self.url_file)
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Where a rank writes its records, and where the rank itself is."""
-
     log_dir: Path
     attempt: int
-    """Of the job, counted from 1, by trainmedic-run or else the launcher."""
     local_rank: int | None
     node_rank: int | None
     interval: int
-    """Steps from one record to the next."""
 
 
 def resolve_logs(
     log_dir: str | os.PathLike[str] | None, interval: int, environment: Mapping[str, str] | None = None
 ) -> LogSettings | None:
-    """What was given, else by TRAINMEDIC_LOG_DIR; None where there is no directory. Raises ConfigurationError."""
     env = os.environ if environment is None else environment
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigurationError(f"log_interval is {interval!r}; it is a whole number of steps, 1 or more")
@@ -83,12 +71,10 @@ def resolve_logs(
 
 
 def _first_number(env: Mapping[str, str], variables: Sequence[str]) -> int | None:
-    """That of the first variable which has one."""
     return next((int(env[name]) for name in variables if env.get(name, "").isdecimal()), None)
 
 
 def read_url(file: Path) -> str | None:
-    """The URL that a server has left in its state directory; None where it has left none."""
     try:
         return file.read_text().strip() or None
     except (OSError, UnicodeDecodeError):
@@ -103,8 +89,9 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings of this process. Raises ConfigurationError, with no key in its text. The Redis URL is not checked:
-    ``job.connect_options`` does."""
+    """Return the settings. Raises ConfigurationError without a key in its text. ``job.connect_options`` checks the
+    Redis URL.
+    """
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):
@@ -113,8 +100,8 @@ def resolve(
             'connect(job="llm-1"), or the variable TRAINMEDIC_JOB'
         )
     for variable, value in (("TRAINMEDIC_JOB", name), ("TRAINMEDIC_NODE", env.get("TRAINMEDIC_NODE", ""))):
-        if _NOT_UTF_8.search(value):  # as Python reads such bytes of the environment
-            raise ConfigurationError(f"{variable} is not UTF-8; no message could name it")
+        if _NOT_UTF_8.search(value):  # Python decodes such bytes of the environment to surrogates
+            raise ConfigurationError(f"{variable} is not UTF-8; use a UTF-8 name")
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
     url_origin = "redis_url" if redis_url else "TRAINMEDIC_REDIS_URL"
     launched_rank, launched_size = _ranks(env)
@@ -137,9 +124,6 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
 
 
 def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
-    """What reads the signing key, and after it the previous one where there is one; None where no key is set. Raises
-    ConfigurationError, and so does what it returns, which reads files again each time."""
-
     def read_keys() -> list[bytes]:
         keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
         if keys[0] is None and keys[1] is not None:
@@ -150,7 +134,6 @@ def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable
 
 
 def _previous_key(env: Mapping[str, str]) -> bytes | None:
-    """The key that is only accepted still. Where its file is gone or empty, it has been withdrawn."""
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
     if env.get(variable):
@@ -161,7 +144,6 @@ def _previous_key(env: Mapping[str, str]) -> bytes | None:
 
 
 def is_withdrawn(path: str) -> bool:
-    """Whether the file of a previous key is gone or empty."""
     try:
         return not Path(path).read_bytes().strip()
     except OSError:
@@ -169,7 +151,6 @@ def is_withdrawn(path: str) -> bool:
 
 
 def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
-    """The bytes of a key, without the white space around it that editors and secrets leave."""
     key = argument
     if key is None:
         key = env.get(variable)
@@ -182,9 +163,9 @@ def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) ->
     if key is None:
         return None
     if not isinstance(key, (str, bytes)):
-        raise ConfigurationError(f"the signing key is text or bytes, and was given as {type(key).__name__}")
-    # A variable holds bytes, which need not be UTF-8.
+        raise ConfigurationError(f"the signing key must be text or bytes, not {type(key).__name__}")
+    # Variables hold bytes, which need not be UTF-8.
     raw = (key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key).strip()
     if not raw:
-        raise ConfigurationError("the signing key is empty; leave it out altogether to go without")
+        raise ConfigurationError("the signing key is empty; omit it to run without one")
     return raw

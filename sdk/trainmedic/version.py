@@ -1,3 +1,3 @@
-"""The version of this package, in one place."""
+"""Version of this package."""
 
 __version__ = "0.1.0"

@@ -560,7 +560,7 @@ async def test_an_expired_of_an_earlier_sending_is_no_answer(bench: Bench) -> No
     second = make_command(id=first.id, seconds=5)
     asked = asyncio.create_task(bench.bus.request(second))
     await until(lambda: _is(bench.redis.xlen(envelope.job_commands("llm-1")), 2))
-    await bench.answer(first.id, envelope.EXPIRED, reason="it came after it had expired")
+    await bench.answer(first.id, envelope.EXPIRED, reason="it arrived after its expiry")
     await bench.answer(first.id, envelope.ACCEPTED)
     await asyncio.sleep(0.1)
     assert not asked.done()

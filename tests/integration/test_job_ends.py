@@ -120,7 +120,7 @@ def vanish(client: redis.Redis) -> None:
         ("medic.close()", ("job_ended", "")),
         ("raise ValueError('a secret')", ("job_failed", "its process ended by ValueError")),
         ("with medic: raise MemoryError", ("job_failed", "its process ended by MemoryError")),
-        ("with medic: sys.exit(3)", ("job_failed", "its process left with an error")),
+        ("with medic: sys.exit(3)", ("job_failed", "its process exited with an error")),
     ],
 )
 async def test_a_job_says_how_it_ends(

@@ -23,8 +23,8 @@ GOOD = [
 ]
 SENTINEL = "redis+sentinel://:hunter2@"
 WRONG = [
-    (SENTINEL + "h:26379//0", "the master's name behind the Sentinels"),
-    (SENTINEL + "h:26379", "the master's name behind the Sentinels"),
+    (SENTINEL + "h:26379//0", "the master's name after the Sentinels"),
+    (SENTINEL + "h:26379", "the master's name after the Sentinels"),
     (SENTINEL + "h/m/0/1", "number of a database"),
     (SENTINEL + "h/m/x", "number of a database"),
     (SENTINEL + "h/m/-1", "number of a database"),
@@ -36,9 +36,9 @@ WRONG = [
     (SENTINEL + "::1/m", "host of each Sentinel"),
     (SENTINEL + "a,,b/m", "must name the host of each Sentinel"),
     (SENTINEL + "/m", "must name the host of each Sentinel"),
-    (SENTINEL + "h/m?bogus=1", "an option behind [?] that is not known: bogus"),
-    (SENTINEL + "h/m?socket_timeout=no", "with a value that it cannot have: socket_timeout"),
-    (SENTINEL + "h/m?service_name=x", "an option behind [?] that is not known, or"),
+    (SENTINEL + "h/m?bogus=1", "an unknown option after [?]: bogus"),
+    (SENTINEL + "h/m?socket_timeout=no", "with an invalid value: socket_timeout"),
+    (SENTINEL + "h/m?service_name=x", "an unknown option after [?], or"),
     ("redis://:hunter2@h/x", "number of a database"),
     ("redis://:hunter2@h/0/1", "number of a database"),
     ("redis://:hunter2@h/-1", "number of a database"),
@@ -47,11 +47,11 @@ WRONG = [
     ("redis://:hunter2@h:0", "port from 1 to 65535"),
     ("redis://:hunter2@h:abc", "port from 1 to 65535"),
     ("redis://:hunter2@a,b", "host of Redis"),
-    ("redis://:hunter2@[x]", "host of Redis|can be read"),
-    ("redis://:hunter2[x]@h", "can be read"),
-    ("redis://:hunter2@h?bogus=1", "not known: bogus"),
+    ("redis://:hunter2@[x]", "host of Redis|must be a valid URL"),
+    ("redis://:hunter2[x]@h", "must be a valid URL"),
+    ("redis://:hunter2@h?bogus=1", "unknown option after [?]: bogus"),
     ("redis://:hunter2@h\n", "control characters"),
-    ("rediss://:hunter2@h?ssl_cert_reqs=foo", "an option behind [?]"),
+    ("rediss://:hunter2@h?ssl_cert_reqs=foo", "option after [?]"),
     ("unix://run/redis.sock", "three slashes"),
     ("unix://", "must name the socket"),
     ("http://:hunter2@h", "begins with redis://"),
@@ -59,7 +59,7 @@ WRONG = [
     ("redis://:hunter2/x@h:6379/0", "%XX"),
     ("redis://:hunter2?x@h:6379/0", "%XX"),
     ("redis://:1#hunter2@h:6379/0", "%XX"),
-    ("redis://:1?hunter2=@h:6379/0", "not known, or"),
+    ("redis://:1?hunter2=@h:6379/0", "an unknown option after [?], or"),
 ]
 
 
@@ -100,7 +100,7 @@ def test_a_launcher_says_so_and_launches(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setenv("TRAINMEDIC_REDIS_URL", "redis://:hunter2@h/x")
     assert open_link("llm", NodeExclusions("n1", starts_all_nodes=False), {}) is None
     (message,) = caplog.messages
-    assert message.startswith("the server is told nothing: TRAINMEDIC_REDIS_URL: must have the number of a database")
+    assert message.startswith("cannot report to the server: TRAINMEDIC_REDIS_URL: must have the number of a database")
 
 
 def refused_by(read: object, origin: str, why: str) -> None:

@@ -478,7 +478,7 @@ class JobEvaluated(OfJob, frozen=True):
 
 
 class JobKept(OfJob, frozen=True):
-    """An operator [locked](../how-to/monitoring.md#findings-in-logs) the data of the job or of an attempt."""
+    """An operator [locked](../how-to/operate.md#findings-in-logs) the data of the job or of an attempt."""
 
     job: str
     attempt: int | None = None

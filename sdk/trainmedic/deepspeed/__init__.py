@@ -1,7 +1,8 @@
-"""Trainmedic in a training loop whose model, optimizer and checkpoints a DeepSpeed engine owns::
+"""Trainmedic in a training loop around a DeepSpeed engine, which owns model, optimizer and checkpoints::
 
     engine, _, loader, _ = deepspeed.initialize(model=model, training_data=dataset, config=config)
     run = trainmedic.deepspeed.attach(medic, engine, loader=loader, checkpoints="checkpoints", checkpoint_every=100)
+
     run.resume()
     for batch in run.batches(epochs=3):
         with run.step() as step:
@@ -10,8 +11,7 @@
             engine.step()
             step.report(loss=loss, grad_norm=engine.get_global_grad_norm())
 
-The loop is that of ``trainmedic.torch``, and so are its commands; what is different is who keeps the state. Needs torch
-and an engine: DeepSpeed itself is never imported.
+Loop and commands are those of ``trainmedic.torch``. Needs torch and an engine; DeepSpeed itself is not imported.
 """
 
 from trainmedic.deepspeed.attaching import attach

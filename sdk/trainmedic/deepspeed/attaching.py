@@ -1,7 +1,4 @@
-"""`attach`, which makes an `EngineRun` of a DeepSpeed engine and a loader.
-
-Not here: the loop itself (``run``), how an engine's checkpoints are kept (``engine_checkpoints``).
-"""
+"""`attach`, which makes an `EngineRun` of a DeepSpeed engine and a loader."""
 
 from __future__ import annotations
 
@@ -45,13 +42,12 @@ def attach(
     reread: int = REREAD,
     verify: bool = True,
 ) -> EngineRun:
-    """Let Trainmedic's commands be carried out in a loop around a DeepSpeed engine, at its optimizer's boundaries.
+    """Carry out Trainmedic's commands in a loop around a DeepSpeed engine, at its optimizer's boundaries.
 
-    ``engine`` is what ``deepspeed.initialize`` returned first; model, optimizer, scheduler, loss scale and gradient
-    accumulation are its own. ``loader`` is where `Run.batches` come from, by default the engine's own
-    ``training_dataloader``. ``checkpoints`` is a directory that all ranks share; in it each checkpoint is one of
-    DeepSpeed's, with ``latest`` naming the newest complete one. The other arguments are those of
-    `trainmedic.torch.attach`.
+    ``engine`` is the first result of ``deepspeed.initialize``; it owns model, optimizer, scheduler, loss scale and
+    gradient accumulation. ``loader`` is for `Run.batches`, by default the engine's ``training_dataloader``.
+    ``checkpoints`` is a directory shared by all ranks, with DeepSpeed's checkpoints and ``latest`` naming the newest
+    complete one. Other arguments are those of `trainmedic.torch.attach`.
 
     Every rank calls it, after ``deepspeed.initialize``. Raises ConfigurationError.
     """
@@ -72,7 +68,7 @@ def attach(
     rate = LearningRate(engine.optimizer, engine.lr_scheduler)
     accumulation = int(engine.gradient_accumulation_steps())
     training = TrainingState(medic, parts, rate, source, storage, budget, changes, accumulation)
-    # What is left of a step that is broken off is in the engine's own buffers, which nothing but the engine can clear.
+    # An interrupted step leaves data in the engine's buffers, which only the engine can clear.
     training.is_interruptible = False
     training.verifies = verify
     training.carried = CarriedState(StateParts(model=engine.module, **more), named, generators_of(loader))
@@ -82,7 +78,7 @@ def attach(
 
 
 def _check_engine(engine: Any) -> None:
-    # Asked of the class, for an engine passes on the attributes of its model.
+    # Ask the class: an engine forwards attributes of its model.
     missing = [name for name in _CALLED if not hasattr(type(engine), name)]
     if missing:
         raise ConfigurationError(
@@ -94,11 +90,10 @@ def _check_engine(engine: Any) -> None:
             "call medic.report() and medic.commands() around train_batch() instead"
         )
     if getattr(engine, "optimizer", None) is None or not hasattr(engine.optimizer, "param_groups"):
-        raise ConfigurationError("engine: it has no optimizer, and so no steps: give deepspeed.initialize() one")
+        raise ConfigurationError("engine: it has no optimizer; give deepspeed.initialize() one")
 
 
 def _check_checkpoints(engine: Any) -> None:
-    """Raises ConfigurationError where the engine's checkpoints are not whole, or not shared, when saving returns."""
     reasons = {
         "checkpoint.use_node_local_storage": "use_node_local_storage",
         "checkpoint.load_universal": "load_universal_checkpoint",
@@ -114,14 +109,14 @@ def _check_checkpoints(engine: Any) -> None:
     if decoupled is not None and decoupled():
         raise ConfigurationError(
             "checkpoints: DeepSpeed's configuration has them written in the background (checkpoint.writer), so that "
-            "nobody knows when one is whole; switch that off, or attach without checkpoints"
+            "it is unknown when one is complete; switch that off, or attach without checkpoints"
         )
 
 
 def _plain(loader: Any) -> Any:
-    """The ``DataLoader`` that DeepSpeed's own loader makes for each epoch, so that its order is known.
+    """Return the ``DataLoader`` that DeepSpeed's loader makes for each epoch, whose order is known.
 
-    With curriculum learning its sampler has a state of its own, and it stays as it is.
+    Loaders with curriculum learning, whose sampler has its own state, stay as they are.
     """
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):

@@ -1,13 +1,8 @@
-"""Checkpoints that a DeepSpeed engine writes and loads, kept as `JointCheckpointDirectory` keeps them.
+"""Checkpoints written and loaded by a DeepSpeed engine, managed by `JointCheckpointDirectory`.
 
-The directory is one of DeepSpeed's: ``step-00000150/`` is what ``engine.save_checkpoint`` wrote under that tag, and
-``latest`` names the newest that is complete, so that ``engine.load_checkpoint`` and DeepSpeed's own scripts find it.
-Beside the engine's files lies ``rank-00003.pt`` and so on, each rank's own: its position in the data, its random
-generators, its buffers, and what the engine does not save. Without ZeRO an engine saves the optimizer of rank 0 alone,
-so that the file has of each other rank what differs, such as the momentum that a rank keeps of its own parameters.
-
-An engine loads straight into place. So before that every rank reads the files that it wrote itself against their
-checksums; only when all of them are whole does any rank load. Not here: which checkpoint (``torch.restore``).
+Each rank adds ``rank-00003.pt`` etc. for state that the engine does not save. Without ZeRO that includes the
+optimizer's differences from rank 0. An engine loads in place, so every rank first verifies the checksums of its own
+files.
 """
 
 from __future__ import annotations
@@ -29,19 +24,15 @@ from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirect
 from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of
 from trainmedic.torch.optimizer_states import put_settings, settings_of
 from trainmedic.torch.state_parts import StateParts
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 _OPTIMIZER = "optimizer"
-LATEST = "latest"  # DeepSpeed's own: a file with the tag to load where none is named
+LATEST = "latest"  # DeepSpeed's file with the default tag to load
 
 Files = dict[str, tuple[int, bool]]
-"""The files that this rank's engine wrote, by their names in the checkpoint: the size of each in bytes, and whether it
-has checksums."""
 
 
 class EngineContents:
-    """`trainmedic.torch.checkpoints.joint_checkpoints.JointContents` of a training that an engine owns."""
-
     is_replicated = False
 
     def __init__(self, engine: Any, rank: int, world_size: int) -> None:
@@ -50,7 +41,7 @@ class EngineContents:
         self._world_size = world_size
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Files, Any]:
-        """What is returned for all ranks is filled by `write`, which comes before this rank's own file is written."""
+        """The first result is filled by `write`, before this rank's own file is written."""
         files: Files = {}
         states = self.comparable(parts)
         differing = None if states is None else own_of(states, RankState.of(run.get("rank_state")), self._rank)
@@ -59,16 +50,18 @@ class EngineContents:
             "ranks": self._world_size,
             "buffers": parts.buffers(),
             "extra": parts.extra_states(),
-            # The engine's optimizers do not all save the present rate, and the schedule sets it only at the next step.
+            # Not all of the engine's optimizers save the current rate, and the schedule sets it only at the next step.
             "groups": [_without_parameters(group) for group in self._engine.optimizer.param_groups],
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
             "differing": differing,
         }
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the optimizer's state where the engine writes that of rank 0 alone: without ZeRO, if all ranks train
-        the same weights. Else it writes of each rank what it has; an optimizer with a group of ranks is such, also
-        without ZeRO: earlier releases of DeepSpeed have one for weights in bf16."""
+        """Return the optimizer's state if the engine writes only rank 0's: without ZeRO, if all ranks train the same
+        weights.
+
+        Optimizers with a process group write each rank's; earlier releases have one for bf16 without ZeRO.
+        """
         engine = self._engine
         if engine.zero_optimization_stage() or hasattr(engine.optimizer, "dp_process_group"):
             return None
@@ -84,7 +77,6 @@ class EngineContents:
             content[str(file.relative_to(path))] = _flush(file), zipfile.is_zipfile(file)
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> list[Path]:
-        """The files that this rank wrote and that have checksums. All that it wrote are there, each with its size."""
         if not isinstance(own, Mapping) or "files" not in own:
             raise UnusableCheckpoint(f"{path.name} is not one of a DeepSpeed engine")
         if own["ranks"] != self._world_size:
@@ -111,7 +103,7 @@ class EngineContents:
         before = settings_of(engine.optimizer)
         loaded, _ = engine.load_checkpoint(str(content.parent), tag=content.name)
         if loaded is None:
-            raise TrainmedicError(f"DeepSpeed did not load {content.name}; why is in its log")
+            raise TrainmedicError(f"DeepSpeed did not load {content.name}; see its log")
         if own.get("differing"):
             states = {_OPTIMIZER: _with_own_mappings(engine.optimizer.state_dict())}
             merge(states, own["differing"])
@@ -123,14 +115,12 @@ class EngineContents:
             part.load_state_dict(own["others"][name])
 
     def _others(self, parts: StateParts) -> Mapping[str, Any]:
-        """What the engine does not save: the user's other parts, and its own scaler of torch's autocast."""
         others = {name: part for name, part in parts.by_name.items() if name != "model"}
         scaler = getattr(self._engine, "torch_autocast_z0_gradscaler", None)
         return {**others, "autocast scaler": scaler} if scaler is not None else others
 
 
 def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, engine: Any) -> JointCheckpointDirectory:
-    """The checkpoints of a DeepSpeed engine in a directory, which is also the engine's own."""
     contents = EngineContents(engine, medic.rank, medic.world_size)
     made = JointCheckpointDirectory(directory, keep, medic.rank, medic.world_size, medic.group, contents)
     made.goes_on_from = _name_latest
@@ -138,13 +128,11 @@ def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, en
 
 
 def _name_latest(checkpoint: Path) -> None:
-    """Let DeepSpeed load that one where none is named. Raises OSError."""
     checkpoints.write_durably(checkpoint.parent / LATEST, checkpoint.name.encode())
 
 
 @contextlib.contextmanager
 def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
-    """The files that are saved meanwhile. A rank does not know by itself which of them are its own to write."""
     files: list[Path] = []
     save = checkpoint_engine.save
 
@@ -157,7 +145,6 @@ def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
 
 
 def _with_own_mappings(state: Any) -> Any:
-    """The same state in mappings that belong to no optimizer."""
     return {key: _with_own_mappings(value) for key, value in state.items()} if isinstance(state, Mapping) else state
 
 
@@ -170,7 +157,6 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flush(file: Path) -> int:
-    """Bring a file that the engine wrote to the disk. Its size."""
     with file.open("rb") as written:
         os.fsync(written.fileno())
         return os.fstat(written.fileno()).st_size
@@ -186,7 +172,6 @@ def _check_size(file: Path, size: int) -> None:
 
 
 def _check_content(file: Path) -> None:
-    """Raises UnusableCheckpoint where its checksums do not agree."""
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()

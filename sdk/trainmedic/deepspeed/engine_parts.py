@@ -1,9 +1,6 @@
-"""What a rank of a DeepSpeed engine holds of the model's parameters and of the optimizer's state.
+"""A rank's share of the parameters and optimizer state of a DeepSpeed engine: partitions with ZeRO.
 
-With ZeRO a rank holds partitions: of the weights that are trained in 32 bits, of the optimizer's state, and in stage 3
-of the weights that the model computes with. There each parameter is cut into pieces of one size, so that the last
-ones end with memory that nobody has written; it belongs to nothing, and is not shown. Not here: saving and loading
-partitions, which the engine does (``engine_checkpoints``).
+In stage 3 parameters are cut into equal pieces; the unused memory at the end is excluded.
 """
 
 from __future__ import annotations
@@ -19,18 +16,14 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class EngineParts(StateParts):
-    """The parts of a training that an engine owns; by name, the model and what the user keeps along with it."""
-
     def __init__(self, engine: Any, **also: Any) -> None:
         super().__init__(model=engine.module, **also)
         self._engine = engine
 
     def modules(self) -> dict[str, nn.Module]:
-        """The modules, with the partitions that this rank holds in place of the model's parameters."""
         return {**super().modules(), "model": _PartitionedModule(self._engine)}
 
     def optimizers(self) -> dict[str, Any]:
-        """The optimizer within the engine's, with the partitions as its parameters; and those of the user."""
         trained = list(_trained(self._engine))
         shown = SimpleNamespace(
             param_groups=[{"params": [partition.weights for partition in trained]}],
@@ -41,18 +34,14 @@ class EngineParts(StateParts):
 
 
 class _TrainedPartition(NamedTuple):
-    """A partition of the weights that the optimizer steps, and what the optimizer keeps of it."""
-
     weights: torch.Tensor
     state: Mapping[str, Any]
 
 
 class _PartitionedModule(nn.Module):
-    """An engine's model, of whose parameters only the partitions that this rank holds are seen."""
-
     def __init__(self, engine: Any) -> None:
         super().__init__()
-        self._engine = (engine,)  # an engine is a module itself, and would be taken for a part of this one
+        self._engine = (engine,)  # hidden in a tuple: an engine is a module, and would become a submodule
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
         [engine] = self._engine
@@ -78,7 +67,6 @@ class _PartitionedModule(nn.Module):
 
 
 def _trained(engine: Any) -> Iterator[_TrainedPartition]:
-    """The partitions that the optimizer steps, in an order that stays the same."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     partitions: Any = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
     if partitions is None:
@@ -86,7 +74,7 @@ def _trained(engine: Any) -> Iterator[_TrainedPartition]:
             for parameter in group["params"]:
                 yield _TrainedPartition(parameter, inner.state.get(parameter, {}))
         return
-    for parameters, flat in zip(engine.optimizer.fp16_groups, partitions, strict=True):  # of stage 3
+    for parameters, flat in zip(engine.optimizer.fp16_groups, partitions, strict=True):  # stage 3
         start, state = 0, inner.state.get(flat, {})
         for parameter in parameters:
             length = _own_length(parameter)
@@ -107,7 +95,6 @@ def _is_partitioned(parameter: Any) -> bool:
 
 
 def _own_length(parameter: Any) -> int:
-    """How many numbers of a parameter this rank's piece of it holds."""
     size = int(parameter.ds_tensor.ds_numel)
     rank = dist.get_rank(group=parameter.ds_process_group)
     return max(0, min(size, int(parameter.ds_numel) - rank * size))

@@ -1,9 +1,7 @@
-"""Waiting time of a rank for others in a DeepSpeed engine, whose collectives all go through one object.
+"""Waiting time of a rank for others in a DeepSpeed engine, whose collectives all use one object.
 
-On a CPU the engine waits within these calls, or within the wait for a call that was started before. On a CUDA device
-only the waiting of the stream in which the model computes counts. If the engine communicates in another stream
-(``overlap_comm``, and ZeRO stage 3 by default), the stall of the model cannot be seen there, and nothing is reported
-for these steps. Called by ``run``.
+On CUDA only the computing stream's waiting counts. If the engine communicates in another stream (``overlap_comm``, and
+ZeRO stage 3 by default), nothing is reported.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ _CALLS = (
 
 
 class EngineWaits:
-    """The waiting time of one engine. After `close` its wrappers only forward calls."""
-
     def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
         self.stopwatch = stopwatch
         self._backend = backend
@@ -40,14 +36,12 @@ class EngineWaits:
         self._depth = 0
         self._has_waited = False
         self._is_hidden = False
-        """True if the engine has communicated in another stream in this step."""
         for name in _CALLS:
             if callable(getattr(type(backend), name, None)):
                 setattr(backend, name, functools.partial(self._call, getattr(backend, name)))
 
     @classmethod
     def of(cls, engine: Any) -> EngineWaits | None:
-        """Return the measurement for an engine with only ZeRO or data parallelism. None for any other."""
         backend = getattr(comm, "cdb", None)
         if backend is None or getattr(engine, "mpu", None) is not None:
             return None  # model parallelism has its own groups and calls
@@ -66,7 +60,6 @@ class EngineWaits:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        """Remove the wrappers, unless other code has wrapped them again."""
         for name in _CALLS:
             wrapper = self._backend.__dict__.get(name)
             if isinstance(wrapper, functools.partial) and wrapper.func == self._call:
@@ -99,8 +92,6 @@ class EngineWaits:
 
 
 class _Handle:
-    """The handle of a started collective, with its waiting measured."""
-
     def __init__(self, handle: Any, waits: EngineWaits) -> None:
         self._handle = handle
         self._waits = waits
@@ -113,5 +104,4 @@ class _Handle:
 
 
 def _queue() -> Any:
-    """Return the current stream of the CUDA device. None without one."""
     return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

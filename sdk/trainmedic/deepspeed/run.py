@@ -1,8 +1,7 @@
-"""The training loop around a DeepSpeed engine: `trainmedic.torch.Run`, with the engine told what a step consists of.
+"""Training loop around a DeepSpeed engine.
 
-An engine counts batches by itself, and steps its optimizer at every so many. Here the run counts, and the engine
-follows: else a changed accumulation would make one step that is too short. Not here: how a run is made
-(``attaching``).
+Engines count batches themselves. Here the run counts and the engine follows; otherwise a changed accumulation would
+make one step too short.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from trainmedic.torch.training_state import TrainingState
 
 
 class EngineStep(Step):
-    """The work on one batch. ``is_update`` is true where the engine steps its optimizer."""
+    """Work on one batch. ``is_update`` is true if the engine steps its optimizer."""
 
     __slots__ = ("_engine",)
 
@@ -28,11 +27,10 @@ class EngineStep(Step):
         self._engine = engine
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``engine.backward(loss)``."""
         self._engine.backward(loss)
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """``engine.step()``; the gradients' norm where the optimizer has stepped and the engine knows one.
+        """Call ``engine.step()``; return the gradients' norm after an optimizer step if the engine knows it.
 
         Raises TypeError for ``max_norm``: the engine clips by its own configuration.
         """
@@ -43,8 +41,6 @@ class EngineStep(Step):
 
 
 class EngineRun(Run):
-    """A training run around an engine. Made by `trainmedic.deepspeed.attach`."""
-
     def __init__(self, training: TrainingState, engine: Any, every: int | None, at_start: bool) -> None:
         super().__init__(training, every, at_start, accumulates=True)
         self._engine = engine
@@ -52,12 +48,12 @@ class EngineRun(Run):
         if waits is not None:
             self._boundary.meter.measure_waits(engine.module, waits)
         managed = getattr(type(engine), "managed_gradient_accumulation", None)
-        # Where the loop calls engine.step() only when it means it, the engine does not count at all.
+        # Engines whose loop calls engine.step() only when due do not count.
         self._engine_counts = managed is None or bool(managed(engine))
         self._micro_batch = int(engine.train_micro_batch_size_per_gpu())
 
     def step(self) -> EngineStep:
-        """``with run.step() as step:`` around the work on one batch; commands are carried out at the step's end."""
+        """``with run.step() as step:`` around the work on one batch; commands are carried out at its end."""
         plain = super().step()
         if self.training.batches_done == 0:
             self._resize()
@@ -66,7 +62,6 @@ class EngineRun(Run):
         return EngineStep(self._boundary, plain.number, plain.is_update, self._engine)
 
     def _resize(self) -> None:
-        """Between two steps, tell the engine how many batches the next one has, and of what size."""
         engine, training = self._engine, self.training
         source, micro_batch = training.batch_source, self._micro_batch
         if source is not None and source.batch_size is not None and training.script_batch_size:

@@ -1,10 +1,10 @@
-"""Trainmedic for the Hugging Face Trainer, and for what builds on it.
+"""Trainmedic for the Hugging Face Trainer and programs that use it.
 
-- `train` runs a Trainer, and carries out everything, restarts of its loop included.
-- `protect` does so for programs that make and run the Trainer themselves, such as LLaMA-Factory.
-- `Callback` alone carries out what needs no restart.
+- `train` runs a Trainer and carries out all commands, including restarts of its loop.
+- `protect` does so in programs that create and run the Trainer themselves, such as LLaMA-Factory.
+- `Callback` alone carries out commands without a restart.
 
-``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift. This package needs transformers and torch.
+``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift. Needs transformers and torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmedic.client import Medic, connect
 from trainmedic.huggingface.callback import Callback
 from trainmedic.huggingface.framework import HuggingFaceFramework
 from trainmedic.recovery.restarts import RestartLimits as Limits
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 __all__ = ["Callback", "Limits", "protect", "run_by", "train"]
 
@@ -35,11 +35,10 @@ def train(
     limits: Limits = _DEFAULT,
     **options: Any,
 ) -> Any:
-    """Instead of ``trainer.train()``: train, restarting the loop where a command or a crash makes it necessary.
+    """Train like ``trainer.train()``, and restart the loop after commands and crashes that need it.
 
-    Returns the last loop's ``TrainOutput``. ``job`` is the name that alerts call the job by; ``medic`` a
-    connection that you made, and close, yourself. Further ``options`` go to ``trainer.train``. Raises what the
-    Trainer raises, when it has done so too often.
+    Returns the last loop's ``TrainOutput``. ``job`` is the job's name in alerts. A given ``medic`` stays open.
+    ``options`` go to ``trainer.train``. Raises the Trainer's error after too many failures.
     """
     own = None if medic is not None or _callback_of(trainer) is not None else connect(job)
     try:
@@ -51,10 +50,9 @@ def train(
 
 @contextlib.contextmanager
 def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limits = _DEFAULT) -> Iterator[Medic]:
-    """While the context lasts, each Trainer that trains does so as by `train`.
+    """Make every Trainer train as by `train` during the context.
 
-    This is for programs that run the Trainer deep inside themselves. ``transformers.Trainer.train`` is replaced for
-    that long; nothing else is touched.
+    For programs that run the Trainer internally. Only ``transformers.Trainer.train`` is replaced.
     """
     connection = medic or connect(job)
     original = transformers.Trainer.train
@@ -72,7 +70,7 @@ def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limit
 
 
 def run_by(callback: Callback, trainer: Any, limits: Limits = _DEFAULT) -> None:
-    """Replace ``trainer.train()`` of this one Trainer by `train`; for plugins that are given the Trainer."""
+    """Make this Trainer's ``train()`` work like `train`; for plugins that receive the Trainer."""
     original = trainer.train
 
     def train_restarting(resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:
@@ -90,7 +88,7 @@ def _run(
     limits: Limits,
 ) -> Any:
     present = _callback_of(trainer)
-    if present is not None and present.framework is not None:  # `train` was called within `protect`, whose loop does
+    if present is not None and present.framework is not None:  # within `protect`
         return original(*arguments, **options)
     callback = present
     if callback is None:

@@ -1,13 +1,7 @@
-"""The batches of a Hugging Face Trainer: which it takes from its loader, and which it trains on.
+"""Batches that a Trainer loads, and those that it trains on. They differ in reinforcement learning.
 
-What a data loader yields may not be what the loss gets. Trainers of reinforcement learning take prompts from the
-loader, sample completions, and train on these several times. `UsedBatches` sees what `compute_loss` is called with in a
-training step. A Trainer that computes its loss elsewhere is seen at the first call of its model with gradients.
-
-Batches that the model itself has sampled since a restart are no proof of it: the model that sampled in their place
-before may have been the one that the rollback undoes. The comparison ends where the model begins to sample.
-
-`HuggingFaceFramework` uses both around ``Trainer.train``. Not here: the comparison of batches (`RollbackProof`).
+Batches sampled since a restart prove nothing: the abandoned model may have sampled their predecessors. So the
+comparison ends when the model begins to sample.
 """
 
 from __future__ import annotations
@@ -21,19 +15,19 @@ import torch
 
 from trainmedic.torch import randomness
 from trainmedic.torch.meters.step_meter import StepMeter
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.rollback_proof import RollbackProof
 
-MADE = "the model samples its batches, and from here on it does so anew"
+MADE = "the model samples its batches, and samples new ones from here on"
 _DRAW, _COUNT, _PLAN = "get_batch_samples", "_get_num_items_in_batch", "set_initial_training_values"
 _STEP, _LOSS = "training_step", "compute_loss"
 
 
 class UsedBatches:
-    """Tells ``proof`` each batch of the trainer's steps.
+    """Observer that reports each batch of the trainer's steps to ``proof``.
 
-    ``why_not`` says why these may be others than before; empty where they are to be the same. ``makes_batches`` is set
-    when the model samples without gradients before the loss of a step.
+    ``why_not`` is why batches may differ from before; else empty. ``makes_batches`` is set when the model samples
+    without gradients before the loss of a step.
     """
 
     makes_batches = False
@@ -44,17 +38,16 @@ class UsedBatches:
         self._why_not = why_not
         self._step: Any = None
         self._loss: Any = None
-        self._loaded: Any = None  # the batch of the loader in the present step; None outside of one, or when noted
+        self._loaded: Any = None  # the loader's batch in the current step, until it was recorded
         self._before: Any = None
-        # The random numbers before the first batch of this course that was made with them: later ones may be parts
-        # of it. None where none was.
+        # Random state before the first batch of this course that used it; later batches may be parts of it. None if no
+        # batch did.
         self._random_since: Any = None
-        # The same before the batches of the present step were drawn; None where they were made without.
+        # Random state before the current step's batches were drawn; None if they did not use it.
         self._drawn_since: Any = None
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """While the context lasts, the batches are noted."""
         trainer = self._trainer
         self._step, self._loss = getattr(trainer, _STEP), getattr(trainer, _LOSS)
         with contextlib.ExitStack() as stack:
@@ -64,11 +57,9 @@ class UsedBatches:
             yield
 
     def drawing(self) -> None:
-        """Take note that the loader is about to be asked for batches."""
         self._before = self._proof.before_draw()
 
     def drawn(self) -> None:
-        """Take note that the loader has given the batches of the next step."""
         has_moved = self._before is not None and randomness.has_moved(self._before)
         self._drawn_since = self._before if has_moved else None
         self._look_at_random_numbers()
@@ -77,7 +68,7 @@ class UsedBatches:
         self._loaded, self._before = (inputs,), self._proof.before_draw()
         try:
             result = self._step(model, inputs, *arguments, **options)
-            self._note(None)  # where it was seen nowhere, nothing is known of it
+            self._note(None)  # it was not observed, so nothing is known of it
             self._proof.losses.add(result)
             return result
         finally:
@@ -98,7 +89,6 @@ class UsedBatches:
             self._proof.expect_no_more(self._why_not)
 
     def _note(self, used: Any) -> None:
-        """Tell the proof of the batch of this step, once."""
         if self._loaded is None:
             return
         (loaded,), self._loaded = self._loaded, None
@@ -113,19 +103,11 @@ class UsedBatches:
 
 
 class LoadedBatches:
-    """The batches that a Trainer takes from its loader: some are left out, and the wait for the others is measured.
+    """Batches that a Trainer takes from its loader: some are skipped, and the wait for the others is measured.
 
-    The first ``skip`` batches are left out, where the Trainer goes on from a checkpoint. It finds its position by
-    itself: after the batches that the checkpoint's steps were trained on. From there further batches are read and not
-    trained on; over the end of an epoch too, which gets shorter by them. A training of ``max_steps`` gets further
-    epochs for them, where it needs them. ``skipped`` counts what really was left out.
-
-    The Trainer draws the batches of a step together, in ``get_batch_samples``. Two things follow from how it counts:
-    the last step of a shortened epoch is left out where it has too few batches, for its gradients would not be applied;
-    and of an epoch that would be left out whole, the last step is trained on, for the Trainer ends at an empty epoch.
-
-    Then the Trainer lets the ranks count together how many tokens they have to train on. There a rank waits for the
-    others' data. The meter that `meter` returns is told of that, and of the wait for the batches.
+    ``skip`` batches after the checkpoint's position are read and not trained on; ``skipped`` counts the actual number.
+    With ``max_steps`` further epochs replace them. An incomplete last step of a shortened epoch is skipped too, as its
+    gradients would not be applied. An epoch never becomes empty, because the Trainer would end.
     """
 
     def __init__(
@@ -136,14 +118,13 @@ class LoadedBatches:
         self._meter = meter
         self._left = self._most = skip
         self._originals: dict[str, Any] = {}
-        self._shortened: Any = None  # the iterator of the epoch in which batches were left out
+        self._shortened: Any = None  # iterator of the epoch with skipped batches
         self._has_trained = False  # whether any batch of that epoch was trained on
-        self._counting = 0.0  # seconds, within the present draw
+        self._counting = 0.0  # seconds, in the current draw
         self.skipped = 0
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """While the context lasts, the Trainer's functions that take batches are replaced."""
         members = {_DRAW: self._take}
         if hasattr(self._trainer, _COUNT):
             members[_COUNT] = self._count
@@ -154,10 +135,9 @@ class LoadedBatches:
             yield
 
     def _plan(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        """What the Trainer has worked out from ``max_steps``, with as many epochs more as the batches left out take."""
         epochs, steps_per_epoch, *others = self._originals[_PLAN](*arguments, **options)
         accumulation = self._trainer.args.gradient_accumulation_steps
-        # A step more than they are, for the last one of the shortened epoch, which may have too few batches.
+        # One step more, for the last one of the shortened epoch, which may lack batches.
         further = (self._most + accumulation) // (steps_per_epoch * accumulation) + 1
         return (epochs + further, steps_per_epoch, *others)
 
@@ -183,7 +163,6 @@ class LoadedBatches:
         return samples, items
 
     def _leave_out(self, batches: Iterator[Any], count: int) -> Iterator[Any] | None:
-        """The epoch's last batches where it ended in here without any to train on, else None."""
         if not self._left:
             return None
         last: deque[Any] = deque(maxlen=count)
@@ -221,17 +200,15 @@ class LoadedBatches:
 
 
 def _is_loaded(used: Any, loaded: Any) -> bool:
-    """Return whether a batch is what the loader has given, on any device."""
     if used is loaded:
         return True
     return isinstance(used, Mapping) and isinstance(loaded, Mapping) and set(used) == set(loaded)
 
 
 def _content(used: Any, loaded: Any) -> Any:
-    """Return what two equal batches have in common: all of one that the loader has given.
+    """Return the comparable part of a batch: all of the loader's.
 
-    Of one that the trainer has made, only what is no computed figure. The last bits of such figures differ on devices
-    whose kernels are not deterministic, and the tokens that they belong to say which batch it is.
+    Computed figures of sampled batches are excluded, as their last bits vary on non-deterministic devices.
     """
     if not isinstance(used, Mapping):
         return used

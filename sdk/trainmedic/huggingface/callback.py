@@ -1,10 +1,4 @@
-"""The callback by which a Hugging Face Trainer reports to Trainmedic and carries out its commands.
-
-It reports each step, and carries out at the end of a step what can be done while the loop runs; of the Trainer
-it changes the `TrainerControl`, and of the optimizer the learning rate. What needs the loop to start again it
-hands to `HuggingFaceFramework`, where ``trainmedic.huggingface`` runs the Trainer by one; elsewhere it answers
-``unsupported``. Its `Attachment` is that of every framework.
-"""
+"""Callback by which a Hugging Face Trainer reports and carries out commands."""
 
 from __future__ import annotations
 
@@ -33,23 +27,20 @@ _NO_ACCUMULATION = (
 
 @dataclass(frozen=True)
 class _StepEnd:
-    """The end of a step, as the Trainer shows it to its callbacks."""
-
     args: Any
     state: Any
     control: Any
 
     @property
     def checkpoint(self) -> Path:
-        """The path at which the Trainer would save this step."""
         return checkpoints.path_of(self.args.output_dir, self.state.global_step)
 
 
 class Callback(TrainerCallback):  # type: ignore[misc]
     """``Trainer(callbacks=[trainmedic.huggingface.Callback(job="llm-1")])``.
 
-    The options are those of `trainmedic.connect`; or give a connected ``medic``. Without the help of
-    `trainmedic.huggingface.train` or `protect`, commands that need a restart are ``unsupported``.
+    The options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `trainmedic.huggingface.train`
+    or `protect`, commands that need a restart are ``unsupported``.
     """
 
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
@@ -66,18 +57,18 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self.medic.cannot("job.accumulate", _NO_ACCUMULATION)
 
     def attach(self, framework: HuggingFaceFramework | None) -> None:
-        """Let its loop carry out the commands that need a restart; with None they are unsupported."""
+        """Set the framework for commands that need a restart; None makes them unsupported."""
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
         if framework is None:
             self._saves_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return ``value``, the rate that the program computed for the next update, times the factor that commands have
-        set. A program that writes ``group["lr"]`` itself, as in a callback of its own, calls this each time."""
-        return self._attachment.live.learning_rate(value)
+        """Return the program's rate for the next update, times the factor of commands.
 
-    # --- called by the Trainer --------------------------------------------------------------------------
+        Call it each time if the program writes ``group["lr"]`` itself, such as in a callback.
+        """
+        return self._attachment.live.learning_rate(value)
 
     @log_errors
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
@@ -87,7 +78,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         attachment.training_begins(objects["optimizer"], objects["lr_scheduler"], directory, start, writes)
         if self.framework is not None:
             self.framework.loop.begins(state.global_step, *_parts(objects))
-        # Without a loop it is not seen how the ranks wait for each other before they count their tokens.
+        # Without a loop, the ranks' wait before counting tokens is not observed.
         is_seen = self.framework is not None or not getattr(args, "average_tokens_across_devices", False)
         attachment.measure([objects.get("model")], is_seen)
         attachment.arm()
@@ -123,7 +114,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.step_begins()
         if self._attachment.restart_is_due:
-            # The strategy "epoch" takes the early end for an epoch's, and would keep what is to be thrown away.
+            # The strategy "epoch" would save state that is to be discarded.
             control.should_save = control.should_evaluate = False
         self.reports.expect(control.should_evaluate, control.should_save)
 
@@ -151,7 +142,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @log_errors
     def _complete(self, path: Path, writes: bool, step: int, objects: Mapping[str, Any]) -> None:
-        """Keep in a checkpoint what it will be judged and compared by, and mark it."""
         if self.framework is None:
             if writes:
                 checkpoints.mark(path, step=step, skipped_batches=0)
@@ -173,15 +163,13 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             command.failed("training ended before the checkpoint was written")
         self._saving.clear()
 
-    # --- called by Medic.commands, at the end of a step -------------------------------------------------
-
     def _checkpoint(self, command: JobCommand) -> None:
         if self._attachment.restart_is_due:
-            raise Rejected("the training loop is about to start again; ask once it runs")
+            raise Rejected("the training loop is about to restart; repeat the command once it runs")
         self._require_room(command)
         self._required_step_end.control.should_save = True
         self._saving.append(command)
-        command.later()  # it is answered by `on_save`
+        command.later()  # `on_save` answers
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any] | None:
         self._required_step_end.control.should_training_stop = True
@@ -190,7 +178,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             return {"checkpoint": None}
         try:
             self._checkpoint(command)
-        except Rejected as error:  # the job stops all the same
+        except Rejected as error:  # the job stops anyway
             return {"checkpoint": None, "no_checkpoint": str(error)}
         return None
 
@@ -198,7 +186,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         if self._step_end is not None:  # else the loop hung, and has ended already
             control = self._step_end.control
             control.should_training_stop = True
-            control.should_save = control.should_evaluate = False  # what the loop holds is to be thrown away
+            control.should_save = control.should_evaluate = False  # the loop's state is to be discarded
 
     def _scale_batch(self, command: JobCommand) -> None:
         self._restart_from_here(command, self._required_framework.scale_batch)
@@ -210,7 +198,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self._restart_from_here(command, self._required_framework.set_workers)
 
     def _restart_from_here(self, command: JobCommand, ask: Callable[[JobCommand, Path], bool]) -> None:
-        """Let the Trainer save this step and end; `ask` asks for the restart from that checkpoint."""
         self._require_room(command)
         step_end = self._required_step_end
         if not ask(command, step_end.checkpoint):
@@ -224,7 +211,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def _required_framework(self) -> HuggingFaceFramework:
-        """The framework, for handlers that are registered only if there is one."""
         assert self.framework is not None
         return self.framework
 
@@ -236,12 +222,10 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
 
 def _kind_of(model: Any) -> str:
-    """The name of a model's class, without what wraps it."""
     while hasattr(model, "module") or hasattr(model, "_orig_mod"):
         model = getattr(model, "_orig_mod", None) or model.module
     return type(model).__name__
 
 
 def _parts(objects: Mapping[str, Any]) -> tuple[Modules, Optimizers]:
-    """The model and the optimizer that the Trainer shows to its callbacks, as digests are made of them."""
     return {"model": objects["model"]}, {"optimizer": objects["optimizer"]}

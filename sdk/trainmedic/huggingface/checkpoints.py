@@ -1,11 +1,6 @@
-"""The checkpoints of a Hugging Face Trainer: which exist, which are complete, and the marks in them.
+"""Checkpoints of a Hugging Face Trainer: directories ``checkpoint-<step>``, their completeness and marks.
 
-A checkpoint is a directory ``checkpoint-<step>`` in the Trainer's output directory. It is complete when
-everything that a resumption reads is there and whole; the Trainer's last file is ``trainer_state.json``. The
-mark that this package leaves in it (`mark`) tells besides what was changed in the run.
-
-Not here: which checkpoint a rollback means (``trainmedic.recovery.checkpoints``). `HuggingFaceFramework` calls it, and
-the `Callback` when the Trainer has saved.
+The Trainer's last file is ``trainer_state.json``. The mark (`mark`) records changes of the run.
 """
 
 from __future__ import annotations
@@ -32,25 +27,21 @@ _WEIGHTS = (
     "pytorch_model_fsdp.bin",
 )
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-_LARGEST_HEADER = 1 << 28  # bytes; a header that claims more is damaged, and is not read into memory
+_LARGEST_HEADER = 1 << 28  # bytes; larger headers are damaged, and are not read into memory
 
 
 def mark(checkpoint: Path, **facts: Any) -> None:
-    """Mark a checkpoint as complete, with facts that the Trainer's own files lack. Raises OSError."""
     checkpoints.mark_complete(checkpoint, facts)
 
 
 def skipped_batches(checkpoint: str | Path) -> int:
-    """How many batches of each rank had been left out when it was written.
-
-    The Trainer finds its place in the data by counting steps, and is that many short.
-    """
+    """Return the batches that each rank had skipped by then. The Trainer counts only steps for its data position."""
     batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
     return batches if type(batches) is int and batches > 0 else 0
 
 
 def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """What a rank has kept in it, with the digests of rank 0, which has written the weights; None without any."""
+    """Return a rank's stored data, with the digests of rank 0, which wrote the weights; None without any."""
     own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
@@ -58,12 +49,10 @@ def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
 
 
 def path_of(output_dir: str | Path, step: int) -> Path:
-    """Where the Trainer puts the checkpoint of a step."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
 def step_of(checkpoint: str | Path) -> int:
-    """The step of a checkpoint, by its name. Raises ValueError."""
     match = _NAME.match(Path(checkpoint).name)
     if match is None:
         raise ValueError(f"{checkpoint} is not named like a checkpoint of the Trainer")
@@ -71,7 +60,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
-    """All checkpoints of a job of so many ranks, oldest step first. A directory that is not there holds none."""
+    """Return all checkpoints of a job with that many ranks, oldest step first. Empty without the directory."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -80,7 +69,6 @@ def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint
 
 
 def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
-    """Whether all files are there and whole, as far as their sizes and headers show."""
     try:
         state = json.loads((checkpoint / _STATE).read_bytes())
         names = {path.name for path in checkpoint.iterdir()}
@@ -96,8 +84,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 
 
 def check_room(output_dir: str | Path) -> None:
-    """Raises Rejected where the disk has no room for another checkpoint like the newest: a Trainer that cannot
-    save ends with an error, and the training with it."""
+    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size: failed saves end the loop."""
     complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]
     if not complete:
         return
@@ -114,7 +101,7 @@ def _described(path: Path, ranks: int) -> SavedCheckpoint:
     complete = is_complete(path, ranks)
     try:
         at = (path / (_STATE if complete else ".")).stat().st_mtime
-    except OSError:  # it was removed just now
+    except OSError:  # just removed
         complete, at = False, 0.0
     health = CheckpointHealth.from_json((checkpoints.completion(path) or {}).get("health"))
     return SavedCheckpoint(step_of(path), datetime.fromtimestamp(at, timezone.utc), path, complete, health)
@@ -144,7 +131,7 @@ def _is_deepspeed(names: set[str]) -> bool:
 
 
 def _is_whole(weights: Path) -> bool:
-    """A safetensors file begins with its own length (8 bytes, then a JSON header with the offsets of all tensors)."""
+    """safetensors begin with the header's length (8 bytes), and a JSON header with the offsets of all tensors."""
     size = weights.stat().st_size
     if weights.suffix != ".safetensors":
         return size > 0

@@ -1,8 +1,4 @@
-"""A Hugging Face Trainer whose training loop is restarted: by commands, and after a crash.
-
-In a restart some of the Trainer's arguments change, and batches may be left out. `TrainerLoop` does the rest. The
-`Callback` calls this module for commands, ``trainmedic.huggingface`` to train.
-"""
+"""A Hugging Face Trainer whose training loop restarts, with changed arguments or skipped batches."""
 
 from __future__ import annotations
 
@@ -30,12 +26,12 @@ from trainmedic.trainer.framework import Framework
 from trainmedic.trainer.held_state import PutBack
 from trainmedic.trainer.loop import TrainerLoop
 
-_MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot go on from that"
+_MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot resume from that"
 _NO_PLACE = "with ignore_data_skip the Trainer does not know which batches to leave out"
-_BEGINS_ANEW = f"{NOT_REPLAYED}: with ignore_data_skip the Trainer begins its data anew"
+_BEGINS_ANEW = f"{NOT_REPLAYED}: with ignore_data_skip the Trainer restarts its data"
 _OTHER_BATCHES = "the same samples come in other batches: a command has changed their size since"
 _SAMPLED_ELSEWHERE = f"{NOT_REPLAYED}: a rollout engine samples them, and keeps the random numbers for it"
-_SAMPLED = f"{NOT_REPLAYED}: the model samples them, and does so anew"
+_SAMPLED = f"{NOT_REPLAYED}: the model samples new ones"
 _UNTIL_SAMPLED = f"{REPLAYED}, until the model samples the next ones"
 _SHARDED = "DeepSpeed or FSDP keeps the parameters in shards of its own"
 _BATCH = "per_device_train_batch_size"
@@ -45,8 +41,6 @@ _ROUNDING = 1 + 1e-9  # so that a third of a batch, times three, is the batch ag
 
 
 class HuggingFaceFramework(Framework):
-    """The training of one Trainer, from its first step to the last, restarts included."""
-
     def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
         self.writes = trainer.args.should_save
         self.loop = TrainerLoop(medic, self, limits)
@@ -59,7 +53,7 @@ class HuggingFaceFramework(Framework):
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             self.loop.proof.not_comparable = _SHARDED
         self._used = UsedBatches(trainer, self.loop.proof)
-        self._makes_batches = False  # whether the model has sampled batches, before the last restart
+        self._makes_batches = False  # whether the model sampled batches before the last restart
         self._loaded = LoadedBatches(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
         self._reference = ReferenceModel(trainer)
@@ -68,15 +62,11 @@ class HuggingFaceFramework(Framework):
         )
         self._held = TrainerState(trainer)
         self._put_back = PutBack()  # in the last restart
-        self._skipped_before = 0  # batches that were left out before the checkpoint that the loop started from
-        self._in_force: set[str] = set()  # ids of the commands that changed arguments since the process began
-        _ = self.loop.budget  # raises ValueError now, and not in the middle of the training
-
-    # --- around the Trainer's loop ----------------------------------------------------------------------
+        self._skipped_before = 0  # batches skipped before the checkpoint from which the loop started
+        self._in_force: set[str] = set()  # IDs of the commands that changed arguments in this process
+        _ = self.loop.budget  # raises ValueError now rather than during the training
 
     def train(self, original: Callable[..., Any], resume: Any, *arguments: Any, **options: Any) -> Any:
-        """Call `original`, which is ``Trainer.train``, and again after each restart. Returns its last result."""
-
         def attempt(restart: LoopRestart | None) -> Any:
             start = self._first_checkpoint(resume) if restart is None else str(self.loop.prepare(restart))
             if not start:
@@ -104,7 +94,6 @@ class HuggingFaceFramework(Framework):
             self.loop.proof.goes_back(self.loop.kept, lambda: self.newly_skipped)
 
     def _first_checkpoint(self, resume: Any) -> Any:
-        """The checkpoint that the caller of ``Trainer.train`` means, by the Trainer's own rules."""
         if resume is True:
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
@@ -118,8 +107,6 @@ class HuggingFaceFramework(Framework):
         self._reference.restore(checkpoint)
         keeps_batches = not restart.skip_batches and _BATCH not in restart.settings
         self._put_back = self._held.restore(checkpoint, self._medic.group("held"), keeps_batches)
-
-    # --- what `Framework` asks --------------------------------------------------------------------------
 
     @property
     def directories(self) -> list[Path]:
@@ -136,7 +123,6 @@ class HuggingFaceFramework(Framework):
         return checkpoints.step_of(checkpoint)
 
     def restart_order(self, present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """The healthy one of the latest step first, as the Trainer itself has it, not the one that was written last."""
         complete = [checkpoint for checkpoint in reversed(present) if checkpoint.complete]
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
@@ -156,7 +142,6 @@ class HuggingFaceFramework(Framework):
 
     @property
     def _told_data(self) -> str:
-        """What the answer says of the batches, now that the first one was trained on."""
         if self.data != REPLAYED or not (self._makes_batches or self._used.makes_batches):
             return self.data
         return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED
@@ -170,11 +155,11 @@ class HuggingFaceFramework(Framework):
         data = {"data": self._told_data} if restart.is_rollback else {}
         return {**data, **engine, **held}
 
-    # --- called by the callback -------------------------------------------------------------------------
-
     def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
-        """Every rank keeps in the checkpoint what it will compare with; the digests are rank 0's, who writes the
-        weights. Raises OSError."""
+        """Store this rank's data for comparison in the checkpoint; rank 0, which writes the weights, adds digests.
+
+        Raises OSError.
+        """
         proof, step = self.loop.proof, self.step_of(checkpoint)
         kept = proof.kept(step, modules, optimizers) if self.writes else proof.kept_of_rank(step, optimizers)
         keep(checkpoint, self._trainer.args.process_index, kept)
@@ -183,17 +168,13 @@ class HuggingFaceFramework(Framework):
 
     @property
     def skipped_batches(self) -> int:
-        """The number of batches that were left out since training began."""
         return self._loaded.skipped
 
     def is_in_force(self, command_id: str) -> bool:
-        """Return whether a command's change of the arguments is active. A change by an earlier process ended with it,
-        because this one began with the script's own arguments."""
         return command_id in self._in_force
 
     def scale_batch(self, command: JobCommand, here: Path) -> bool:
-        """``here`` is the checkpoint that is about to be written. False where the restart is refused. Raises
-        Rejected."""
+        """Request a restart from ``here``, which is about to be written. False if refused. Raises Rejected."""
         scale, args = command.parameters, self._trainer.args
         assert isinstance(scale, ScaleBatch)
         if not scale.keep_global_batch:
@@ -204,8 +185,7 @@ class HuggingFaceFramework(Framework):
         return self._restart_with({_BATCH: batch, _ACCUMULATION: accumulation}, command, here)
 
     def set_workers(self, command: JobCommand, here: Path) -> bool:
-        """``here`` is the checkpoint that is about to be written. False where the restart is refused. Raises
-        Rejected."""
+        """Request a restart from ``here``, which is about to be written. False if refused. Raises Rejected."""
         previous = int(getattr(self._trainer.args, _WORKERS))
         count = agreed_workers(command, previous)
         settings: dict[str, Any] = {_WORKERS: count}
@@ -217,16 +197,15 @@ class HuggingFaceFramework(Framework):
     def _restart_with(
         self, settings: Mapping[str, Any], command: JobCommand, here: Path, output: Mapping[str, Any] | None = None
     ) -> bool:
-        """Ask for a restart with other arguments. Without ``output`` the answer tells them, and the previous ones."""
         previous = {name: getattr(self._trainer.args, name) for name in settings}
         output = output or {**settings, "previous": previous}
         return self.loop.restarts.ask(LoopRestart(here, command, settings=settings, previous=previous, output=output))
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:
-    """The micro-batch nearest to ``batch * factor``, not beyond, that leaves ``batch * accumulation`` as it is.
+    """Return the largest micro-batch up to ``batch * factor`` that keeps ``batch * accumulation``.
 
-    Raises Rejected where there is none other than the present.
+    Raises Rejected if it is the current one.
     """
     whole = batch * accumulation
     largest = max(batch * factor * _ROUNDING, 1)

@@ -1,8 +1,7 @@
-"""The plugin for ms-swift 4: ``swift sft --callbacks trainmedic --external_plugins …/huggingface/ms_swift.py``.
+"""Plugin for ms-swift 4: ``swift sft --callbacks trainmedic --external_plugins …/huggingface/ms_swift.py``.
 
-Importing it, which is what ms-swift does with a plugin, registers the callback by name. ms-swift makes it with
-its arguments and its trainer; by the trainer restarts are possible too. The job's name is TRAINMEDIC_JOB. The module
-is not named like ms-swift's own package, for ms-swift puts the directory of a plugin first on the path.
+Its import registers the callback. The job's name is TRAINMEDIC_JOB. This module must not be named like ms-swift's own
+package, which puts the plugin's directory first on the path.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from trainmedic.huggingface import Callback, run_by
 
 
 class SwiftCallback(Callback):
-    """The callback as ms-swift makes it: before the trainer is initialised or after, by the version of ms-swift."""
+    """ms-swift creates it before or after the trainer's initialisation."""
 
     def __init__(self, args: Any, trainer: Any) -> None:
         super().__init__(connect())

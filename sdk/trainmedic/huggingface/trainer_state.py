@@ -1,12 +1,6 @@
-"""What a Hugging Face Trainer holds besides its model and optimizer, and gets back in a restart.
+"""State of a Trainer outside model and optimizer, such as TRL's completions and counters, restored in a restart.
 
-The Trainer restores what it has itself. Trainers that are derived from it, such as TRL's, hold more: completions that
-they train on several times, counters by which they decide when to generate, figures for the next log line. A model
-may carry state from step to step, too. Each rank
-keeps a copy in the checkpoint, in ``trainmedic-held-<rank>.pt``. A checkpoint without copies of all ranks resets these
-attributes to what they were before the first step, as for a new process.
-
-`HuggingFaceFramework` calls this. Not here: which attributes are data (``trainer.held_state``).
+Each rank stores a copy in ``trainmedic-held-<rank>.pt``. Without copies of all ranks the state is reset.
 """
 
 from __future__ import annotations
@@ -31,27 +25,24 @@ _FILE = "trainmedic-held-{rank:05d}.pt"
 _FORMAT = 1
 _PACKAGE = ("transformers",)
 _ENGINE_MARK = "_last_loaded_step"
-"""Where TRL keeps the step whose weights the rollout engine has. No checkpoint knows it, for the engine runs on."""
+"""TRL's attribute with the step of the engine's weights. No checkpoint has it, as the engine keeps running."""
 _NO_STEP = -1
 
 
 class TrainerState:
-    """The held state of one Trainer, on one rank."""
-
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._modules = HeldModules(trainer.model)
         self._held = HeldState(trainer, assigned_names(type(trainer), _PACKAGE) | {_ENGINE_MARK})
 
     def save(self, checkpoint: Path) -> None:
-        """Keep this rank's copies in the checkpoint. Raises OSError."""
         args = self._trainer.args
         kept = {"held": self._held.record(), "modules": self._modules.record()}
         file = checkpoint / _FILE.format(rank=args.process_index)
         add_file(file, {"format": _FORMAT, "ranks": args.world_size, **kept})
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
-        """Put back what the checkpoint has, on every rank or on none. ``keeps_batches`` as for `HeldState.put_back`."""
+        """Restore the checkpoint's copies, on all ranks or none. ``keeps_batches`` as for `HeldState.put_back`."""
         kept = self._read(checkpoint)
         seen = group.poll(kept is not None)
         is_whole = all(seen.get(rank) for rank in range(group.world_size))
@@ -72,15 +63,12 @@ class TrainerState:
             return content["held"], content["modules"]
         except FileNotFoundError:
             return None
-        except Exception as error:  # of a damaged file torch raises errors of many types
+        except Exception as error:  # torch raises many types for damaged files
             log.warning("%s: the held state cannot be read, and is reset: %s", checkpoint, error)
             return None
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
-        """Set the counters of callbacks that the Trainer keeps in its checkpoints, such as that of early stopping.
-
-        The Trainer restores them only where a setting says so, because it takes callbacks for new in each process.
-        """
+        """Restore callbacks' counters, such as of early stopping. The Trainer does so only with a setting."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():

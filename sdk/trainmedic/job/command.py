@@ -1,7 +1,4 @@
-"""A command as the training loop sees it, to be carried out and answered.
-
-Not here: how it came and how the answer leaves (``queue``), who carries it out (``handlers``).
-"""
+"""A command as the training loop sees it."""
 
 from __future__ import annotations
 
@@ -23,12 +20,9 @@ OutcomeCallback = Callable[["JobCommand", str, Mapping[str, Any]], None]
 class JobCommand:
     """One command to this job.
 
-    ``action`` is its name, such as ``job.scale_lr``; ``params`` its parameters as they were sent,
-    checked; ``parameters`` the same as a typed value (`trainmedic.ScaleLr` and so on), or None for
-    an action that this package does not know. ``undo_of`` is set where it takes back an earlier
-    command. ``group`` is for handlers of jobs with several ranks. Answer each command once, with
-    `applied`, `rejected`, `unsupported` or `failed`; a second answer is logged and otherwise ignored, so
-    that an answer never raises.
+    ``params`` are the checked parameters as sent; ``parameters`` is their typed form (`trainmedic.ScaleLr` etc.), None
+    for unknown actions. ``undo_of`` is the ID of the command to revert. ``group`` is for handlers in jobs of several
+    ranks. Answer once, with `applied`, `rejected`, `unsupported` or `failed`. Further answers are only logged.
     """
 
     def __init__(
@@ -48,11 +42,11 @@ class JobCommand:
         self.is_deferred = False
         self.answer_at_end: Callable[[], None] | None = None
         self.entry = entry
-        # The ranks that carry out the command together; a handler agrees with them through it.
+        # The ranks that carry out the command together.
         self.group: Group = SingleRankGroup()
-        # With several ranks: the number of the sync point where it is carried out, and its index there.
+        # With several ranks: number of the sync point, and index within it.
         self.sync_key: tuple[int, int] | None = None
-        # The outcome of each rank. Only rank 0 fills it.
+        # Outcome per rank, on rank 0 only.
         self.outcomes: dict[int, RankOutcome] = {}
         self._on_outcome = on_outcome
 
@@ -65,38 +59,36 @@ class JobCommand:
         return self.status is not None
 
     def applied(self, output: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Answer that it is done. The history keeps what it changed: ``command.applied(before=0.1, after=0.05)``."""
+        """Answer that it is done. The output is kept in the history: ``command.applied(before=0.1, after=0.05)``."""
         self.answer(envelope.APPLIED, {**(output or {}), **more})
 
     def rejected(self, reason: str) -> None:
-        """Answer that it makes no sense here and now. It will not be tried again."""
+        """Answer that the command makes no sense here and now. It will not be repeated."""
         self.answer(envelope.REJECTED, {"reason": reason})
 
     def unsupported(self, reason: str = "") -> None:
-        """Answer that this job cannot carry out such a command. It will not be tried again."""
+        """Answer that this job cannot carry out such commands. It will not be repeated."""
         self.answer(envelope.UNSUPPORTED, {"reason": reason or f"the training loop does not carry out {self.action}"})
 
     def failed(self, reason: str) -> None:
-        """Answer that it was tried without success. It may be tried again."""
+        """Answer that the attempt failed. It may be repeated."""
         self.answer(envelope.FAILED, {"reason": reason})
 
     def later(self, answer_at_end: Callable[[], None] | None = None) -> None:
-        """Say that the command is answered later, such as after a restart of the loop.
+        """Announce that the answer follows later, such as after a restart of the loop.
 
-        A handler calls this before it returns; otherwise returning means applied. Where the job ends first,
-        ``answer_at_end`` is called to answer; without it, the answer is ``failed``.
+        Call it before the handler returns; otherwise returning means applied. If the job ends first, ``answer_at_end``
+        is called to answer; without it the answer is ``failed``.
         """
         self.is_deferred, self.answer_at_end = True, answer_at_end
 
     def end(self, reason: str) -> None:
-        """Answer because the job ends, unless it was answered."""
         if self.answer_at_end is not None and not self.is_answered:
             self.answer_at_end()
         if not self.is_answered:
             self.failed(reason)
 
     def answer(self, status: str, output: Mapping[str, Any]) -> None:
-        """Answer with any of the four statuses above."""
         if self.status is not None:
             message = "%s: command %s (%s) was answered %s; %s comes too late"
             log.error(message, self._job, self.id, self.action, self.status, status)
@@ -104,10 +96,10 @@ class JobCommand:
         self.status = status
         try:
             plain_output = plain(output)
-        # Every error is caught, because converting the user's objects calls methods of theirs.
+        # Catch everything: conversion calls methods of the user's objects.
         except Exception as error:
-            log.exception("%s: the output of %s cannot be told", self._job, self.action)
-            plain_output = {"reason": f"its output cannot be told: {type(error).__name__}"}
+            log.exception("%s: cannot convert the output of %s", self._job, self.action)
+            plain_output = {"reason": f"its output cannot be converted: {type(error).__name__}"}
         self._on_outcome(self, status, plain_output)
 
     def __repr__(self) -> str:

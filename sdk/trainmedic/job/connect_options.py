@@ -1,4 +1,4 @@
-"""What `trainmedic.connect` is given, and whether that makes sense. Every function here raises ConfigurationError."""
+"""Validation of the arguments of `trainmedic.connect`. Each function raises ConfigurationError."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def check_numbers(metrics_port: Any, **seconds: Any) -> None:
 
 
 def check_targets(**targets: Any) -> dict[str, float]:
-    """Check the throughput targets. Return those that are set, by amount."""
     for amount, value in targets.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (is_number and 0 < value < float("inf")):
@@ -38,7 +37,7 @@ def check_targets(**targets: Any) -> dict[str, float]:
 
 
 def check_url(settings: Settings) -> None:
-    """The Redis URL, where one is set, without asking the Redis behind it. Nothing of it is in the error's text."""
+    """Check the Redis URL without connecting. The error shows no part of it."""
     try:
         if settings.redis_url is not None:
             open_client(settings.redis_url).close()

@@ -1,12 +1,8 @@
-"""Detectors: classes and functions that find in a rank's records what a log rule cannot say, such as a comparison of
-many steps.
+"""Detectors: user code that finds faults in a rank's records, such as by comparing many steps.
 
-A detector comes from an installed package, by the entry point group ``trainmedic.detectors``, or from the training
-script, by ``Medic.detector``. All of them run in a thread of their own, so a detector that is slow or stuck delays
-neither the training nor its records. An error in a detector is logged once. After several errors in a row the detector
-is left out. A finding becomes a record of the event ``detected``, which the shipped log rule of that name takes.
-
-Who calls it: ``record_log``.
+They come from installed packages (entry point group ``trainmedic.detectors``) or from ``Medic.detector``, and run in
+one thread of their own. A finding becomes a record of the event ``detected``, which the shipped log rule of that name
+matches.
 """
 
 from __future__ import annotations
@@ -27,46 +23,35 @@ log = logging.getLogger("trainmedic")
 
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
-"""The event of the records that detectors make."""
 LINE = "log"
-"""Event of the records from `LineHandler`: a line that the program logs. It is not written to a file."""
+"""Event of the records from `LineHandler`. They are not written to a file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
-"""Records that one detector may make; what it finds beyond them is left out."""
 _MOST_MEMBERS = 32
-"""Members of one finding, at most."""
 _MOST_ERRORS = 5
-"""Consecutive errors after which a detector is disabled."""
 _MOST_DETECTORS = 32
 _LONGEST_LINE = 1000
 _HOUR = 3600.0
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,59}\Z", re.ASCII)
 
 Found = Union[str, Mapping[str, Any]]
-"""What a detector has found: a sentence, or a mapping with ``message`` and whatever else the record is to say."""
+"""A finding: a sentence, or a mapping with ``message`` and further members of the record."""
 Findings = Union[None, Found, Iterable[Found]]
 
 
 class Detector(Protocol):
-    """What a detector has. It is made once for each rank, without arguments."""
+    """Interface of a detector. One instance per rank, created without arguments."""
 
-    def feed(self, record: Mapping[str, Any]) -> Findings:
-        """Take the next record of the rank, as it stands in the file, and return what is found by now."""
-        ...
+    def feed(self, record: Mapping[str, Any]) -> Findings: ...
 
 
 class _Function:
-    """Adapter of a function of a record to a detector."""
-
     def __init__(self, function: Callable[[Mapping[str, Any]], Findings]) -> None:
         self.feed = function
 
 
 class Detectors:
-    """The detectors of one rank, fed in the order of the records."""
-
     def __init__(self, tell: Callable[[str, Mapping[str, Any]], None], job: str) -> None:
-        """``tell`` takes a detector's name and the members of a record."""
         self._tell = tell
         self._job = job
         self._made: dict[str, Detector] = {}
@@ -74,14 +59,16 @@ class Detectors:
         self._times: dict[str, list[float]] = {}
         self._errors: dict[str, int] = {}  # consecutive
         self.error_count = 0
-        """Errors of all detectors so far."""
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="trainmedic-detectors", daemon=True)
         self._has_begun = False
 
     def add(self, name: str, detector: Any) -> None:
-        """Add a detector, from the next record on: a class, an object with ``feed``, or a function. A class whose
-        instance cannot be created is skipped. Raises ConfigurationError."""
+        """Add a detector: a class, an object with ``feed``, or a function. A class that cannot be instantiated is
+        skipped.
+
+        Raises ConfigurationError.
+        """
         if not _NAME.match(name):
             raise ConfigurationError(f"{name!r} cannot name a detector; give it a name of ASCII letters, digits, _.-")
         if name in self._names or len(self._names) >= _MOST_DETECTORS:
@@ -103,7 +90,6 @@ class Detectors:
             self._thread.start()
 
     def feed(self, record: Mapping[str, Any]) -> None:
-        """Hand a record on; where the detectors do not keep up it is left out."""
         if self._made and record.get("event") != DETECTED:
             try:
                 self._waiting.put_nowait(record)
@@ -111,7 +97,6 @@ class Detectors:
                 return
 
     def close(self, seconds: float) -> None:
-        """Let them see the records that wait, for so long at most."""
         if not self._has_begun:
             return
         until = time.monotonic() + seconds
@@ -134,7 +119,7 @@ class Detectors:
             for finding in _each(self._made[name].feed(record)):
                 self._keep(name, {"message": finding} if isinstance(finding, str) else finding)
             self._errors.pop(name, None)
-        except Exception:  # code of the user or of another package; the training continues
+        except Exception:  # user code; the training continues
             self._failed(name)
 
     def _failed(self, name: str) -> None:
@@ -156,7 +141,8 @@ class Detectors:
 
 class LineHandler(logging.Handler):
     """Handler that passes the program's log to its detectors, as records of the event ``log`` with ``level``,
-    ``logger`` and ``message``. It never blocks, and skips Trainmedic's own log."""
+    ``logger`` and ``message``. It never blocks, and skips Trainmedic's own log.
+    """
 
     def __init__(self, detectors: Detectors | None) -> None:
         super().__init__()
@@ -177,16 +163,15 @@ class LineHandler(logging.Handler):
 
 
 def add_installed(detectors: Detectors) -> None:
-    """Add the detectors of installed packages. Skip one that cannot be loaded."""
+    """Add the detectors of installed packages. Skip those that cannot be loaded."""
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         try:
             detectors.add(point.name, point.load())
-        except Exception:  # a class of another package: without it the training goes on
+        except Exception:  # code of another package; the training continues
             log.exception("cannot load detector %s; skipping it", point.name)
 
 
 def name_of(detector: Any) -> str:
-    """Return the default name of a detector: that of its function or class."""
     return str(getattr(detector, "__name__", type(detector).__name__))
 
 

@@ -1,8 +1,4 @@
-"""The handlers of a rank's commands: registering them, and carrying out commands with them.
-
-Called in the training thread, between two steps. What a handler answers goes back by the command itself
-(``command``).
-"""
+"""Handlers of a rank's commands, called in the training thread between two steps."""
 
 from __future__ import annotations
 
@@ -27,13 +23,13 @@ NO_UPPER_BOUND = (
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 InForce = Callable[[str], "bool | None"]
-"""Whether what a command of this id has changed is in force; None where that is not known."""
+"""Returns whether the change of the command with this ID is active; None if unknown."""
 
 
 class HandlerRegistry:
-    """The handlers of one rank, and the commands that are in progress there.
+    """Handlers of one rank, and its commands in progress.
 
-    ``window`` makes the window of the job's progress in which each handler runs.
+    ``window`` creates the progress window in which each handler runs.
     """
 
     def __init__(
@@ -42,12 +38,10 @@ class HandlerRegistry:
         self._job = job
         self._window = window
         self.capabilities = capabilities
-        """How each action is carried out: live, by a restart, or not at all."""
         self.handlers: dict[str, CommandHandler] = {}
         self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}
         self.in_progress: dict[str, JobCommand] = {}
-        """The commands that a handler or the training loop has, and did not answer yet, by id."""
 
     def register(self, action: str, handler: CommandHandler, capability: str, in_force: InForce | None = None) -> None:
         self.handlers[action] = handler
@@ -55,13 +49,11 @@ class HandlerRegistry:
         self.capabilities[action] = capability
 
     def refuse(self, action: str, reason: str) -> None:
-        """Refuse `action` on this rank from now on."""
         self._refusals[action] = reason
         self.capabilities[action] = UNSUPPORTED
         self.handlers.pop(action, None)
 
     def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
-        """Call the handler of each command. Those that have no handler are returned."""
         returned = []
         for command in commands:
             self.in_progress[command.id] = command
@@ -75,7 +67,6 @@ class HandlerRegistry:
         return returned
 
     def fail_unanswered(self, now: datetime) -> None:
-        """Answer the commands that `carry_out` has returned to the loop, and that the loop did not answer."""
         for command in list(self.in_progress.values()):
             if command.is_deferred:
                 continue
@@ -85,7 +76,7 @@ class HandlerRegistry:
                 command.failed("the training loop took the command and did not answer it")
 
     def refusal_reason(self, action: str) -> str | None:
-        """The reason why this rank refuses `action`; None if it would carry it out, or the loop decides."""
+        """Return why this rank refuses `action`; None if it accepts it or the loop decides."""
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:
@@ -93,18 +84,21 @@ class HandlerRegistry:
         return None
 
     def is_in_force(self, action: str, command_id: str) -> bool | None:
-        """Whether the handler of `action` would have something to take back of that command; None where only the
-        memory of commands can tell. Any thread may call it."""
+        """Return whether the handler could revert that command; None if only the command memory can decide.
+        Thread-safe.
+        """
         try:
             return self._in_force.get(action, _not_known)(command_id)
-        # Every error is caught, because the user's function must not end the thread that asks.
+        # Catch everything: the user's function must not end the calling thread.
         except Exception:
-            log.exception("%s: whether a %s is in force cannot be told", self._job, action)
+            log.exception("%s: cannot determine whether a %s is active", self._job, action)
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Whether the record of what is in force proves that a command was applied, which an earlier process may have
-        died over; None where that record is not there yet. Any thread may call it."""
+        """Return whether the record of active changes proves that an interrupted command was applied.
+
+        None if that record does not exist yet. Thread-safe.
+        """
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
         return self.is_in_force(action, command_id)
@@ -117,7 +111,7 @@ class HandlerRegistry:
             command.rejected(str(refusal))
         except Unsupported as refusal:
             command.unsupported(str(refusal))
-        # Every error is caught, because the user's handler must not end the training.
+        # Catch everything: the user's handler must not end the training.
         except Exception as error:
             log.exception("%s: the handler of %s failed", self._job, command.action)
             if not command.is_answered:
@@ -128,12 +122,11 @@ class HandlerRegistry:
 
 
 def _is_upper_bound(command: JobCommand) -> bool:
-    """Return whether a loop of an earlier release would look for a ``count`` in this command."""
     return isinstance(command.parameters, DataloaderWorkers) and command.parameters.at_most is not None
 
 
 def as_it_was(command_id: str) -> bool:
-    """`InForce` for an action whose undo sets a value as it was, which does no harm where it is so already."""
+    """`InForce` for actions whose undo restores a value, which is harmless if it is restored already."""
     return True
 
 
@@ -142,9 +135,8 @@ def _not_known(command_id: str) -> bool | None:
 
 
 def _text(error: BaseException) -> str:
-    """The type and text of an exception, or its type alone where it cannot be written out."""
     try:
         return f"{type(error).__name__}: {error}"
-    # Every error is caught, because the text is made by code of the user's.
+    # Catch everything: user code makes the text.
     except Exception:
         return type(error).__name__

@@ -1,13 +1,7 @@
-"""Getting a training loop out of a step that hangs, so that a command can be carried out.
+"""Interruption of a training step that hangs, so that a rollback or stop can proceed.
 
-A loop that hangs does not come to the step boundary at which commands are applied. Where a rollback or a stop
-waits for it, the main thread is sent a signal whose handler raises `Interrupted` out of the step. That frees
-what waits in Python, or in a system call that a signal ends: a lock, a sleep, a socket, a queue of a data
-loader. It does not free a thread that is stuck in a library's own loop, such as a CUDA kernel that never ends.
-
-Only the main thread can be interrupted, only between `Interrupter.arm` and `disarm`, and never in this package's
-own code. Who calls it: the integrations. Not here: what counts as a hang (``progress``), and what is done after the
-interruption (the integration).
+A signal handler raises `Interrupted` in the main thread, between `Interrupter.arm` and `disarm`. That frees waits in
+Python and in interruptible system calls, but not inside a library's loop, such as a CUDA kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from trainmedic.errors import Interrupted
 log = logging.getLogger("trainmedic")
 
 SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""A signal that other programs are unlikely to use. An earlier handler is called for signals that are not ours."""
+"""A signal that other programs are unlikely to use. Signals that are not ours go to the earlier handler."""
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _CHECK_INTERVAL = 0.25
@@ -35,16 +29,15 @@ Item = TypeVar("Item")
 
 
 def fetch(iterator: Iterator[Item]) -> Item:
-    """``next(iterator)``, from where it may be interrupted even while no other Python code runs."""
+    """Call ``next(iterator)`` in a frame that may be interrupted."""
     return next(iterator)
 
 
 class Interrupter:
-    """Interrupts the main thread of one job when it hangs. It does nothing unless it is made on the main thread.
+    """Interrupter of a job's main thread, on which it must be created.
 
-    ``is_worth_it`` says whether a command waits that is worth interrupting a hang for, ``hangs`` whether the loop
-    hangs; both are called by a thread of this class, and only after `check_for_hang`. Without ``enabled`` it does
-    nothing.
+    ``is_worth_it`` returns whether a waiting command justifies an interruption, ``hangs`` whether the loop hangs. Both
+    are called in a thread of this class, after `check_for_hang`.
     """
 
     def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
@@ -65,7 +58,7 @@ class Interrupter:
         self._thread.start()
 
     def arm(self) -> None:
-        """Allow interruptions until `disarm`. It does not nest."""
+        """Allow interruptions until `disarm`. Calls do not nest."""
         self._armed = True
 
     def disarm(self) -> None:
@@ -73,17 +66,14 @@ class Interrupter:
         self._asked = False
 
     def check_for_hang(self) -> None:
-        """Start checking for a hang, because a command has arrived; ends when no command waits. For any thread."""
         self._woken.set()
 
     def interrupt(self) -> None:
-        """Interrupt the main thread now, if it may be. From any thread."""
         if self.works and self._armed and not self._stopping:
             self._asked = True
             signal.pthread_kill(self._main.ident or 0, SIGNAL)
 
     def close(self) -> None:
-        """Restore the signal's earlier handler. For the main thread."""
         self._stopping = True
         self._woken.set()
         if self._thread is not None:
@@ -102,9 +92,9 @@ class Interrupter:
                     if self._hangs():
                         self.interrupt()
                     pause.wait(_CHECK_INTERVAL)
-            # Every error is caught, because both may read a file system that does not answer; perhaps that is the hang.
+            # Catch everything: both may read a hanging file system, which may be the hang itself.
             except Exception:
-                log.exception("looking for a hang failed; trying again")
+                log.exception("hang detection failed; trying again")
                 pause.wait(_RETRY_INTERVAL)
                 self._woken.set()
 
@@ -114,14 +104,13 @@ class Interrupter:
                 self._previous(number, frame)
             return
         if not self._armed or frame is None or _is_ours(frame):
-            return  # the loop has reached a boundary by itself, or is about to
+            return  # the loop has reached a boundary or is about to
         self._asked = False
         raise Interrupted("the training step hung, and a command waits")
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether the thread is in this package's own code, which ends soon and must not be left half done.
-
-    `fetch` is the exception: it is where the loop waits for its data.
+    """Return whether the thread runs this package's code, except `fetch`. It ends soon and must not be left half done;
+    the handler then does nothing.
     """
     return frame.f_code is not fetch.__code__ and frame.f_code.co_filename.startswith(_PACKAGE)

@@ -1,15 +1,8 @@
-"""Losses by step, and the comparison of those that come again after a rollback with those of before.
+"""Losses by step, and their comparison before and after a rollback.
 
-The same weights, the same batch and the same random numbers give the same loss. So a first loss that differs shows
-state that did not go back. The log holds the losses of the steps after each checkpoint, because a rollback goes to
-nothing else.
-
-A loop may report another number than the loss of its step, such as a running mean, which no checkpoint holds. So the
-log also takes norms of gradients (`LossLog.note_gradients`). Where losses differ and all gradients are as before, the
-training is as before, and its reports cannot be compared.
-
-Pure: not here is when losses are noted (``trainmedic.torch.boundary``, ``trainmedic.trainer.rollback_proof``) and the
-answer (``trainmedic.torch.verification``).
+Equal weights, batch and random numbers give equal losses, so a first loss that differs shows state that was not
+restored. Gradient norms are compared too: with equal gradients, differing losses are a loop's other numbers, such as a
+running mean.
 """
 
 from __future__ import annotations
@@ -24,18 +17,20 @@ from trainmedic.job.reported_values import is_one_number, kept, number
 COMPARED = 20
 """Steps after a rollback whose losses are compared."""
 FEWEST = 3
-"""Compared losses with which a slow training answers before all are there."""
+"""Compared losses that suffice for a slow training."""
 EXACT_KERNELS = 1e-5
-"""Tolerance on processors, as a share of the loss: 84 times float32's machine epsilon (2^-23). Libraries such as MKL
-may sum in another order when memory is aligned otherwise."""
+"""Relative tolerance on CPUs: 84 times float32's machine epsilon (2^-23). Libraries such as MKL may sum in another
+order when memory is aligned differently.
+"""
 COARSE_KERNELS = 2.0**-7
-"""Tolerance on accelerators and in half precision: bfloat16's machine epsilon. PyTorch's notes on reproducibility list
-kernels there that add in any order, so results differ by rounding."""
+"""Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon. PyTorch's notes on
+reproducibility list kernels that add in any order.
+"""
 _JUMP_SPREADS = 6.0
-"""A loss beyond those before it by so many times their range, and by a quarter of the largest, is a jump."""
+"""A loss is a jump if it exceeds all earlier ones by this multiple of their range plus a quarter of the largest."""
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW = 3
-"""Losses below which their range says little, so that a jump is five times the largest."""
+"""With fewer losses the range is unreliable. A jump is then five times the largest."""
 _LONGEST = 8192
 _CARRIED = 512
 _NOT_REPORTED = "no loss was reported for these steps before"
@@ -48,7 +43,6 @@ _SMOOTHED = (
     "than the loss of the step, such as a running mean; report the loss itself"
 )
 _CARRIED_GRADIENTS = 64
-"""Steps whose gradient norms a checkpoint keeps."""
 
 Norms = Sequence[float]
 """Norms of parts of a step's gradients, always of the same parts."""
@@ -56,24 +50,21 @@ Norms = Sequence[float]
 
 @dataclass(frozen=True)
 class LossCourse:
-    """What is known of the course after a checkpoint, and so which of its losses come again."""
+    """Knowledge about the course after a checkpoint, which determines the losses to compare."""
 
     tolerance: float = EXACT_KERNELS
     not_comparable: str = ""
-    """Why no loss comes again; empty where they do."""
     is_known: bool = True
-    """Whether the batches are known to be those of before. If not, other losses are told and are no failure."""
+    """False if the batches may differ. Differences are then reported, but are no failure."""
     trouble_at: int | None = None
-    """The first step that was not trusted; None where there was no fault. Only the first loss has to agree then."""
+    """First untrusted step; None without a fault. With a fault, only the first loss must agree."""
     changed_at: int | None = None
-    """The first step whose loss a command has changed; None without one."""
 
 
 class LossComparison:
-    """The losses after a rollback to `step`, held against those that were reported before.
+    """Comparison of the losses after a rollback to `step` with those reported before.
 
-    ``earlier_until`` is the last step of an earlier process. Its script may have been another, so that its losses need
-    not agree, and what follows them neither.
+    ``earlier_until`` is the last step of an earlier process, whose script may differ. Its losses need not agree.
     """
 
     def __init__(
@@ -96,15 +87,12 @@ class LossComparison:
         sound = [loss for at, loss in self._expected.items() if trouble is None or at < trouble]
         self._scale = max(map(abs, sound), default=0.0)  # a spike would make every difference small
         self.compared: list[int] = []
-        """The steps whose losses were compared."""
         self.different: dict[int, tuple[float, float]] = {}
-        """Those that differ: by step the loss before and now."""
         self.not_finite_at: int | None = None
         self._frozen_because = ""
         self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
-        """The first step that is not to be trusted: as the course says, not finite, or a jump."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
@@ -112,7 +100,6 @@ class LossComparison:
         return min(known + found, default=None)
 
     def _binding_steps(self) -> frozenset[int]:
-        """The steps whose losses have to agree."""
         course, trouble, steps = self._course, self._trouble_at, sorted(self._expected)
         if not course.is_known or self._is_of_earlier_process:
             return frozenset()
@@ -122,16 +109,13 @@ class LossComparison:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more is to come."""
         return self._passed >= COMPARED or bool(self._find_problem(is_last=False))
 
     @property
     def has_enough(self) -> bool:
-        """Whether an answer that has to be given now may rest on what was compared."""
         return len(self.compared) >= FEWEST or not self._expected or bool(self._frozen_because)
 
     def add(self, step: int, loss: Any) -> None:
-        """Take the loss of a step that was trained after the rollback."""
         now, before = number(loss), self._expected.get(step)
         if now is None or self.is_complete:
             return
@@ -146,17 +130,15 @@ class LossComparison:
             self.different[step] = (before, now)
 
     def step_passed(self, step: int) -> None:
-        """Note that so many steps were trained, with or without a loss."""
         self._passed = max(self._passed, step - self.step)
 
     def add_gradients(self, step: int, norms: Any) -> None:
-        """Take the norms of the gradients of a step that was trained after the rollback."""
         before = self._gradients.get(step)
         if before is None or self.is_complete or self._is_frozen(step):
             return
         now = _read_norms(norms)
         limit = self._course.tolerance * max(map(abs, before), default=0.0)
-        # Gradients of zero, such as those behind a layer that begins with zeros, show nothing.
+        # Zero gradients, such as behind a layer initialized with zeros, prove nothing.
         self._gradients_agree[step] = (
             any(before)
             and len(now) == len(before)
@@ -170,25 +152,23 @@ class LossComparison:
         return bool(self._frozen_because) and step > self._frozen_after
 
     def _trains_as_before(self, step: int) -> bool | None:
-        """Return whether the gradients show it for the steps up to the first update since that one; None where that is
-        still to come."""
+        """Return whether gradients agree up to the first update at or after `step`; None if that is still to come."""
         update = min((each for each in self._gradients if each >= step), default=None)
         if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):
             return False
         return True if update in self._gradients_agree else None
 
     def course_changes(self, because: str, after: int = 0) -> None:
-        """Stop comparing: from the step ``after`` on other losses come on purpose. They must still be finite."""
+        """Stop comparing: losses after step ``after`` change on purpose. They must still be finite."""
         if not self._frozen_because:
             self._frozen_because, self._frozen_after = because, after
 
     @property
     def problem(self) -> str:
-        """What shows that the rollback does not hold; empty where nothing does."""
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
-        """Return the problem. Unless ``is_last``, a loss that the next gradients may explain is none yet."""
+        """Return the problem. Unless ``is_last``, ignore losses that later gradients may explain."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
@@ -207,11 +187,10 @@ class LossComparison:
 
     @property
     def first_differs(self) -> bool:
-        """Whether the first compared loss is among those that differ. It is made with the weights of the checkpoint."""
         return bool(self.compared) and self.compared[0] in self.different
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return the member ``losses`` of ``verified``. ``ended_because`` says why there were no more."""
+        """Return the member ``losses`` of ``verified``. ``ended_because`` is why the comparison ended early."""
         course = self._course
         agreed = len(self.compared) - len(self.different)
         member: dict[str, Any] = {"compared": len(self.compared), "agreed": agreed, "finite": self._finite}
@@ -245,21 +224,19 @@ class LossComparison:
             why = _OTHER_PROCESS
         else:
             why = _TROUBLE
-        return f"from step {first} on other losses come: {why}"
+        return f"losses differ from step {first} on: {why}"
 
 
 def _is_jump(losses: Sequence[float], at: int) -> bool:
-    """Return whether the loss at that index is far above all before it, which are finite."""
     before = losses[:at]
     largest = max(before, default=0.0)
     if largest <= 0.0:
-        return False  # such losses have no scale to go by
+        return False  # such losses have no scale
     share = _JUMP_SHARE if len(before) >= _FEW else _JUMP_SHARE_OF_FEW
     return losses[at] - largest > _JUMP_SPREADS * (largest - min(before)) + share * largest
 
 
 def _read_norms(norms: Any) -> list[float]:
-    """Return them as numbers, which waits for their device; NaN stands for what is not finite."""
     read: list[float] = []
     for each in norms:
         values = each.tolist() if hasattr(each, "tolist") else each
@@ -268,8 +245,6 @@ def _read_norms(norms: Any) -> list[float]:
 
 
 class _NoComparison(LossComparison):
-    """The comparison of a training that has not gone back. It takes nothing, because all trainings share it."""
-
     def add(self, step: int, loss: Any) -> None:
         return
 
@@ -287,26 +262,21 @@ NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"
 
 
 class LossLog:
-    """Losses of one course of training. For its training thread."""
-
     __slots__ = ("_changes", "_gradients", "_losses", "_resumed_at", "comparison", "until")
 
     def __init__(self) -> None:
         self.until = 0
-        """The last step whose loss is to be noted."""
         self.comparison: LossComparison = NOTHING
-        """The last one that `go_back` began."""
         self._losses: dict[int, Any] = {}
         self._gradients: dict[int, Any] = {}
         self._changes: list[int] = []
         self._resumed_at = 0
 
     def expect_from(self, step: int) -> None:
-        """Note the losses that follow, because a rollback may go to that step."""
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
-        """Take the loss of a step. A tensor is copied on its device and read later. What is no number is no loss."""
+        """Take the loss of a step. Tensors are copied on their device and read later. Non-numbers are ignored."""
         if not is_one_number(loss):
             return
         self._losses[step] = value = kept(loss)
@@ -317,7 +287,7 @@ class LossLog:
             comparison.add(step, value)
 
     def note_gradients(self, step: int, norms: Any) -> None:
-        """Take norms of the gradients that the updates of a step use: numbers, or tensors that are read later."""
+        """Take norms of the gradients used by the updates of a step: numbers, or tensors that are read later."""
         self._gradients[step] = norms
         if len(self._gradients) > _LONGEST:
             del self._gradients[next(iter(self._gradients))]
@@ -325,17 +295,16 @@ class LossLog:
             self.comparison.add_gradients(step, norms)
 
     def course_changes(self, step: int, because: str = _CHANGED, spares_next: bool = False) -> None:
-        """Say that a command changes the losses of the steps after this one; with ``spares_next`` not that of the next
-        step, which is made before its own update."""
+        """Record that a command changes losses after `step`. With ``spares_next`` the next step's loss, made before its
+        update, stays the same.
+        """
         self._changes.append(step)
         self.comparison.course_changes(because, step + spares_next)
 
     def first_change(self, step: int) -> int | None:
-        """Return the first step after `step` that a command has changed."""
         return min((each + 1 for each in self._changes if each > step), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:
-        """Training goes back to `step`: forget what follows, and compare what comes with it."""
         last = step + COMPARED
         before = {at: loss for at, loss in self._losses.items() if step < at <= last}
         read = {at: float("nan") if (value := number(loss)) is None else value for at, loss in before.items()}
@@ -345,14 +314,13 @@ class LossLog:
         self._changes = [each for each in self._changes if each <= step]
         self.until = last
         self.comparison = LossComparison(step, read, course, norms, self._resumed_at)
-        self._resumed_at = min(self._resumed_at, step)  # this process trains what follows, and repeats that
+        self._resumed_at = min(self._resumed_at, step)  # this process trains the following steps, and may repeat them
         return self.comparison
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps for `restore`, plain JSON values. It waits for the losses' device."""
         start = max(len(self._losses) - _CARRIED, 0)
         losses = {step: number(loss) for step, loss in islice(self._losses.items(), start, None)}
-        self._losses.update(losses)  # a tensor is read once
+        self._losses.update(losses)  # read each tensor once
         newest = list(self._gradients.items())[-_CARRIED_GRADIENTS:]
         gradients = {step: _read_norms(norms) for step, norms in newest}
         self._gradients.update(gradients)
@@ -363,7 +331,6 @@ class LossLog:
         }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Go on in a new process from where `state` was taken; None where the checkpoint does not hold it."""
         held = state or {"losses": [], "changes": []}
         self._losses = {int(at): loss for at, loss in held["losses"]}
         self._gradients = {int(at): norms for at, norms in held.get("gradients", ())}

@@ -1,7 +1,6 @@
-"""The losses of a job's ranks in short form, for the job's presence.
+"""Fixed-size summary of the ranks' losses for the job's presence.
 
-The form has the same size for any number of ranks: the extremes, the median, a curve from the lowest to the highest
-loss, the ranks that differ most from the others, and those with a non-finite loss. Pure functions.
+It has the extremes, the median, a curve from lowest to highest, the outlier ranks, and ranks with a non-finite loss.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ _CURVE_POINTS = 33
 _APART_FACTOR = 8.0
 """Multiple of the median distance from the median. In a normal distribution one rank in millions is that far away."""
 _APART_LEAST = 0.01
-"""Smallest difference, as a share of the median, so that rounding does not count if all ranks report one mean."""
+"""Minimum difference as a share of the median. It excludes rounding if all ranks report one mean."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the short form of the losses in the ranks' figures (`trainmedic.Medic.stats`). None if no rank has one.
-    JSON has no NaN, so non-finite losses are listed by kind."""
+    """Return the summary of the losses in the ranks' figures (`trainmedic.Medic.stats`); None if there are none.
+
+    JSON has no NaN, so non-finite losses are listed by kind.
+    """
     losses = {
         rank: float(value)
         for rank, figures in ranks.items()
@@ -71,7 +72,6 @@ def rank_spans(ranks: Sequence[int]) -> str:
 
 
 def _apart(finite: Mapping[int, float], median: float) -> list[int]:
-    """Return the ranks that are far from the others, the farthest first. Fewer than four ranks have no outlier."""
     if len(finite) < 4:
         return []
     distances = {rank: abs(value - median) for rank, value in finite.items()}
@@ -81,7 +81,6 @@ def _apart(finite: Mapping[int, float], median: float) -> list[int]:
 
 
 def _curve(values: Sequence[float]) -> list[float]:
-    """Return all values from the lowest to the highest, or a limited number at equal distances."""
     if len(values) <= _CURVE_POINTS:
         return list(values)
     last = len(values) - 1
@@ -89,6 +88,5 @@ def _curve(values: Sequence[float]) -> list[float]:
 
 
 def _steps(steps: Iterable[Any]) -> list[int] | None:
-    """Return the first and the last step of the losses. None if no rank states one."""
     numbers = [step for step in steps if isinstance(step, int) and not isinstance(step, bool)]
     return [min(numbers), max(numbers)] if numbers else None

@@ -1,9 +1,6 @@
-"""How much memory a training process uses, measured on request, and how that grows.
+"""Memory use of a training process and its growth, measured on request.
 
-Host memory comes from Linux's ``/proc`` and the process's own control group; elsewhere it is not known.
-CUDA memory comes from PyTorch where the job has loaded and initialised it itself: nothing is imported
-here, no context is made on a device, and the allocator's figures are those of this process. Who calls
-it: ``rank_stats``. Not here: what the job reports itself (``progress``).
+Host memory comes from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator, if in use.
 """
 
 from __future__ import annotations
@@ -26,21 +23,18 @@ _APART = 4.0
 
 @dataclass(frozen=True)
 class Cuda:
-    """The memory of the CUDA device that this process has most on. All but ``retries`` are bytes."""
+    """Memory in bytes of the CUDA device that this process uses most."""
 
     allocated: int
-    """What tensors use."""
     reserved: int
-    """What PyTorch's allocator holds, in use or cached."""
     total: int
-    """What the device has."""
     retries: int
-    """How often an allocation succeeded only after the cache was emptied."""
 
 
 def resident_bytes(proc: Path = PROC) -> int | None:
-    """Resident memory of this process and its children, the data loaders' workers among them. Shared pages count in
-    each."""
+    """Return the resident memory of this process and its children, such as data loader workers. Shared pages count in
+    each.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     own = _resident_pages(proc / "self")
     if own is None:
@@ -52,9 +46,9 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Bytes in use and bytes at most available, of the control group where it has a limit, else of the machine.
+    """Return bytes in use and bytes available in total: of the control group if it has a limit, else of the machine.
 
-    What the kernel can take back without harm, such as the page cache, does not count as in use.
+    Reclaimable memory such as the page cache does not count as in use.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
@@ -69,14 +63,13 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
 
 
 def cuda_memory() -> Cuda | None:
-    """The memory of the device on which this process's allocator holds most; None where CUDA is not in use."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
         if cuda is None or not cuda.is_initialized():
             return None
         devices = [_device(cuda, index) for index in range(cuda.device_count())]
-    except (RuntimeError, AttributeError, AssertionError):  # a driver that went away, a build without CUDA
+    except (RuntimeError, AttributeError, AssertionError):  # lost driver, or a build without CUDA
         return None
     used = [device for device in devices if device.reserved]
     return max(used, key=lambda device: device.reserved) if used else None
@@ -93,11 +86,9 @@ def _device(cuda: Any, index: int) -> Cuda:
 
 
 class Growth:
-    """Estimates how much memory grows per step, for as long as it keeps growing.
+    """Estimator of lasting memory growth per step, unaffected by single jumps and outliers.
 
-    The samples are split into an earlier and a later half; each gives the median of the slopes between
-    all pairs of its samples (Theil 1950, Sen 1968), and the smaller one counts. A single jump, as from
-    a longer batch or an evaluation, is in one half only, and a sample that is off moves no median.
+    The slope is the median over all pairs of samples (Theil 1950, Sen 1968); the smaller one of two halves counts.
     """
 
     def __init__(self, samples: int = _SAMPLES, apart: float = _APART) -> None:
@@ -106,14 +97,13 @@ class Growth:
         self._taken = float("-inf")
 
     def add_sample(self, steps: int, size: float, now: float) -> None:
-        """Add one sample, unless it comes too soon or no step was completed since the last one."""
         if now - self._taken < self._apart or (self._samples and steps <= self._samples[-1][0]):
             return
         self._taken = now
         self._samples.append((steps, size))
 
     def per_step(self) -> float | None:
-        """Bytes per step, 0 where it does not grow; None before there are enough samples."""
+        """Return bytes per step, 0 without growth; None if there are too few samples."""
         samples = list(self._samples)
         if len(samples) < _ENOUGH:
             return None
@@ -130,7 +120,6 @@ def _slope(samples: list[tuple[int, float]]) -> float:
 
 
 def _own_group(proc: Path, cgroup: Path) -> Path | None:
-    """The directory of this process's control group (version 2). In a container it is the root."""
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         if line.startswith("0::"):
             inside = cgroup / line[3:].strip().lstrip("/")

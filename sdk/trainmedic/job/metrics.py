@@ -1,7 +1,4 @@
-"""The optional Prometheus endpoint of a job. Its values are computed when Prometheus reads them.
-
-Not here: what was reported and what follows from it (``progress``), the figures of the ranks (``rank_stats``).
-"""
+"""Optional Prometheus endpoint of a job. Values are computed per scrape."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ import time
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.job.layer_samples import largest
 from trainmedic.job.loss_trend import LossTrend
 from trainmedic.job.progress import WINDOWS, Progress
 from trainmedic.job.rank_stats import Sample, prometheus_samples
+from trainmedic.job.reported_values import number
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 try:
@@ -25,7 +22,6 @@ except ImportError:  # the extra "metrics" is not installed
     Collector = object  # type: ignore[assignment,misc]
 
 Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]
-"""The figures of every rank that is known, by its number: see `trainmedic.Medic.stats`."""
 
 HELP = {
     "training_loss": "Loss of the last reported step.",
@@ -41,22 +37,22 @@ HELP = {
     "training_target_samples_per_second": "Declared target of the job, in samples per second.",
     "training_target_tokens_per_second": "Declared target of the job, in tokens per second.",
     "gradient_norm": "Norm of the gradient at the last reported step.",
-    "training_layer_gradient_norm": "The same of a layer, for the layers where it is no number, and the largest.",
+    "training_layer_gradient_norm": "Gradient norm of a layer: of layers with a non-finite norm, and of the largest.",
     "training_learning_rate": "Learning rate at the last reported step.",
-    "training_learning_rate_expected": "What the schedule says, times what Trainmedic has scaled it by.",
-    "training_learning_rate_deviation": "How far the two are apart, as a part of the larger one; 0 to 1.",
+    "training_learning_rate_expected": "Scheduled learning rate, times Trainmedic's scale.",
+    "training_learning_rate_deviation": "Difference of both learning rates, as a fraction of the larger one; 0 to 1.",
     "training_step": "Number of the last reported step.",
     "training_steps_total": "Steps reported since the process began.",
-    "training_step_seconds": "Length of a step, over the last few; at least as long as the present one has lasted.",
-    "training_step_median_seconds": "Median length of a step, over the last hundred reports.",
-    "training_stall_seconds": "Time since the last report, without that in windows.",
-    "training_hang_limit_seconds": "From how many seconds on a stall is a hang.",
-    "training_window_open": "Whether the loop is in that kind of window now.",
+    "training_step_seconds": "Duration of a step, over the last few; at least that of the current one so far.",
+    "training_step_median_seconds": "Median duration of a step, over the last hundred reports.",
+    "training_stall_seconds": "Time since the last report, excluding windows.",
+    "training_hang_limit_seconds": "Stall above which the job counts as hanging.",
+    "training_window_open": "1 if the loop is in that kind of window, else 0.",
     "training_window_seconds_total": "Time in that kind of window.",
     "training_checkpoint_step": "Step of the newest complete checkpoint.",
-    "training_checkpoint_timestamp_seconds": "When the newest complete checkpoint was, in seconds since 1970.",
-    "training_ranks_differing": "Ranks whose weights are no longer those of most, where all had the same.",
-    "training_rollback_not_held": "Whether later losses or batches showed that the last rollback does not hold.",
+    "training_checkpoint_timestamp_seconds": "Time of the newest complete checkpoint, in seconds since 1970.",
+    "training_ranks_differing": "Ranks whose weights differ from most, where all should be equal.",
+    "training_rollback_not_held": "1 if later losses or batches showed that the last rollback does not hold, else 0.",
     "training_ranks": "Ranks whose figures are known.",
     "training_memory_used_bytes": "Memory in use, on the rank that has least left.",
     "training_memory_limit_bytes": "Memory that this rank can use.",
@@ -64,11 +60,11 @@ HELP = {
     "training_memory_growth_bytes_per_step": "Lasting growth of memory per step, of the rank that grows most.",
     "training_memory_resident_bytes": "Resident memory of a rank and its children, the largest.",
     "training_cuda_memory_reserved_bytes": "CUDA memory that PyTorch holds, in use or cached, the largest.",
-    "training_cuda_memory_retries_total": "How often CUDA memory was only found after the cache was emptied.",
+    "training_cuda_memory_retries_total": "CUDA allocations that succeeded only after the cache was emptied.",
     "training_cpu_cores": "Processor cores that a rank and its children keep busy, the median rank.",
     "training_rank_cpu_cores": "Processor cores of each of the busiest and the least busy ranks.",
     "training_own_median_seconds": "Time per step that a rank works and does not wait for others, the median.",
-    "training_rank_own_seconds": "The same for each of the slowest ranks.",
+    "training_rank_own_seconds": "Time per step that a rank works and does not wait, each of the slowest ranks.",
     "training_data_seconds": "Time per step that a rank waits for its batches, the median rank.",
     "training_compute_seconds": "Time per step that a rank neither waits for batches nor for others, the median rank.",
     "training_wait_seconds": "Time per step that a rank waits for others, the median rank.",
@@ -77,9 +73,6 @@ HELP = {
 
 
 class JobCollector(Collector):
-    """Collector for `MetricsEndpoint`. ``now`` is the clock, in seconds. ``evaluated`` returns the metrics of
-    evaluations, by default those of ``progress``."""
-
     def __init__(
         self,
         job: str,
@@ -116,11 +109,11 @@ class JobCollector(Collector):
             yield Sample("training_evaluation_metric", {"metric": metric.name}, value)
             if metric.step is not None:
                 yield Sample("training_evaluation_metric_step", {"metric": metric.name}, metric.step)
-        for layer, norm in largest(progress.layer_norms, progress.most_layers).items():
+        for layer, norm in largest_norms(progress.layer_norms, progress.most_layers).items():
             yield Sample("training_layer_gradient_norm", {"layer": layer}, norm)
         for name, value in self._loss_trend.values(progress.record).items():
             yield Sample(name, {}, value)
-        # Of one moment, also while a step is under way: what was done again is found by their difference.
+        # A consistent pair: rules find repeated steps by the difference.
         steps, step = progress.reached
         yield Sample("training_steps_total", {}, steps)
         if step is not None:
@@ -144,7 +137,7 @@ class JobCollector(Collector):
 
 
 class MetricsEndpoint:
-    """``http://host:port/metrics``. Raises ConfigurationError where it cannot be opened."""
+    """``http://host:port/metrics``. Raises ConfigurationError if it cannot be opened."""
 
     def __init__(
         self,
@@ -159,7 +152,7 @@ class MetricsEndpoint:
             raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
         registry = CollectorRegistry(auto_describe=False)
         registry.register(JobCollector(job, progress, ranks, time.perf_counter, evaluated))
-        # The start time of the process shows rules that a job was restarted.
+        # Rules detect restarts by the start time of the process.
         prometheus_client.ProcessCollector(registry=registry)
         try:
             self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
@@ -171,3 +164,10 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def largest_norms(norms: Mapping[str, Any], most: int) -> dict[str, float]:
+    read = {layer: norm for layer, value in norms.items() if (norm := number(value)) is not None}
+    broken = [layer for layer, norm in read.items() if math.isnan(norm)]
+    fine = sorted((layer for layer, norm in read.items() if not math.isnan(norm)), key=lambda layer: -read[layer])
+    return {layer: read[layer] for layer in (*broken, *fine)[:most]}

@@ -1,8 +1,6 @@
-"""This rank's own loss, as a number that other threads can read without waiting.
+"""This rank's loss as a number, without waiting for a device, which may hang.
 
-Reading a loss on an accelerator waits for the device. A thread that waits for a hung device could no longer report to
-the other ranks that this one is alive. So the training thread queues a copy into main memory about once a second, and
-reads the number after the device has completed the copy. Nothing here waits. Called by ``progress``.
+The training thread queues a copy to main memory about once a second and reads it after its completion.
 """
 
 from __future__ import annotations
@@ -17,27 +15,24 @@ COPY_INTERVAL = 1.0
 
 
 class _Copy(NamedTuple):
-    """A copy from an accelerator in progress."""
-
     step: int | None
     tensor: Any
     event: Any
-    """Event that the device reaches after the copy."""
 
 
 class OwnLoss:
-    """The newest known loss of this rank. Only the training thread changes it. Any thread may read ``latest``."""
+    """Newest known loss of this rank. Written by the training thread; any thread may read ``latest``."""
 
     __slots__ = ("_copy", "_due_at", "latest")
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """The step and its reported loss, which may be NaN or infinite. The tuple is replaced as a whole."""
+        """Step and reported loss, which may be NaN or infinite. Replaced as a whole."""
         self._copy: _Copy | None = None
         self._due_at = float("-inf")
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
-        """Take the reported loss: a number immediately, a tensor of an accelerator after its copy has completed."""
+        """Take a loss: a number at once, an accelerator's tensor after its copy has completed."""
         if type(loss) is float:
             self.latest = (step, loss)
             return
@@ -50,7 +45,6 @@ class OwnLoss:
             self._read(step, loss)
 
     def forget(self) -> None:
-        """Forget the loss, because the training went back or another one starts."""
         self.latest = self._copy = None
         self._due_at = float("-inf")
 
@@ -63,12 +57,11 @@ class OwnLoss:
                 self._copy = _begun_copy(step, value)
             else:
                 self.latest = (step, float(value))
-        # Unknown: it has several numbers or none, its device has failed, or its library has no such copy.
+        # Unknown: several numbers or none, a failed device, or a library without such copies.
         except (AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
             self._copy = None
 
     def _take_copy(self, copy: _Copy) -> None:
-        """Take the number if the device has completed the copy."""
         try:
             if copy.event.query():
                 self.latest = (copy.step, float(copy.tensor))
@@ -78,8 +71,7 @@ class OwnLoss:
 
 
 def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
-    """Queue a copy on the tensor's device. None if the device cannot report the end of the copy, and during the capture
-    of a graph."""
+    """Queue a copy on the tensor's device. None if the device cannot report its end, and during a graph capture."""
     library = getattr(sys.modules.get("torch"), tensor.device.type, None)
     if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
         return None

@@ -1,11 +1,6 @@
-"""The pace of a job: how long its steps take, and what that time goes into.
+"""Duration of a job's steps and its parts: data (waiting for a batch), wait (for other ranks), and compute (the rest).
 
-A step's time is spent on data (the loop has asked for a batch and does not have it yet), on waiting for other ranks,
-and on computing, which is the rest. A rank's own time is that in which it does not wait for others: a rank that holds
-up the others has more of it than they have.
-
-Who calls it: ``progress``, which hands it the interval between two reports. Not here: how the parts are measured (the
-integrations).
+A rank's own time excludes wait; the rank that delays the others has the most.
 """
 
 from __future__ import annotations
@@ -17,16 +12,13 @@ from typing import Any, NamedTuple
 
 from trainmedic.job.reported_values import number
 
-_KEPT = 101  # intervals: enough for a median that ten slow ones do not move
+_KEPT = 101  # enough for a median that ten slow intervals do not move
 _RECENT = 20
-_WEIGHT = 0.2  # of the newest interval, in the mean from which the throughput is taken
+_WEIGHT = 0.2  # of the newest interval in the mean for the throughput
 
 
 class Interval(NamedTuple):
-    """What happened between two reports. All but ``seconds`` and ``steps`` are as they were reported."""
-
     seconds: float
-    """Without those in windows."""
     steps: int
     samples: Any = None
     tokens: Any = None
@@ -36,8 +28,6 @@ class Interval(NamedTuple):
 
 
 class StepParts(NamedTuple):
-    """Seconds per step; None for what is not known."""
-
     own: float | None
     data: float | None
     compute: float | None
@@ -45,7 +35,7 @@ class StepParts(NamedTuple):
 
 
 class Pace:
-    """The last intervals between reports. The training thread adds, any thread reads."""
+    """Last intervals between reports. The training thread adds; any thread reads."""
 
     __slots__ = ("_intervals",)
 
@@ -56,7 +46,6 @@ class Pace:
         self._intervals.append(interval)
 
     def usual_seconds(self, least: int) -> float | None:
-        """The median time between two reports; None before there are ``least`` intervals."""
         intervals = list(self._intervals)
         return statistics.median(interval.seconds for interval in intervals) if len(intervals) >= least else None
 
@@ -65,12 +54,11 @@ class Pace:
         return statistics.median(each.seconds / each.steps for each in intervals) if intervals else None
 
     def parts(self) -> StepParts:
-        """What a step's time went into, the medians of the last few reports."""
         parts = [_parts(interval) for interval in list(self._intervals)[-_RECENT:]]
         return StepParts(*(_median(values) for values in zip(*parts, strict=True))) if parts else _UNKNOWN
 
     def values(self, waited: float) -> dict[str, float]:
-        """Step time and throughput, over the last few reports. ``waited`` are the seconds since the last one."""
+        """Return step time and throughput over the last reports. ``waited`` are the seconds since the last one."""
         seconds = steps = 0.0
         amounts = {"samples": 0.0, "tokens": 0.0}
         for interval in list(self._intervals):
@@ -92,7 +80,6 @@ _UNKNOWN = StepParts(None, None, None, None)
 
 
 def _parts(interval: Interval) -> StepParts:
-    """The parts of one interval, per step. Own time and waiting follow from each other, where one of them is known."""
     data, wait, own = map(_finite, (interval.data_seconds, interval.wait_seconds, interval.own_seconds))
     if own is None and wait is not None:
         own = max(interval.seconds - wait, 0.0)
@@ -108,6 +95,5 @@ def _median(values: tuple[float | None, ...]) -> float | None:
 
 
 def _finite(value: Any) -> float | None:
-    """A number that was reported; None where none was, or one that is not finite."""
     read = number(value)
     return None if read is None or math.isnan(read) else read

@@ -1,8 +1,4 @@
-"""The parameters of each job command, typed and checked.
-
-The queue calls `parse` for each command that arrives, before the training loop sees it. Actions that are not
-listed here are handed to the loop as they are.
-"""
+"""Typed and checked parameters of job commands. Unknown actions are passed to the loop unchanged."""
 
 from __future__ import annotations
 
@@ -20,10 +16,11 @@ _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\
 _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
-"""Batches: beyond that it is no repair, and reading past them would hold the loop up for good."""
+"""Batches. Reading past more would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
-"""Times the script's own learning rate. A repair lowers the rate; what raises it makes up for a batch that has grown,
-and at four times of what was tuned for it most trainings diverge. ``connect(largest_lr_scale=...)`` allows more."""
+"""Maximum multiple of the script's learning rate; at four times the tuned rate most trainings diverge.
+``connect(largest_lr_scale=...)`` allows more.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Rollback:
-    """Go back to a complete checkpoint, then leave out ``skip_batches`` batches of data.
+    """Go back to a complete checkpoint, then skip ``skip_batches`` batches of data.
 
-    Which one: the newest written before ``before`` (aware UTC), or the newest at or before ``step``,
-    or the newest at least ``steps_back`` steps ago; at most one of them is set, and the newest of
-    all is meant where none is.
+    The checkpoint is the newest written before ``before`` (aware UTC), at or before ``step``, or at least
+    ``steps_back`` steps ago. At most one may be set; without any it is the newest of all.
     """
 
     before: datetime | None = None
@@ -61,7 +57,7 @@ class ScaleLr:
 
 @dataclass(frozen=True)
 class ScaleBatch:
-    """Multiply the micro-batch size by ``factor``; ``keep_global_batch`` by adapting the accumulation."""
+    """Multiply the micro-batch size by ``factor``. ``keep_global_batch`` adapts the accumulation."""
 
     factor: float
     keep_global_batch: bool = True
@@ -76,9 +72,9 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class DataloaderWorkers:
-    """Set the worker processes of each rank's data loader, by exactly one of the two.
+    """Set the number of data loader workers of each rank, by exactly one of the two.
 
-    ``count`` is what they become. ``at_most`` only ever lowers them. Answer with ``previous``, or it cannot be undone.
+    ``count`` is the new number. ``at_most`` only lowers it. Answer with ``previous``, which the undo needs.
     """
 
     count: int | None = None
@@ -89,8 +85,7 @@ class DataloaderWorkers:
             raise ValueError("count or at_most is missing" if self.count is None else "give one of count and at_most")
 
     def wanted(self, present: int) -> int:
-        """Return how many workers there are to be, where there are ``present``. Raises Rejected where ``at_most``
-        leaves nothing to lower."""
+        """Return the new number of workers. Raises Rejected if ``at_most`` leaves nothing to lower."""
         if self.count is not None:
             return self.count
         assert self.at_most is not None
@@ -102,12 +97,12 @@ class DataloaderWorkers:
 
 @dataclass(frozen=True)
 class EmptyCache:
-    """Give cached GPU memory back to the driver."""
+    """Return cached GPU memory to the driver."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Hold the loop at a step boundary until a resume, at most for ``max``."""
+    """Hold the loop at a step boundary until a resume, for ``max`` at most."""
 
     max: timedelta = timedelta(hours=1)
 
@@ -119,7 +114,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Stop:
-    """End the loop in order, after a checkpoint where ``checkpoint`` is set."""
+    """End the loop in order, after a checkpoint if ``checkpoint`` is set."""
 
     checkpoint: bool = True
 
@@ -143,10 +138,10 @@ ACTIONS: Mapping[str, type[Parameters]] = {
 
 
 def parse(action: str, params: Mapping[str, Any]) -> Parameters | None:
-    """The typed parameters of a command; None for an action that is not known here.
+    """Return the typed parameters of a command; None for unknown actions.
 
-    Raises ValueError, naming the parameter. An unknown parameter is an error too: leaving it out
-    would do something else than what was asked for.
+    Raises ValueError, naming the parameter. Unknown parameters are errors: ignoring one would do something else than
+    asked.
     """
     kind = ACTIONS.get(action)
     if kind is None:
@@ -174,7 +169,7 @@ def _count(name: str, value: Any) -> int:
 def _factor(name: str, value: Any) -> float:
     try:
         factor = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # JSON writes whole numbers of any length
+    except OverflowError:  # JSON integers may have any length
         factor = math.inf
     if not 0 < factor < math.inf:
         raise ValueError(f"{name} is not a finite number above 0")

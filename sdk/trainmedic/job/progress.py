@@ -1,9 +1,6 @@
-"""What the training loop reports, and what follows from it: throughput, step time, and whether it hangs.
+"""Reports of the training loop, and the throughput, step time and hang detection derived from them.
 
-Numbers are kept as they come and turned into floats, means and medians when they are read, so that a
-step costs next to nothing and the training thread never waits for a tensor on a GPU. Who calls it:
-``client`` from the training thread; ``metrics``, the writer and ``interrupt`` from others. Not here: what
-Prometheus is shown (``metrics``), memory that is measured (``memory_usage``), what a step's time goes into (``pace``).
+Values are converted when read, so that the training thread never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -21,12 +18,13 @@ from trainmedic.wire import evaluations
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
-"""Seconds without a step that are never a hang: a slow read from a shared file system takes as long."""
+"""Minimum seconds of a hang. Slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""The same before the job has its pace: loading, compiling and the first collective take many minutes.
-Also how long a window may last before it counts as a hang itself, unless it is a pause."""
+"""The same before the job has its pace: loading, compiling and the first collective take many minutes. Also the limit
+of a window, except a pause.
+"""
 HANG_FACTOR = 5.0
-"""Times the usual time between two reports."""
+"""Multiple of the usual time between two reports."""
 
 CHECKPOINT = "checkpoint"
 EVALUATION = "evaluation"
@@ -34,19 +32,19 @@ PAUSE = "pause"
 REPAIR = "repair"
 OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
-"""The kinds of windows; a window of another name counts as ``other``."""
 
 TENSOR_INTERVAL = 0.05
-"""Seconds between two reports whose tensors are taken: freeing a tensor from its graph takes tens of microseconds where
-a step has emptied the processor's caches."""
+"""Minimum seconds between reports whose tensors are kept. Freeing a tensor from its graph takes tens of microseconds
+with cold caches.
+"""
 REPORT_INTERVAL = 0.25
-"""Seconds between two reports of which more than loss and gradient norm is taken, where a loop can leave that out."""
+"""Minimum seconds between reports of more than loss and gradient norm, if a loop can omit the rest."""
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
 
 class Stall(NamedTuple):
-    """The seconds since the last completed step, without windows, and the limit beyond which that is a hang."""
+    """Seconds since the last completed step, without windows, and the limit above which that is a hang."""
 
     seconds: float
     limit: float
@@ -57,32 +55,25 @@ class Stall(NamedTuple):
 
 
 class OpenWindows(NamedTuple):
-    """The open windows, outermost first; since when the innermost; and the seconds of those before."""
-
     names: tuple[str, ...]
     since: float
     before: float
 
 
 class Evaluation(NamedTuple):
-    """What the last evaluation has shown, as it was reported."""
-
     step: int | None
     loss: Any
     perplexity: Any
 
 
 class Evaluated(NamedTuple):
-    """The newest reported value of one metric of evaluations."""
-
     value: Any
     step: int | None
     at: float
-    """When it was reported, in seconds since 1970."""
 
 
 class Progress:
-    """The latest reported values. Only the training thread writes them; other threads read them."""
+    """Latest reported values. Written by the training thread only."""
 
     __slots__ = (
         "_began",
@@ -127,43 +118,37 @@ class Progress:
         self.startup_floor = startup_floor
         self.step: int | None = None
         self.steps = 0
-        self._reported_step: int | None = None  # the step of the last report
+        self._reported_step: int | None = None
         self.reached: tuple[int, int | None] = (0, None)
-        """`steps` and the step of the last report. Replaced whole, so that a reader has both of one moment."""
+        """`steps` and the step of the last report. Replaced as a whole for consistent reads."""
         self.loss: Any = None
         self.own_loss = OwnLoss()
         self.grad_norm: Any = None
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
         self.off_schedule_since: float | None = None
-        """Since when checkpoints have been written at a rate that is off its schedule, by ``time.perf_counter``."""
         self.memory_bytes: float | None = None
         self.evaluation: Evaluation | None = None
         self.evaluated: Mapping[str, Evaluated] = {}
-        """By name. The mapping is replaced as a whole, so that readers in other threads see a consistent state."""
         self.targets: Mapping[str, float] = {}
-        """The declared targets: ``samples`` or ``tokens`` per second."""
         self.most_layers = most_layers
-        """Of how many layers the gradient norm is shown; 0 where they are not to be measured."""
         self.layer_norms: Mapping[str, Any] = {}
-        """By layer, as they were measured last, from the output to the input."""
-        # Of reports that come faster than `TENSOR_INTERVAL`, only that many.
+        # At most one report per `TENSOR_INTERVAL`.
         self.record = ReportRecord()
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.rollback_not_held: bool | None = None
-        """Whether the last rollback was answered ``applied`` and later shown not to hold; None without a rollback."""
+        """True if the last rollback was answered ``applied`` and later shown not to hold; None without a rollback."""
         self.ranks_differing: int | None = None
-        """How many ranks have other weights than most, where all should have the same; None where nothing is known."""
+        """Number of ranks whose weights differ from most, where all should be equal; None if unknown."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
-        # When the last report came, and the seconds in windows until then. Replaced whole, so that a
-        # reader in another thread never sees half of it.
+        # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.
         self._mark: tuple[float, float] | None = None
         self.pace = Pace()
         self._open = OpenWindows((), now, 0.0)
 
-    # --- the training thread ----------------------------------------------------------------------------
+    # --- training thread --------------------------------------------------------------------------------
 
     def add_report(
         self,
@@ -180,10 +165,9 @@ class Progress:
         data_seconds: float | None = None,
         wait_seconds: float | None = None,
     ) -> None:
-        """Add the report of a step. A step number that jumped ahead counts for all steps in between; one that went
-        back counts once.
+        """Add the report of a step. A jump ahead counts all steps in between; a step back counts once.
 
-        Of reports that follow each other faster than `TENSOR_INTERVAL` all numbers are taken, but not all tensors.
+        Reports within `TENSOR_INTERVAL` are taken without their tensors.
         """
         if step is not None and type(step) is not int:
             step = whole(step)
@@ -209,7 +193,6 @@ class Progress:
             self.pace.add(Interval(seconds, done, samples, tokens, own_seconds, data_seconds, wait_seconds))
 
     def add_values(self, step: int, loss: Any, grad_norm: Any, now: float) -> None:
-        """Take loss and gradient norm of a step that is counted by a later report."""
         self.step = step
         self._take_values(step, loss, grad_norm, now)
 
@@ -232,7 +215,6 @@ class Progress:
             self._record(step, loss, grad_norm, now)
 
     def add_late_values(self, loss: Any, grad_norm: Any) -> None:
-        """Add values of the last reported step that were not known yet when it was reported."""
         if loss is not None:
             self.own_loss.note(self._reported_step, loss, time.perf_counter())
             self.loss = detached(loss)
@@ -241,19 +223,16 @@ class Progress:
         self._record(self._reported_step, loss, grad_norm, time.perf_counter())
 
     def _record(self, step: int | None, loss: Any, grad_norm: Any, now: float) -> None:
-        """Record the last values, those of them that were reported now."""
         if step is not None and (loss is not None or grad_norm is not None):
             kept_loss = self.loss if loss is not None else None
             kept_norm = self.grad_norm if grad_norm is not None else None
             self.record.add(step, now, kept_loss, kept_norm)
 
     def steps_to(self, step: int | None) -> int:
-        """How many steps a report of `step` covers: those since the last reported one."""
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 
     def begin_training(self, now: float) -> None:
-        """Another training begins in this process, of which nothing that was reported before says anything."""
         self.record.forget_after(-1)
         self.step = self._reported_step = self.checkpoint = self.evaluation = self.ranks_differing = None
         self.reached = (self.steps, None)
@@ -264,8 +243,7 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
 
     def go_back(self, step: int, loss: float | None) -> None:
-        """Training went back to `step`, after which its loss was so much, as far as that is known. What was reported
-        later is of another course; the next report is taken whole, however soon it comes."""
+        """Forget reports after `step`, whose loss was `loss` if known. The next report is taken whole."""
         self.record.forget_after(step)
         self.own_loss.forget()
         self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0
@@ -273,12 +251,12 @@ class Progress:
     def add_evaluation(
         self, loss: Any, perplexity: Any, step: int | None, metrics: Mapping[str, Any] | None = None
     ) -> tuple[int | None, Mapping[str, Any]]:
-        """Add the results of an evaluation of the training after ``step``, by default after the last report.
+        """Add the results of an evaluation after ``step``, by default after the last report.
 
         Return that step and the accepted values by name. A job has at most `evaluations.MOST` names.
         """
         at = step if step is not None else self._reported_step
-        # An evaluation with other metrics only says nothing about the loss.
+        # An evaluation with other metrics only does not concern the loss.
         if loss is not None or perplexity is not None or not metrics:
             self.evaluation = Evaluation(at, detached(loss), detached(perplexity))
         now, evaluated, taken = time.time(), dict(self.evaluated), {}
@@ -290,21 +268,17 @@ class Progress:
         return at, taken
 
     def saved(self, step: int, at: float) -> None:
-        """A checkpoint of that step is complete since `at`, in seconds since 1970."""
         self.checkpoint = (step, at)
 
     def enter(self, name: str, now: float) -> None:
-        """A window opens: until `leave`, time is neither a step's nor a hang's. Windows nest."""
         windows = self._open
         self._open = OpenWindows((*windows.names, name if name in WINDOWS else OTHER), now, self._counted(windows, now))
 
     def leave(self, now: float) -> None:
-        """The innermost window closes."""
         windows = self._open
         self._open = OpenWindows(windows.names[:-1], now, self._counted(windows, now))
 
     def _counted(self, windows: OpenWindows, now: float) -> float:
-        """The seconds in windows until now, those of the innermost put to its account."""
         if not windows.names:
             return windows.before
         self.window_seconds[windows.names[-1]] += now - windows.since
@@ -313,12 +287,12 @@ class Progress:
     # --- any thread -------------------------------------------------------------------------------------
 
     def stall(self, now: float) -> Stall:
-        """The present stall. Before the loop has its pace, the startup floor is the limit."""
+        """Return the current stall. Before the loop has its pace, the startup floor is the limit."""
         windows = self._open
         excused = windows.before
         if windows.names:
             lasting = now - windows.since
-            # A pause ends by its own time, and was asked for.
+            # A pause is intended and has its own limit.
             excused += lasting if windows.names[-1] == PAUSE else min(lasting, self.startup_floor)
         then, excused_then = self._mark or (self._began, 0.0)
         seconds = max(now - then - (excused - excused_then), 0.0)
@@ -329,12 +303,10 @@ class Progress:
 
     @property
     def window(self) -> str | None:
-        """The innermost open window."""
         names = self._open.names
         return names[-1] if names else None
 
     def seconds_in_windows(self, now: float) -> dict[str, float]:
-        """The seconds in each kind of window, the open one included."""
         windows = self._open
         seconds = dict(self.window_seconds)
         if windows.names:
@@ -342,18 +314,16 @@ class Progress:
         return seconds
 
     def evaluated_metrics(self) -> tuple[EvaluatedMetric, ...]:
-        """Return the newest value of each metric of evaluations as a number. This waits for the device of tensors."""
         return tuple(
             EvaluatedMetric(name, _finite(each.value), each.step, datetime.fromtimestamp(each.at, timezone.utc))
             for name, each in self.evaluated.items()
         )
 
     def values(self, now: float) -> dict[str, float]:
-        """Metric names and values, those that are known. What is not finite is NaN.
+        """Return the known metric values by name; NaN if not finite.
 
-        A loss whose gradient norm is not finite is NaN as well: some frameworks log 0.0 then. A report
-        that takes longer than usual to come lowers the throughput, so that a loop
-        that hangs does not look busy.
+        The loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A late report lowers the
+        throughput, so that a hanging loop does not look busy.
         """
         grad_norm = number(self.grad_norm)
         loss = number(self.loss)
@@ -384,8 +354,6 @@ def _finite(value: Any) -> float | None:
 
 
 class Window:
-    """Opens and closes a window of a job's progress; `trainmedic.Medic.window` makes them."""
-
     __slots__ = ("_name", "_progress")
 
     def __init__(self, progress: Progress, name: str) -> None:

@@ -1,16 +1,9 @@
-"""The queue of a job's commands on rank 0, from their arrival to their replies.
+"""Queue of a job's commands on rank 0, from the receiver to the replies of the writer.
 
-A command comes from the receiver (``trainmedic.wire.receiver``), waits here, is taken out when its turn has come, by
-the training thread of a job of one rank or for the coordinator of several (``trainmedic.ranks``), and comes back with
-its outcome, which becomes the replies that go to the writer (``trainmedic.wire.writer``).
-
-The queue itself answers each command that does not need the training loop: one for another job or with bad
-parameters (``rejected``), one that comes or waits too long (``expired``), one that an earlier process was busy with
-when it died (``failed``), a repeat, and the undo of a command that was certainly never applied or is no longer in
-force. The undo of a command that may have been forgotten is answered ``failed``, so that it stays owed. A rollback that
-an earlier process had only waiting is this one's, where the launcher says so (``job.status_file``).
-
-Each rank owes the server a reply. Where the ranks never came to a command, rank 0 replies the same for all of them.
+It answers commands that need no training loop, such as invalid, expired, interrupted and repeated ones. The undo of a
+command that may have been forgotten is ``failed`` and stays pending. A rollback that only waited in an earlier process
+is taken over if the launcher names it (``job.status_file``). Rank 0 replies for all ranks to a command that they never
+reached.
 """
 
 from __future__ import annotations
@@ -39,10 +32,10 @@ _RECOVERED = "the job's process ended before it could answer; what it has record
 
 
 class CommandQueue:
-    """The commands of one job.
+    """Commands of one job.
 
-    The receiver's thread calls `receive` and `refuse`; one other thread takes commands out and closes them.
-    ``put`` gives replies to the writer and never waits. ``on_outcome`` is what each command calls with its outcome.
+    The receiver's thread calls `receive` and `refuse`; one other thread takes commands out and closes them. ``put``
+    passes replies to the writer without waiting. Commands call ``on_outcome`` with their outcome.
     """
 
     def __init__(
@@ -60,25 +53,17 @@ class CommandQueue:
         self._put = put
         self._on_outcome = on_outcome
         self.arrived: deque[JobCommand] = deque()
-        """The commands whose turn has not come."""
         self.waiting: dict[str, JobCommand] = {}
-        """All commands that are not answered, those that were taken out included, by id."""
         self.on_arrival: Callable[[], None] = lambda: None
-        """Called in the receiver's thread when a command waits for the training loop."""
         self.ranks: Sequence[int] = (0,)
-        """The ranks that owe a reply."""
         self.hosts: Mapping[int, str] = {0: host}
-        """The hosts of the ranks, as far as they are known."""
         self.interrupted: dict[str, ReceivedCommand] = {}
-        """Commands that an earlier process had when it ended, by id, until the loop runs: only then is it known what is
-        in force of them."""
         self._closed_because: str | None = None
         self._waited_before = waited_before()
 
-    # --- what the receiver's thread calls -----------------------------------------------------------------
+    # --- receiver's thread --------------------------------------------------------------------------------
 
     def receive(self, received: ReceivedCommand) -> None:
-        """Answer a genuine command, or let it wait for the training loop."""
         command, client, memory = received.command, received.client, self._memory
         decision = command_book.admit(
             command,
@@ -98,22 +83,17 @@ class CommandQueue:
             received.drop()
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """Answer a command with a wrong signature or for another job. Its id may be forged, so it is not remembered."""
+        """Answer a command with a wrong signature or for another job. Its ID may be forged, so it is not recorded."""
         reply = self._reply(received.command.id, 0, (envelope.REJECTED, {"reason": reason}))
         self._put(OutgoingReplies((replace(reply, is_to_genuine=False),), received.entry))
 
     def note_unreadable(self) -> None:
-        """Do nothing: a message that is no command gets no reply, and a job does not count such messages."""
+        """Do nothing: unreadable messages get no reply."""
 
     def connected(self, client: redis.Redis) -> None:
-        """Note since when the memory in Redis is whole."""
         self._memory.mark_whole(client)
 
     def enter(self, sent: envelope.Command, entry: bytes) -> None:
-        """Let a command wait for the training loop, unless it is known already that it will not be carried out.
-
-        Raises ValueError for parameters that its action does not have.
-        """
         command = JobCommand(sent, parse(sent.action, sent.params), entry, self._on_outcome)
         self.waiting[command.id] = command
         if self._handlers.capabilities.get(command.action) == UNSUPPORTED:
@@ -125,7 +105,6 @@ class CommandQueue:
             self.on_arrival()
 
     def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
-        """Return the answer to a new command that does not wait for the loop; None where it does."""
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -139,7 +118,6 @@ class CommandQueue:
         return None
 
     def _extend(self, received: ReceivedCommand) -> bool:
-        """Give a waiting command the time of its repeat, and return whether this entry is the one that it waits by."""
         command = received.command
         waiting = self.waiting.get(command.id)
         if waiting is None:
@@ -149,7 +127,6 @@ class CommandQueue:
         return waiting.entry == received.entry
 
     def _take_over_or_answer(self, received: ReceivedCommand) -> None:
-        """Deal with a command that an earlier process had: whatever it did of a rollback has ended with it."""
         command = received.command
         was_waiting = command.id in self._waited_before
         is_rollback = was_waiting and isinstance(parse(command.action, command.params), Rollback)
@@ -160,9 +137,8 @@ class CommandQueue:
         self.enter(command, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
-        """Whether the command was certainly not applied, nor will be. `take_due` decides about all others."""
         if self._handlers.is_in_force(action, command_id):
-            return False  # whatever the memory says: somebody can have deleted what it holds in Redis
+            return False  # regardless of the memory: its records in Redis can be deleted
         record = self._memory.look_up(client, command_id)
         effect = command_book.effect_of(
             record, lambda: self._memory.covers(client, command_id), _effect_of_failed(record)
@@ -171,15 +147,13 @@ class CommandQueue:
             self._memory.revoke(client, command_id)
         return effect is CommandEffect.NONE
 
-    # --- whose turn it is ---------------------------------------------------------------------------------
+    # --- turns --------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether `take_due` has something to do."""
         return bool(self.arrived or self.interrupted)
 
     def take_due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
-        """Take out the commands whose turn it is. Those that need no training loop are answered."""
         self._answer_interrupted(now)
         due: list[JobCommand] = []
         held_back: list[JobCommand] = []
@@ -195,8 +169,10 @@ class CommandQueue:
         return due
 
     def _answer_interrupted(self, now: datetime) -> None:
-        """Answer the commands that an earlier process died over. One whose change is on record was applied: if it were
-        called failed, it might be sent again under another id, and applied twice."""
+        """Answer the commands during which an earlier process ended.
+
+        A recorded change was applied. Answered as failed, it could be sent again under another ID and be applied twice.
+        """
         for command_id, received in list(self.interrupted.items()):
             command = received.command
             was_applied = self._handlers.was_applied(command.action, command_id)
@@ -208,18 +184,16 @@ class CommandQueue:
             self._reply_of_all(command_id, record, received.entry, remember=True)
 
     def fail_all(self, reason: str) -> None:
-        """Answer every command whose turn has not come, and those that are yet to arrive: their turn never comes."""
         self._closed_because = reason
         self._answer_interrupted(envelope.utc_now())
         while self.arrived:
             self.arrived.popleft().failed(reason)
 
     def _has_to_be_undone(self, undo: JobCommand, command_id: str) -> bool:
-        """Whether there is, or may be, something to take back. Where not, or where that is not known, the undo is
-        answered.
+        """Return whether there may be something to revert. If not, or if unknown, answer the undo.
 
-        What the handler knows of the changes in force counts before what is remembered of commands, for that is
-        what an undo is about: a change can end with an earlier process, and be in force though the memory is lost.
+        The handler's record takes precedence: a change can end with its process, or be active although the memory is
+        lost.
         """
         is_in_force = self._handlers.is_in_force(undo.action, command_id)
         if is_in_force is not None:
@@ -237,32 +211,29 @@ class CommandQueue:
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def expire(self, command: JobCommand, reason: str) -> None:
-        """Answer a command that waited too long. It was never applied, so the same command may come again."""
+        """Answer a command that waited too long. It was never applied and may come again."""
         command.status = envelope.EXPIRED
         self._memory.forget(command.id)
         self.waiting.pop(command.id, None)
         self._reply_of_all(command.id, ended(envelope.EXPIRED, reason), command.entry, forget=True)
 
     def close(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        """The command has been answered, for all ranks alike."""
         self._reply_of_all(command.id, CommandRecord(status, fitting(output)), command.entry, remember=True)
         self.waiting.pop(command.id, None)
 
     def close_ranks(self, command: JobCommand, replied: Iterable[int]) -> None:
-        """Every rank has answered the command, see `JobCommand.outcomes`. The server has the replies of `replied`."""
         outcomes = dict(command.outcomes)
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
         record = CommandRecord(status, output, outcomes)
         self._memory.remember(command.id, record)
         self.waiting.pop(command.id, None)
-        # Without a reply nothing would go to the writer, and the entry would stay on the stream.
+        # Without a reply the writer would get nothing, and the entry would stay on the stream.
         ranks = sorted(outcomes.keys() - set(replied)) or [0]
         replies = tuple(self._reply(command.id, rank, record.of_rank(rank), len(outcomes)) for rank in ranks)
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def reply_so_far(self, command: JobCommand, ranks: Iterable[int]) -> None:
-        """Send what these ranks have answered by now. The command stays on the stream until all have."""
         count = len({*self.ranks, *command.outcomes})
         replies = tuple(self._reply(command.id, rank, command.outcomes[rank], count) for rank in sorted(ranks))
         if replies:
@@ -271,7 +242,6 @@ class CommandQueue:
     def _reply_of_all(
         self, command_id: str, record: CommandRecord, entry: bytes | None, remember: bool = False, forget: bool = False
     ) -> None:
-        """Send the final reply of every rank; then the entry is off the stream."""
         if remember:
             self._memory.remember(command_id, record)
         ranks = sorted({*self.ranks, *record.ranks})
@@ -285,6 +255,6 @@ class CommandQueue:
 
 
 def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:
-    """A handler that failed has changed nothing. A process that died over the command may have applied it."""
+    """A failed handler changed nothing. An interrupted process may have applied the command."""
     was_interrupted = record is not None and record.output.get("reason") == _INTERRUPTED
     return CommandEffect.UNKNOWN if was_interrupted else CommandEffect.NONE

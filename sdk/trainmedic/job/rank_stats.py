@@ -1,8 +1,6 @@
-"""The figures of each rank, and what the job shows of them: the fullest and the slowest rank, and the busiest.
+"""Figures of each rank, and the samples that the job exposes of them.
 
-A rank's figures are a flat mapping of numbers, so that they can be sent to rank 0. Who calls it: each
-rank's `trainmedic.Medic.stats`, and ``metrics`` on rank 0 with the figures of all ranks. Not here: how they get
-there (``trainmedic.ranks``).
+A rank's figures are a flat mapping of numbers, which is sent to rank 0.
 """
 
 from __future__ import annotations
@@ -23,22 +21,16 @@ CUDA = "cuda"
 DEVICE = "device"
 MEMORIES = (HOST, CUDA, DEVICE)
 SLOWEST = 3
-"""So many of the slowest ranks have a series of their own: a job of thousands of ranks has no more."""
 EXTREMES = 3
-"""Number of ranks at each end that have their own series of CPU use."""
 
 
 class Sample(NamedTuple):
-    """One value for Prometheus, without the label ``job_name``."""
-
     name: str
     labels: Mapping[str, str]
     value: float
 
 
 class RankStats:
-    """Measures this rank. Several threads may call it."""
-
     def __init__(self, progress: Progress, node: str) -> None:
         self._progress = progress
         self._node = node
@@ -47,7 +39,7 @@ class RankStats:
         self._lock = threading.Lock()
 
     def measure(self, now: float) -> dict[str, Any]:
-        """Return the known figures, by name. All are numbers except ``node``. ``loss`` may be NaN or infinite."""
+        """Return the known figures by name. All are numbers except ``node``. ``loss`` may be NaN or infinite."""
         figures: dict[str, Any] = {"step": self._progress.step, **self.own_loss()}
         for part, seconds in self._progress.pace.parts()._asdict().items():
             figures[f"{part}_seconds"] = seconds
@@ -71,14 +63,12 @@ class RankStats:
         return {name: value for name, value in figures.items() if value is not None}
 
     def own_loss(self) -> dict[str, Any]:
-        """Return this rank's node, and its own loss with the step, if known. This measures nothing."""
         latest = self._progress.own_loss.latest
         own: dict[str, Any] = {"node": self._node}
         return own if latest is None else {**own, "loss": latest[1], "loss_step": latest[0]}
 
 
 def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """The samples that the job's Prometheus endpoint shows of its ranks' figures."""
     yield Sample("training_ranks", {}, len(ranks))
     for memory in MEMORIES:
         yield from _memory(ranks, memory)
@@ -87,7 +77,6 @@ def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sampl
 
 
 def _memory(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
-    """The memory of the rank that has least left, and the fastest growth of any rank."""
     labels = {"memory": memory}
     in_use = {rank: size for rank, figures in ranks.items() if (size := _figure(figures, f"{memory}_used")) is not None}
     if in_use:
@@ -123,7 +112,6 @@ _BY_RANK = {"own": "training_rank_own_seconds", "data": "training_rank_data_seco
 
 
 def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """What a step's time goes into, the median rank; and by name the few ranks that need the most for their own."""
     for part, name in _MEDIANS.items():
         of_ranks = {
             rank: seconds
@@ -132,7 +120,7 @@ def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
         }
         if not of_ranks:
             continue
-        # The lower one of the two in the middle: of two ranks the faster one is what the other is held against.
+        # The lower median: of two ranks the faster one is the reference.
         yield Sample(name, {}, statistics.median_low(of_ranks.values()))
         slowest = sorted(of_ranks, key=lambda rank: -of_ranks[rank])[:SLOWEST] if part in _BY_RANK else ()
         for rank in slowest:
@@ -141,7 +129,6 @@ def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _cpu(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """Return the busy cores of the median rank, and the ranks at each end by name."""
     cores = {rank: busy for rank, figures in ranks.items() if (busy := _figure(figures, "cpu_cores")) is not None}
     if not cores:
         return
@@ -153,7 +140,6 @@ def _cpu(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """A finite number of another rank's figures, or None if it has sent something else."""
     value = figures.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)

@@ -1,11 +1,7 @@
-"""The records of a rank: one line of JSON per so many steps and per event, in a file of the rank's own.
+"""Records of a rank: JSON lines per interval of steps and per event, in the rank's own file.
 
-The training thread only puts down what is new and goes on; a thread takes that twice a second, reads tensors, makes
-the lines and writes them. Where it does not keep up, because a device or a file system hangs, what comes is dropped
-and counted. Beside the records it writes whose they are, and what else the rank writes: the sources file. Where both
-lie says ``trainmedic.wire.log_layout``.
-
-Who calls it: `trainmedic.Medic` and its ``JobReports``. Not here: what is reported (``progress``), and who reads it.
+The training thread only queues notes; a thread writes them twice a second, and drops and counts them if it cannot keep
+up. The sources file states the rank's identity and its other outputs (``trainmedic.wire.log_layout``).
 """
 
 from __future__ import annotations
@@ -22,9 +18,9 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
 from trainmedic.job import detectors, devices, ending, memory_usage
-from trainmedic.job.kept_file import KeptFile
 from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import kept
+from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.settings import LogSettings, Settings
 from trainmedic.wire.log_layout import AttemptLogs
 
@@ -48,31 +44,23 @@ _LONGEST_TEXT = 1000
 _EVERY = 0.5
 _DEVICES_EVERY = 5.0
 _DETECTORS_END = 1.0
-"""Seconds that detectors have at the end of the job for the last records."""
 _SOURCES_VERSION = 1
 _OWNER_ONLY, _OWNERS_DIRECTORY = 0o600, 0o700
 
 
 class Note(NamedTuple):
-    """What the training thread puts down of a step or an event."""
-
     at: float
-    """Seconds since 1970."""
     event: str
     level: str
     fields: Mapping[str, Any]
-    """As they were reported; tensors are read later."""
 
 
 class RecordLog:
-    """Writes the records of one rank until it is closed. Any thread may put something down, and never waits."""
-
     def __init__(self, settings: Settings, logs: LogSettings, node: str, progress: Progress) -> None:
         self._progress = progress
         self._directory = AttemptLogs.of(logs.log_dir, settings.job, logs.attempt)
         self._interval = logs.interval
         self.due_at = 0
-        """How many steps the job has completed when the next one makes a record."""
         place = {"local_rank": logs.local_rank, "node_rank": logs.node_rank}
         if settings.world_size == 1:
             place = {name: 0 if number is None else number for name, number in place.items()}
@@ -87,26 +75,26 @@ class RecordLog:
         self._written_sources: tuple[Any, ...] | None = None
         self._devices_at = float("-inf")
         self._notes: deque[Note] = deque()
-        self._dropped = 0  # by who puts down
-        self._lost = 0  # by the thread
+        self._dropped = 0  # by the threads that add notes
+        self._lost = 0  # by the writing thread
         self._told_lost = 0
         self._epoch: int | None = None
         self._loss_step = -1
         self._wake = threading.Event()
         self._is_closing = False
         self.detectors = detectors.Detectors(self.note_detected, settings.job)
-        """The detectors of this rank. Any thread may add one."""
         detectors.add_installed(self.detectors)
         if logs.attempt > 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
             self.note(RESTART)
         self._thread = threading.Thread(target=self._run, name="trainmedic-records", daemon=True)
         self._thread.start()
 
-    # --- any thread; the training thread for steps ------------------------------------------------------
+    # --- any thread; steps from the training thread -----------------------------------------------------
 
     def note_step(self, loss: Any, grad_norm: Any, epoch: Any) -> None:
-        """Put down the step that was reported last, with these values. Where a step has none of its own, those that
-        have come since the last record are of an earlier one, and the newest there are."""
+        """Queue a record of the last reported step. Without values of its own, it gets newer ones since the last
+        record, if any.
+        """
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}
@@ -126,23 +114,19 @@ class RecordLog:
         self._put(Note(time.time(), STEP, INFO, fields))
 
     def note(self, event: str, level: str = INFO, **fields: Any) -> None:
-        """Put down an event; it is written at once."""
         self._put(Note(time.time(), event, level, {"step": self._progress.step, **fields}))
         self._wake.set()
 
     def note_error(self, error: BaseException | None) -> None:
-        """Put down the error that ends the job, if any. Its text stays on this node, as what is printed does."""
         if error is not None and ending.failure(error) is not None:
             self.note(EXCEPTION, ERROR, error=ending.kind_of(error), message=text_of(error))
 
     def add_file(self, path: str, source: str) -> None:
-        """Name another file that this rank writes; of more than 32 the others are left out."""
         if len(self._files) < _MOST_FILES:
             self._files = {**self._files, path: source}
             self._wake.set()
 
     def close(self, error: BaseException | None, seconds: float) -> None:
-        """Put down that the job ends, by this error if any, and write all there is, for so long at most."""
         reason = ending.failure(error)
         errors = self.detectors.error_count or None
         self.note(END, INFO if reason is None else ERROR, reason=reason, detector_errors=errors)
@@ -151,7 +135,6 @@ class RecordLog:
         self._thread.join(seconds)
 
     def note_detected(self, detector: str, fields: Mapping[str, Any]) -> None:
-        """Put down what a detector, or the SDK itself under that name, has found."""
         told = {str(name): value for name, value in fields.items()}
         self._put(Note(time.time(), detectors.DETECTED, WARNING, {**told, "detector": detector}))
         self._wake.set()
@@ -168,8 +151,8 @@ class RecordLog:
         try:
             self._directory.path.mkdir(mode=_OWNERS_DIRECTORY, parents=True, exist_ok=True)
         except OSError as error:
-            log.warning("%s: no records are kept: %s: %s", self._who["job"], error.strerror, self._directory.path)
-        file = KeptFile(self._directory.records(self._who["rank"]), _MOST_BYTES, f"{self._who['job']}: the record")
+            log.warning("%s: cannot write records: %s: %s", self._who["job"], error.strerror, self._directory.path)
+        file = RotatingFile(self._directory.records(self._who["rank"]), _MOST_BYTES, f"{self._who['job']}: the record")
         is_last = False
         while not is_last:
             is_last = self._is_closing
@@ -180,14 +163,14 @@ class RecordLog:
                 if is_last:
                     self.detectors.close(_DETECTORS_END)
                     self._write_notes(file)
-            except Exception:  # the thread's boundary: a record costs no training, and the next ones are tried
-                log.exception("%s: a record could not be made", self._who["job"])
+            except Exception:  # boundary of the thread: training continues, and later records are tried
+                log.exception("%s: cannot write a record", self._who["job"])
             if not is_last:
                 self._wake.wait(_EVERY)
                 self._wake.clear()
         file.close()
 
-    def _write_notes(self, file: KeptFile) -> None:
+    def _write_notes(self, file: RotatingFile) -> None:
         lines: list[bytes] = []
         lost = self._dropped + self._lost
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -214,7 +197,6 @@ class RecordLog:
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     def _of_pace(self) -> dict[str, Any]:
-        """What the last reports together show."""
         values, parts = self._progress.pace.values(0.0), self._progress.pace.parts()
         fields: dict[str, Any] = {
             "tokens_per_s": values.get("training_throughput_tokens_per_second"),
@@ -232,7 +214,6 @@ class RecordLog:
         return fields
 
     def _look_at_devices(self) -> None:
-        """See on which GPUs the rank works, once it has begun to use them."""
         now = time.monotonic()
         if not self._gpus and now - self._devices_at > _DEVICES_EVERY:
             self._devices_at = now
@@ -256,11 +237,11 @@ class RecordLog:
         try:
             _replace(self._sources, json.dumps(content).encode())
         except OSError as error:
-            log.warning("%s: what this rank writes cannot be told: %s", self._who["job"], error.strerror)
+            log.warning("%s: cannot write the sources file: %s", self._who["job"], error.strerror)
 
 
 def readable(value: Any) -> Any:
-    """A value for JSON: text of at most 1,000 characters, and a number as it is; one that is not finite is text."""
+    """Return a JSON value: text of at most 1,000 characters, finite numbers, and others as text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):
@@ -277,15 +258,13 @@ def readable(value: Any) -> Any:
 
 
 def text_of(error: BaseException) -> str:
-    """What the error says, where that can be told."""
     try:
         return str(error)
-    except Exception:  # an error of the user's own, whose text is made by the user's code
+    except Exception:  # the user's code makes the text
         return ""
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a small file whole or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY)
     try:

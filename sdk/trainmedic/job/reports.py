@@ -1,7 +1,4 @@
-"""What a training loop reports of itself: the calls of a `Medic` that carry no command.
-
-Not here: what follows from the reports (``progress``), and what Prometheus is shown of it (``metrics``).
-"""
+"""Reporting methods of `trainmedic.Medic`."""
 
 from __future__ import annotations
 
@@ -21,18 +18,15 @@ from trainmedic.wire import evaluations
 log = logging.getLogger("trainmedic")
 
 _LOSSES = ("loss", "perplexity")
-"""Metrics with their own member in a record. Others are in the member ``metrics``."""
 _MOST_TOLD_METRICS = 100
-"""Skipped metric names that are logged. Further ones are not."""
 
 
 class JobReports:
-    """The reports of one process of a job. For the training thread, unless a method says otherwise."""
+    """Reports of one process of a job. Training thread only, unless stated otherwise."""
 
     def __init__(self, progress: Progress, records: RecordLog | None = None) -> None:
         self.progress = progress
         self.records = records
-        """Where what is reported is written; None without a directory for it."""
         self._told_metrics: set[str] = set()
 
     def report(
@@ -50,15 +44,12 @@ class JobReports:
         wait_seconds: float | None = None,
         epoch: float | None = None,
     ) -> None:
-        """Report how a step went, once per step or every few steps. Values are numbers, or tensors of one element.
+        """Report a step, once per step or every few steps. Values are numbers or tensors of one element. Never blocks.
 
-        All amounts and seconds are of the time since the last report: ``samples`` and ``tokens`` those that all ranks
-        together were trained on, ``data_seconds`` the part in which this rank waited for its batches, ``wait_seconds``
-        that in which it waited for other ranks, and ``own_seconds`` the rest without that, which shows the rank that
-        holds up the others; of the last two, one is enough. ``expected_learning_rate`` is the rate of the schedule
-        times Trainmedic's scale; a rate that differs from it is a mistake in the job. ``memory_bytes`` is the memory in
-        use on an accelerator that is not a CUDA device. ``epoch`` may have a fraction. A call costs microseconds and
-        never blocks: of reports that come faster than twenty a second, only that many have their tensors taken.
+        Amounts and seconds cover the time since the last report; ``samples`` and ``tokens`` are those of all ranks.
+        ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` that for other ranks, ``own_seconds`` all but
+        the latter; one of these two suffices. ``expected_learning_rate`` is the schedule's rate times Trainmedic's
+        scale. ``memory_bytes`` is for accelerators other than CUDA. Tensors are taken at most 20 times a second.
         """
         self.progress.add_report(
             step,
@@ -80,12 +71,11 @@ class JobReports:
     def report_evaluation(
         self, loss: Any = None, perplexity: Any = None, step: int | None = None, **metrics: Any
     ) -> None:
-        """Report the results of an evaluation. ``step`` is the training's, by default that of the last report.
+        """Report the results of an evaluation after ``step`` (default: the last reported one).
 
-        ``metrics`` are further metrics by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``: numbers, or
-        tensors of one element. A value that is not a finite number is kept as NaN. A name has at most 100 letters,
-        digits and ``_./@:+-``, and a job at most 32 names. Others are skipped, with a line in the log. The server shows
-        rank 0's reports, or the last rank's if rank 0 reports none.
+        ``metrics`` are further metrics by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. Non-finite
+        values are stored as NaN. A name has at most 100 letters, digits and ``_./@:+-``, a job at most 32 names; others
+        are skipped and logged. The server shows rank 0's reports, or else the last rank's.
         """
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
@@ -105,63 +95,67 @@ class JobReports:
             self.records.note(record_log.EVALUATION, step=at, **of_loss, metrics=others or None)
 
     def window(self, name: str) -> Window:
-        """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.
+        """``with medic.window("checkpoint"):``, or ``"evaluation"``: exclude time from steps.
 
-        It counts neither as step time nor as a hang, for half an hour; a pause for as long as it lasts. Windows
-        nest. For the training thread only.
+        For half an hour it counts neither as step time nor as a hang; a pause for its whole length. Windows nest.
+        Training thread only.
         """
         return Window(self.progress, name)
 
     def saved(self, step: int) -> None:
-        """Say that a checkpoint of that step is complete now."""
+        """Report that the checkpoint of that step is complete."""
         self.progress.saved(whole(step) or 0, time.time())
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT, step=whole(step))
 
     def save_failed(self, step: int, reason: str) -> None:
-        """Say that the checkpoint of that step could not be written. Any thread may call it."""
+        """Report that the checkpoint of that step could not be written. Thread-safe."""
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT_FAILED, record_log.ERROR, step=whole(step), reason=reason)
 
     def rollback_did_not_hold(self, command_id: str, step: int, reason: str) -> None:
-        """Correct the answer to a rollback that was answered ``applied``: what came later shows that it does not hold.
+        """Correct the answer ``applied`` of a rollback that later proved not to hold.
 
-        The metric ``training_rollback_not_held`` is 1 until the next rollback, for the alert TrainingRollbackNotHeld. A
-        record of the event ``detected`` says why."""
+        The metric ``training_rollback_not_held`` (alert TrainingRollbackNotHeld) is 1 until the next rollback. A record
+        of the event ``detected`` states the reason.
+        """
         self.progress.rollback_not_held = True
         if self.records is not None:
             message = f"the rollback to step {step} does not hold: {reason}"
             self.records.note_detected("rollback", {"message": message, "command": command_id, "step": step})
 
     def log_file(self, path: str | os.PathLike[str], source: str = "training") -> None:
-        """Name a file that this rank writes besides its output, such as ``trainer_log.jsonl``, so that the node's agent
-        reads it where its policy allows that. ``source`` is what log rules call it."""
+        """Name another file that this rank writes, such as ``trainer_log.jsonl``. The node's agent reads it if its
+        policy allows.
+
+        ``source`` is its name in log rules.
+        """
         if self.records is not None:
             self.records.add_file(str(Path(path).absolute()), source)
 
     def detector(self, detector: Any = None, *, name: str | None = None) -> Any:
-        """Register a detector: ``@medic.detector`` above a function of a record or above a class with ``feed(record)``,
-        or ``medic.detector(MyDetector(5_000), name="plateau")``. Returns its argument.
+        """Register a detector: ``@medic.detector`` above a function of a record or a class with ``feed(record)``, or
+        ``medic.detector(MyDetector(5_000), name="plateau")``. Returns its argument.
 
-        The detector sees the records of this rank from now on, in the file's form and in a thread of its own. What it
-        returns or yields (a sentence, or a mapping with ``message``) becomes a record of the event ``detected``. Errors
-        in it are logged, and never reach the training. Without a ``log_dir`` there are no records, so it sees nothing.
-        Raises ConfigurationError if the name is taken or the argument is no detector.
+        It receives this rank's records (with a ``log_dir``) in a thread of its own. Its results, a sentence or a
+        mapping with ``message``, become records of the event ``detected``. Raises ConfigurationError for a taken name
+        or an invalid argument.
         """
         if detector is None:
             return lambda given: self.detector(given, name=name)
         name = name if name is not None else name_of(detector)
         if self.records is None:
-            log.warning("detector %s gets no records, because none are kept; set log_dir or TRAINMEDIC_LOG_DIR", name)
+            log.warning("detector %s gets no records; set log_dir or TRAINMEDIC_LOG_DIR", name)
         else:
             self.records.detectors.add(name, detector)
         return detector
 
     def line_handler(self) -> logging.Handler:
         """Return a handler that passes the program's log to the detectors, as records of the event ``log``:
-        ``logging.getLogger().addHandler(medic.line_handler())``. These records are not written to a file."""
+        ``logging.getLogger().addHandler(medic.line_handler())``. These records are not written to a file.
+        """
         return LineHandler(self.records.detectors if self.records is not None else None)
 
     def stall(self) -> Stall:
-        """The time since the last completed step, without windows, and how long a time counts as a hang."""
+        """Return the time since the last completed step, without windows, and the limit of a hang."""
         return self.progress.stall(time.perf_counter())

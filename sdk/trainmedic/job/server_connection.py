@@ -1,13 +1,11 @@
-"""Rank 0's connection to the server: the receiver, the queue and the writer of a job's commands, put together.
-
-Who calls it: ``trainmedic.client``. A rank other than 0 has none.
-"""
+"""Rank 0's connection to the server: receiver, queue and writer of a job's commands."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from trainmedic.job import ending
@@ -27,17 +25,13 @@ from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 log = logging.getLogger("trainmedic")
 
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
-"""The variable with the name of the job whose launcher (``trainmedic.launch``) tells how each attempt ends: it knows
-more than the process, which says nothing then."""
+"""Variable with the name of the job whose launcher reports the end of each attempt. The process then does not."""
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_LONGEST_NAMESPACE = 63
 
 
 class ServerConnection:
-    """Builds the three, and starts none of them.
-
-    ``describe`` gives the content of the job's presence, except which process it is; ``on_outcome`` is what a command
-    calls with its outcome.
-    """
-
     def __init__(
         self,
         settings: Settings,
@@ -50,7 +44,7 @@ class ServerConnection:
         self._host = socket.gethostname()
         self._instance = envelope.new_id()
         self._describe_job = describe
-        self._conflicting: Any = None  # the instance of the process of the same name that was logged last
+        self._conflicting: Any = None  # instance of the same name that was logged last
         outage = OutageLog(job)
         writing = RedisConnection(settings.find_url, outage)
         receiving = writing.shared()
@@ -64,7 +58,6 @@ class ServerConnection:
         self.receiver = CommandReceiver(receiving, addressee, signer, self.queue)
 
     def close(self, timeout: float, error: BaseException | None) -> None:
-        """Answer what is unanswered, tell the server that the job ends, by this error if any, and stop writing."""
         self.queue.fail_all("the job ended before it came to the command")
         if os.environ.get(TOLD_BY_LAUNCHER) != self._job:
             self._tell_end(error)
@@ -81,8 +74,16 @@ class ServerConnection:
         return {"job": self._job, "rank": 0, "says_end": True, **process, **self._describe_job()}
 
     def _log_conflict(self, presence: Mapping[str, Any]) -> None:
-        """Another process lives under the same name, so that each command goes to one of the two."""
         if presence.get("instance") != self._conflicting:
             self._conflicting = presence.get("instance")
             where = f"host {presence.get('host')}, pid {presence.get('pid')}"
             log.error("%s: another process has this job's name (%s); give each a name of its own", self._job, where)
+
+
+def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
+    """Return the Kubernetes namespace of this process, because job names are unique per namespace; None if unknown."""
+    try:
+        name = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return name if 0 < len(name) <= _LONGEST_NAMESPACE and name.isprintable() else None

@@ -1,10 +1,7 @@
-"""How a rank goes, in a file for the launcher that has started it (``trainmedic.launch``): it needs no Redis.
+"""Status of a rank in a file for its launcher (``trainmedic.launch``), independent of Redis.
 
-The launcher names a directory in ``TRAINMEDIC_ATTEMPT_DIR``. A thread writes there every two seconds, and after
-each checkpoint, how far the job has come, how long no step was completed, from when on that is a hang, and which
-rollbacks wait for the loop. The launcher ends a hang for those, and names them in ``TRAINMEDIC_WAITING`` to the next
-attempt, which carries them out. Rank 0 writes, and on other nodes the first rank of each: a launcher there has to see
-progress, too.
+Rank 0 and the first rank of each other node write every two seconds and after each checkpoint. The launcher ends a hang
+for waiting rollbacks and names them in ``TRAINMEDIC_WAITING`` to the next attempt.
 """
 
 from __future__ import annotations
@@ -19,20 +16,16 @@ from typing import Callable, Sequence
 from trainmedic.job.progress import Progress
 
 FILE_NAME = "rank-0.json"
-"""The file of rank 0; others have their own number."""
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
-"""The variable with the ids of the rollbacks that waited when the attempt before was ended, with commas between."""
+"""Variable with the comma-separated IDs of the rollbacks that waited when the previous attempt was ended."""
 _MOST_WAITING = 16
 _EVERY = 2.0
 _LOOK_EVERY = 0.25
 
 
 class StatusFile:
-    """Writes until it is closed. A directory that cannot be written is passed over: training goes on without.
-
-    ``waiting`` returns the ids of the rollbacks that wait for the loop.
-    """
+    """Periodic writer until `close`. Write errors are ignored. ``waiting`` returns the IDs of waiting rollbacks."""
 
     def __init__(self, progress: Progress, path: Path, waiting: Callable[[], Sequence[str]]) -> None:
         self._progress = progress
@@ -43,7 +36,6 @@ class StatusFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Say that there is nothing to wait for any more."""
         self._over.set()
         self._thread.join(_EVERY)
 
@@ -75,12 +67,10 @@ class StatusFile:
 
 
 def begin_status_file(progress: Progress, rank: int, waiting: Callable[[], Sequence[str]]) -> StatusFile | None:
-    """Begin to write, on rank 0 and the first rank of each node, in a job that a launcher has started."""
     directory = os.environ.get(VARIABLE)
     is_first = rank == 0 or os.environ.get("LOCAL_RANK") == "0"
     return StatusFile(progress, Path(directory) / f"rank-{rank}.json", waiting) if directory and is_first else None
 
 
 def waited_before() -> frozenset[str]:
-    """The ids of the rollbacks that waited for the loop when the attempt before was ended."""
     return frozenset(filter(None, os.environ.get(WAITING, "").split(",")))

@@ -1,4 +1,4 @@
-"""``trainmedic-run``, also as ``python -m trainmedic.launch``. Not here: the program itself (``program``)."""
+"""Entry point of ``trainmedic-run`` and ``python -m trainmedic.launch``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is another one under nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not under nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # To load it takes half a second, in which Ctrl-C is to end it like any other command.
+    # Imported late: it takes half a second, in which Ctrl-C must end the program.
     from trainmedic.launch import program
 
     return program.main(argv)

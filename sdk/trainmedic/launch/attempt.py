@@ -1,4 +1,4 @@
-"""One attempt of a job: its processes under the guard, what they print, and how they end."""
+"""One attempt of a job under the guard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 from trainmedic.job import status_file
-from trainmedic.job.kept_file import KeptFile
+from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.launch import causes, guard, output, terminal
 from trainmedic.launch.causes import HANG, AttemptRecord, Cause, RankEnd, Reached
 from trainmedic.launch.guarded import Guarded
@@ -24,41 +24,33 @@ log = logging.getLogger("trainmedic")
 
 _LOOK_SECONDS = 0.2
 _FOR_A_ROLLBACK = 10.0
-"""Seconds beyond the job's own limit after which a hang is ended for a rollback that waits. A job of one rank has
-interrupted itself by then, where that is possible."""
+"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback. A job of one rank has
+interrupted itself by then, if possible.
+"""
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """What is started, and how it is watched."""
-
     number: int
     argv: Sequence[str]
     logs: AttemptLogs | None
-    """Where its output is kept; None where that is nowhere."""
     node: str
     environment: Mapping[str, str]
     grace: float
-    """Seconds from the signal that ends it to SIGKILL."""
+    """Seconds from the ending signal to SIGKILL."""
     hang_after: float | None
     """Seconds beyond the job's own limit after which a hang is ended; None for never."""
     most_output: int
-    """Bytes that are kept of each output."""
     prints_to_terminal: bool = False
-    """Whether the job's standard output and standard error are terminals."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt has ended."""
-
     exit_code: int
-    """Of the command; 128 and the signal's number where a signal has ended it."""
     record: AttemptRecord
     waiting: tuple[str, ...] = ()
-    """The ids of the rollbacks that waited for its loop."""
 
     @property
     def is_success(self) -> bool:
@@ -66,11 +58,8 @@ class AttemptEnd:
 
 
 class JobAttempt:
-    """A running attempt."""
-
     def __init__(self, plan: AttemptPlan, begin: Callable[[Mapping[str, str]], Guarded | None] | None = None) -> None:
-        """`begin` starts it in a process that is on standby, given its environment. It returns None if there is none;
-        then the command is started here."""
+        """`begin` starts the attempt in a standby process. If it returns None, the command is started here."""
         self._plan = plan
         self._begin = begin
         self._lifeline = -1
@@ -85,16 +74,13 @@ class JobAttempt:
         self._report = b""
 
     def stop(self, number: int) -> None:
-        """Give the job this signal, and SIGKILL after the grace."""
         self._is_stopping = True
         self._order(f"end {number}")
 
     def pass_on(self, number: int) -> None:
-        """Give this signal to the processes of the job that handle it. The job continues."""
         self._order(f"pass {number}")
 
     def resize(self) -> None:
-        """Give the job's terminals the size of that of this program."""
         for descriptor in self._terminals:
             terminal.resize(descriptor)
 
@@ -104,28 +90,28 @@ class JobAttempt:
                 os.write(self._lifeline, f"{order}\n".encode())
 
     def run(self, while_running: Callable[[], None]) -> AttemptEnd:
-        """Run the command to its end; `while_running` is called several times a second. Raises OSError where it cannot
-        be started."""
+        """Run the command to its end. `while_running` is called several times a second. Raises OSError if it cannot
+        start.
+        """
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
         plan, logs = self._plan, self._plan.logs
-        kept = KeptFile(logs.launcher(plan.node) if logs is not None else None, plan.most_output)
+        kept = RotatingFile(logs.launcher(plan.node) if logs is not None else None, plan.most_output)
         try:
             started = self._begin(environment) if self._begin is not None else None
             if started is not None:
                 printed = self._follow(started, kept, while_running)
-                if started.has_begun() or self._is_stopping:  # asked in any case, as it closes the order socket
+                if started.has_begun() or self._is_stopping:  # always called, as it closes the order socket
                     return self._end(printed)
-                log.warning("the process on standby ended before the attempt; the attempt begins without it")
+                log.warning("the standby process ended before the attempt; starting without it")
                 self._report = b""
             started = Guarded(plan.argv, environment, plan.grace, prints_to_terminal=plan.prints_to_terminal)
             return self._end(self._follow(started, kept, while_running))
         finally:
             kept.close()
 
-    def _follow(self, started: Guarded, kept: KeptFile, while_running: Callable[[], None]) -> str:
-        """Follow the guard and its command to their end. Return the end of its standard error."""
+    def _follow(self, started: Guarded, kept: RotatingFile, while_running: Callable[[], None]) -> str:
         self._lifeline, report = started.lifeline, started.report
         copies = OutputCopies([(started.out, 1), (started.err, 2)], kept)
         if started.prints_to_terminal:
@@ -143,7 +129,6 @@ class JobAttempt:
         return copies.tail(1)
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
-        """Until the guard has said how the command ended, or is gone."""
         while True:
             readable, _, _ = select.select([report], [], [], _LOOK_SECONDS)
             if readable:
@@ -156,7 +141,6 @@ class JobAttempt:
             while_running()
 
     def _log_unhandled(self) -> None:
-        """Log each signal that no process of the job handles. The guard reports it by a line of its own."""
         *lines, rest = self._report.split(b"\n")
         kept = [line for line in lines if not line.startswith(b"passed ")]
         for line in lines:
@@ -176,7 +160,7 @@ class JobAttempt:
                 hang_after = min(hang_after, _FOR_A_ROLLBACK)
             if hang_after is not None and status.stalled_for > hang_after and not self._hung:
                 self._hung = True
-                message = "the job has completed no step for %.0f s longer than its steps take%s; the attempt is ended"
+                message = "the job hangs: no step for %.0f s beyond its limit%s; ending the attempt"
                 log.error(message, status.stalled_for, ", and a rollback waits" if status.waiting else "")
                 self.stop(15)
         if time.monotonic() - self._bounded_at > _BOUND_EVERY:
@@ -188,7 +172,7 @@ class JobAttempt:
         fields = dict(line.split(" ", 1) for line in self._report.decode(errors="replace").splitlines())
         if "failed" in fields:
             raise OSError(f"{self._plan.argv[0]} cannot be started: {fields['failed']}")
-        # Without a status the guard was killed, and everything with it.
+        # Without a status, the guard and its processes were killed.
         status = os.waitstatus_to_exitcode(int(fields["status"])) if "status" in fields else -9
         ranks = causes.rank_ends(printed)
         own = {end.rank: text for end in ranks if (text := self._printed_by(end, printed)) is not None}
@@ -198,7 +182,6 @@ class JobAttempt:
         return AttemptEnd(status if status >= 0 else 128 - status, record, self._waiting)
 
     def _end_orphans(self) -> None:
-        """Where the guard was killed, what it guarded is below this process now."""
         if b"status" in self._report or b"failed" in self._report:
             return
         deadline = time.monotonic() + _OUTPUT_SECONDS
@@ -210,8 +193,6 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
-        """Return the end of a rank's output on this node, from torchrun's file or from the prefixes of lines. None if
-        neither identifies it."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)
@@ -219,7 +200,6 @@ class JobAttempt:
             return None
 
     def _rank_logs(self) -> list[Path]:
-        """The files that torchrun has the ranks write."""
         return self._rank_files("std*.log")
 
     def _rank_files(self, pattern: str) -> list[Path]:

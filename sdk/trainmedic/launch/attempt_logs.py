@@ -1,7 +1,4 @@
-"""Where the logs of an attempt go: its number, its directories, and what its processes are told of them.
-
-The paths themselves are those of ``trainmedic.wire.log_layout``. Who calls it: ``supervisor``.
-"""
+"""Number, log directories and environment variables of an attempt."""
 
 from __future__ import annotations
 
@@ -17,21 +14,20 @@ from trainmedic.wire.log_layout import AttemptLogs, attempt_number
 
 _OWNERS_DIRECTORY = 0o700
 _SAME_LAUNCH = 600.0
-"""Seconds. An attempt in whose directory something has changed since then can be one that another node has begun."""
+"""Seconds. A directory changed since then may belong to an attempt that another node has just begun."""
 _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""The names of one setting in the versions of PyTorch, newest first. The first of each is known from 2.8 on, where each
-rank warns of the second."""
+"""Names of one setting in the versions of PyTorch, newest first. Since 2.8 the ranks warn of the second name."""
 _NEW_NAMES_SINCE = (2, 8)
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 _ENTRIES = "2000"
 
 
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
-    """The number of the first attempt of a launch: that after those which are kept of the job in this directory.
+    """Return the number of a launch's first attempt: one after those stored in this directory.
 
-    Of the launchers of several nodes, one that has taken part before counts from its own last attempt. One that has
-    not joins the newest, where that goes on or has just been.
+    With launchers on several nodes, each continues from its own last attempt. A launcher without one joins the newest
+    if that is recent.
     """
     try:
         kept = {number for each in job.iterdir() if (number := attempt_number(each.name)) is not None}
@@ -52,7 +48,6 @@ def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
 
 
 def make_directories(logs: AttemptLogs) -> None:
-    """Make them for the owner alone. Raises OSError."""
     logs.path.mkdir(mode=_OWNERS_DIRECTORY, parents=True, exist_ok=True)
     logs.flight_recorder.mkdir(mode=_OWNERS_DIRECTORY, exist_ok=True)
 
@@ -60,10 +55,9 @@ def make_directories(logs: AttemptLogs) -> None:
 def variables(
     logs: AttemptLogs | None, log_dir: Path | None, node: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the processes of an attempt find in their environment besides what is there already.
+    """Return environment variables to add for the processes of an attempt.
 
-    PyTorch records the last collectives of each rank and writes them where one times out. Whatever the user has set of
-    that stays, under any of its names. The rest is set under the names that the PyTorch here has.
+    PyTorch's flight recorder is enabled and dumps on timeouts, unless the user has set the same options under any name.
     """
     if logs is None or log_dir is None:
         return {LOG_DIR: ""}
@@ -78,7 +72,6 @@ def variables(
 
 
 def _knows_new_names() -> bool:
-    """Not where PyTorch cannot be found here, or its version not be read: both names serve every version."""
     try:
         numbers = re.match(r"(\d+)\.(\d+)", version("torch") or "")
     except PackageNotFoundError:

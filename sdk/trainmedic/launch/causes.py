@@ -1,4 +1,4 @@
-"""What an attempt of a job ended by, and whether another attempt is worth it. Pure functions."""
+"""Cause of an attempt's end, and the decision on another attempt. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,53 +10,44 @@ from typing import Collection, Mapping, Sequence
 from trainmedic.job.ending import is_lost_peer
 
 SAME_CAUSE = 3
-"""Attempts that end by the same cause without progress, after which there is none more."""
 
 _PREFIX = re.compile(r"^(?:\[[^\]]{1,80}\]:? ?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Failed))(?::|\s*$)")
 _WORDS = re.compile(r"^(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)\b")
-# The digits are bounded, because a job can print such a line itself.
+# Bounded digits: jobs can print such lines themselves.
 _CHILD_FAILED = "ChildFailedError"
-"""What torchrun ends by when a rank has failed: it says nothing of why."""
 _RANK = re.compile(r"^\s*rank\s*: (\d{1,9}) \(local_rank: (\d{1,9})\)")
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)")
 _ROOT_CAUSE = "Root Cause"
 _TOLD_TO_END = re.compile(r"Sending process (\d{1,9}) closing signal|Closing process (\d{1,9}) via signal")
-"""Torchrun's line for each process that still ran when another one had failed."""
 _SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
 """Prefixes of a line: the local rank by torchrun's ``--tee``, the rank by PyTorch."""
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
 _WORDS_OF_ERROR = 3
-"""Lines of an error's message that are searched: NCCL explains its first line in the second."""
 
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank has ended."""
-
     rank: int
     status: int
-    """Its exit code; less than 0 for a signal."""
     local_rank: int | None = None
     pid: int | None = None
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What an attempt has ended by. Two attempts with equal causes have failed alike."""
+    """Cause of an attempt's end. Equal causes are the same failure."""
 
     status: int
-    """The exit code of the rank that failed first, else of the launcher; less than 0 for a signal."""
+    """Exit code of the rank that failed first, else of the launcher; negative for a signal."""
     kind: str = ""
-    """The kind of the last error that this process itself printed, such as ``ValueError``, or ``hang``. Empty for a
-    signal, because no exception sends one."""
+    """Kind of the process's last printed error, such as ``ValueError``, or ``hang``. Empty for a signal."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
-    """Process ID, if known. Another attempt has another one."""
     lost_peer: bool = field(default=False, compare=False)
-    """Whether the rank, and each other one that failed here, had lost another rank. The first failure was elsewhere."""
+    """True if all ranks that failed here had lost another rank. The first failure was elsewhere."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -74,8 +65,6 @@ HANG = "hang"
 
 @dataclass(frozen=True)
 class Reached:
-    """How far a job has come."""
-
     step: int = -1
     checkpoint: int = -1
 
@@ -83,14 +72,11 @@ class Reached:
         return Reached(max(self.step, other.step), max(self.checkpoint, other.checkpoint))
 
     def is_beyond(self, other: Reached) -> bool:
-        """Whether this is progress: a further checkpoint, or a further step."""
         return self.checkpoint > other.checkpoint or self.step > other.step
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """An attempt that has failed."""
-
     number: int
     cause: Cause
     reached: Reached
@@ -98,7 +84,6 @@ class AttemptRecord:
 
 
 def signal_name(number: int) -> str:
-    """Such as ``SIGKILL``."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -107,16 +92,11 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class PrintedError:
-    """The last error in a process's output."""
-
     kind: str = ""
-    """Kind of the error, such as ``ValueError``. Empty if no error is found."""
     is_victims: bool = False
-    """True if it, or an error that caused it, states that the rank lost another one."""
 
 
 def last_error(text: str) -> PrintedError:
-    """Return the last error in a process's output."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, is_chained = PrintedError(), False
     for number, line in enumerate(lines):
@@ -132,12 +112,10 @@ def last_error(text: str) -> PrintedError:
 
 
 def error_kind(text: str) -> str:
-    """The kind of the last error in what a process has printed; empty where none is to be seen."""
     return last_error(text).kind
 
 
 def rank_ends(text: str) -> list[RankEnd]:
-    """The ranks that have failed by torchrun's own summary, the one that failed first at the beginning."""
     ends: list[RankEnd] = []
     first = 0
     rank: tuple[int, int] | None = None
@@ -154,7 +132,6 @@ def rank_ends(text: str) -> list[RankEnd]:
 
 
 def lines_of(end: RankEnd, text: str) -> str | None:
-    """Return one rank's lines from the output of all ranks. None if the lines do not identify their rank."""
     own: list[str] = []
     is_told = False
     for line in text.splitlines():
@@ -169,12 +146,11 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 
 
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
-    """Return the cause of an attempt's end.
+    """Return the cause of an attempt's end: torchrun's first rank that is not a victim.
 
-    `ends` are the ranks' ends in torchrun's order, `own` is each rank's output if known, `printed` is the launcher's
-    output, and `status` and `pid` are the launcher's own. Torchrun's first rank is the cause, unless another one shows
-    that it is a victim: by the time in its error file the first can be a rank that lost its peer. Where all of them
-    are, `Cause.lost_peer` says so.
+    `ends` are in torchrun's order, `own` is each rank's output if known, `printed` the launcher's output, `status` and
+    `pid` the launcher's own. A rank that lost its peer may have the earliest error file. If all did, `Cause.lost_peer`
+    is set.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
@@ -183,7 +159,7 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
     first, lost_peer = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0]), False
     losers = [end for end in ends if last_error(own.get(end.rank, "")).is_victims]
     if losers and ((first in losers and _is_victim(first, own, stopped)) or first.pid in stopped):
-        # One that left by its error, rather than one that torchrun ended meanwhile.
+        # Prefer a rank that ended by its error to one that torchrun ended.
         first, lost_peer = min(losers, key=lambda end: end.status < 0), True
     if first.status < 0 and not lost_peer:
         return Cause(first.status, rank=first.rank, pid=first.pid)
@@ -191,24 +167,21 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
 
 
 def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -> bool:
-    """Return whether a rank ended because another one had: torchrun ended it, or it lost its peer."""
     if end.pid in stopped:
         return True
     if end.status < 0:
-        # A torchrun that does not list the processes that it ends, ends them by SIGTERM.
+        # A torchrun that does not list the processes it ends uses SIGTERM.
         return not stopped and -end.status == signal.SIGTERM
     return last_error(own.get(end.rank, "")).is_victims
 
 
 def _word(printed: str) -> str:
-    """Return the word for a signal in the shell's last line. Empty if there is none."""
     last = printed.rstrip().rpartition("\n")[2]
     match = _WORDS.match(_PREFIX.sub("", last))
     return match[1] if match is not None else ""
 
 
 def has_progress(failed: Sequence[AttemptRecord]) -> bool:
-    """Return whether the last of these attempts reached a further step or checkpoint than those before it."""
     best = Reached()
     for record in failed[:-1]:
         best = best.further_of(record.reached)
@@ -216,9 +189,9 @@ def has_progress(failed: Sequence[AttemptRecord]) -> bool:
 
 
 def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
-    """Why there is no further attempt after these, in a sentence; None where there is one.
+    """Return why there is no further attempt; None if there is one.
 
-    Progress, which is a further checkpoint or step than any attempt before has come to, begins the count anew.
+    Progress, a later step or checkpoint than in all attempts before, restarts the count.
     """
     if not failed:
         return None
@@ -244,7 +217,6 @@ def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
 
 
 def as_plain(record: AttemptRecord, node: str) -> Mapping[str, object]:
-    """Return the record for ``attempts.jsonl``, by the launcher on `node`."""
     return {
         "attempt": record.number,
         "cause": str(record.cause),

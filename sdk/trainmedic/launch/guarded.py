@@ -1,4 +1,4 @@
-"""The guard's process of one attempt, with its pipes: started for the attempt, or before it, on standby."""
+"""The guard's process of one attempt with its pipes, started on demand or in advance as a standby."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _WARM = Path(warm.__file__)
 
 
 class Guarded:
-    """A started guard. The attempt that takes it over closes its descriptors."""
-
     def __init__(
         self,
         argv: Sequence[str],
@@ -31,9 +29,9 @@ class Guarded:
         *,
         prints_to_terminal: bool = False,
     ) -> None:
-        """Start it with the command `argv`, which gets the descriptor `passed_fd` unless it is -1.
+        """Start the guard with the command `argv`, which inherits the descriptor `passed_fd` unless it is -1.
 
-        Raises OSError if there is no room for a process or a descriptor.
+        Raises OSError if a process or descriptor cannot be created.
         """
         guard_end, self.lifeline = os.pipe()
         self.report, report_end = os.pipe()
@@ -52,7 +50,7 @@ class Guarded:
         for descriptor in (guard_end, report_end, out_end, err_end):
             os.close(descriptor)
         self.has_begun: Callable[[], bool] = lambda: True
-        """Whether the command has been begun, asked once the guard has ended. A process on standby can end before."""
+        """Returns whether the command was started, once the guard has ended. A standby may end before."""
 
 
 class WarmStandby:
@@ -65,11 +63,10 @@ class WarmStandby:
             self._guarded = Guarded(argv, os.environ, grace, its_end.fileno(), prints_to_terminal=prints_to_terminal)
 
     def begin(self, argv: Sequence[str], torchrun: Sequence[str], environment: Mapping[str, str]) -> Guarded | None:
-        """Let the attempt begin, and return its guard. None if the process has ended; then it is closed."""
         if self._guarded.process.poll() is None:
             order = {"argv": list(argv), "torchrun": list(torchrun), "environment": dict(environment)}
-            # The process reads the order after its imports, and a socket does not hold every environment. Meanwhile
-            # signals can come for the job.
+            # Write in a thread: the process reads the order after its imports, and the environment may exceed the
+            # socket's buffer. Signals can arrive during this time.
             content = json.dumps(order).encode()
             threading.Thread(target=_write, args=(self._orders, content), daemon=True).start()
             self._guarded.has_begun = self._was_order_read
@@ -84,7 +81,6 @@ class WarmStandby:
         return False
 
     def close(self) -> None:
-        """End the process. Its guard ends it after its grace at the latest."""
         guarded = self._guarded
         self._orders.close()
         for descriptor in (guarded.lifeline, guarded.report, guarded.out, guarded.err):
@@ -96,7 +92,6 @@ class WarmStandby:
 
 
 def _write(orders: socket.socket, content: bytes) -> None:
-    """Write an order. A reader that has ended needs nothing."""
     with contextlib.suppress(OSError):
         orders.sendall(content)
         orders.shutdown(socket.SHUT_WR)

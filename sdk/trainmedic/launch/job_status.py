@@ -1,5 +1,4 @@
-"""How the first rank of a node says how it goes: what it writes (``trainmedic.job.status_file``), as the launcher reads
-it."""
+"""Reader of a rank's status file (``trainmedic.job.status_file``)."""
 
 from __future__ import annotations
 
@@ -23,19 +22,13 @@ _ID = re.compile(r"[0-9a-f-]{36}\Z")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What the rank has said last."""
-
     reached: Reached
     stalled_for: float
-    """Seconds beyond the limit from which on its stall is a hang; 0 where it does not hang, or is not rank 0. The
-    others wait while rank 0 evaluates, and do not say so."""
     waiting: tuple[str, ...] = ()
-    """The ids of the rollbacks that wait for its loop."""
 
 
 class StatusReader:
-    """Reads the status of one attempt. ``stalled_for`` goes on while the file does not change: a process that cannot
-    even write it hangs all the more."""
+    """Reader of one attempt's status. ``stalled_for`` grows while the file does not change: the process hangs too."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,7 +36,6 @@ class StatusReader:
         self._changed_at = 0.0
 
     def read(self) -> JobStatus | None:
-        """None where no rank has said anything here."""
         path = self._directory / FILE_NAME
         if not path.exists():
             path = min(self._directory.glob("rank-*.json"), default=path)
@@ -64,7 +56,6 @@ class StatusReader:
 
 
 def _contents(path: Path) -> bytes:
-    """Return the content of a regular file. A pipe of that name would never answer. Raises OSError, ValueError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -73,7 +64,6 @@ def _contents(path: Path) -> bytes:
 
 
 def _seconds(value: Any) -> float:
-    """Raises ValueError for what is no time, such as infinity."""
     seconds = float(value)
     if not math.isfinite(seconds):
         raise ValueError("not a finite number")

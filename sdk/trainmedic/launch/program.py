@@ -1,4 +1,4 @@
-"""The program ``trainmedic-run``: its options, and what is made of them. Who calls it: ``__main__``."""
+"""The program ``trainmedic-run`` and its options."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from trainmedic.version import __version__
 log = logging.getLogger("trainmedic")
 
 _DESCRIPTION = """\
-Starts a training job by the command after --, passes on what it prints, and starts it again where it fails: the job
-itself goes on from its newest checkpoint (Run.resume, or the resuming of its framework). Tells Trainmedic's server
-what becomes of it.
+Starts a training job with the command after --, forwards its output, and restarts it after failures. The job itself
+resumes from its newest checkpoint (Run.resume, or its framework's own way). Reports each attempt to the server.
 """
 _EPILOG = """\
 examples:
@@ -32,10 +31,10 @@ examples:
   trainmedic-run --job llm-1 --retries 5 --delay 2m -- accelerate launch train.py
   trainmedic-run -- srun python train.py
 
-The exit code is that of the last attempt; 128 and the number of the signal that has ended it, 127 where the command
-cannot be started, 2 where these options make no sense. The job finds the number of its attempt, from 1, in
-TRAINMEDIC_ATTEMPT. SIGTERM, SIGINT, SIGHUP and SIGQUIT go to the command, and there is no other attempt then. SIGUSR1
-and SIGUSR2 go to the processes of the job that handle them, and the job continues.
+The exit code is that of the last attempt; 128 plus the number of the signal that ended it, 127 if the command cannot be
+started, 2 for invalid options. TRAINMEDIC_ATTEMPT is the number of the attempt, from 1. SIGTERM, SIGINT, SIGHUP and
+SIGQUIT go to the command, and no other attempt follows. SIGUSR1 and SIGUSR2 go to the processes of the job that handle
+them, and the job continues.
 """
 _TIME = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d|)$")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -46,7 +45,7 @@ _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def _seconds(text: str) -> float:
     match = _TIME.match(text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; it looks like 90s, 2m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; use 90s, 2m or 1h")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -57,18 +56,17 @@ def _seconds_or_never(text: str) -> float | None:
 def _bytes(text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; it looks like 64M or 1G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; use 64M or 1G")
     return int(match[1]) * _SIZES[match[2]]
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; it is 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; use 0 or more")
     return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; a test holds them to the documentation."""
     made = argparse.ArgumentParser(
         prog="trainmedic-run",
         usage="trainmedic-run [options] -- command [arguments]",
@@ -78,40 +76,40 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    add("--job", metavar="NAME", help="the job's name, as its alerts carry it (default: TRAINMEDIC_JOB)")
+    add("--job", metavar="NAME", help="name of the job in its alerts (default: TRAINMEDIC_JOB)")
     add(
         "--retries",
         metavar="N",
         type=_count,
         default=3,
-        help="failures without progress, a further checkpoint or step, after which the job is started again; counted "
-        "anew with each progress. The same failure three times in a row without progress ends it sooner (default: 3)",
+        help="restarts after failures without progress (a later checkpoint or step); progress restarts the count. "
+        "Three equal failures in a row without progress end it sooner (default: 3)",
     )
-    add("--delay", metavar="TIME", type=_seconds, default=60.0, help="wait before another attempt (default: 60s)")
+    add("--delay", metavar="TIME", type=_seconds, default=60.0, help="wait before the next attempt (default: 60s)")
     add(
         "--grace",
         metavar="TIME",
         type=_seconds,
         default=30.0,
-        help="from the signal that ends the job to SIGKILL for all that is left of it (default: 30s)",
+        help="time from the signal that ends the job to SIGKILL (default: 30s)",
     )
     add(
         "--hang-after",
         metavar="TIME",
         type=_seconds_or_never,
         default=600.0,
-        help="end an attempt that has hung, by the job's own measure, for so long; or never (default: 10m)",
+        help="end an attempt that hangs this much longer than the job's own limit; or never (default: 10m)",
     )
     add(
         "--log-dir",
         metavar="DIR",
         type=Path,
-        help="where output, records and exit statuses are kept, by job and attempt; none for nowhere (default: "
+        help="directory for output, records and exit statuses, by job and attempt; none to store nothing (default: "
         "TRAINMEDIC_LOG_DIR, else trainmedic-logs)",
     )
-    most = "most that is kept of each output (default: 64M)"
+    most = "maximum stored size of each output (default: 64M)"
     add("--log-size", metavar="SIZE", type=_bytes, default=64 << 20, help=most)
-    merged = "do not have torchrun keep the output of each rank (by its --tee and --log-dir)"
+    merged = "do not let torchrun store each rank's output (by its --tee and --log-dir)"
     add("--no-rank-logs", action="store_true", help=merged)
     add(
         "--tty",
@@ -121,28 +119,27 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--warm",
         action="store_true",
-        help="import PyTorch once for all ranks of an attempt, and for the next one while an attempt runs, so that "
-        "attempts begin sooner; for torchrun, costs the memory of one more process",
+        help="import PyTorch once for all ranks of an attempt, in advance for the next one, so that attempts begin "
+        "sooner; torchrun only, uses the memory of one more process",
     )
-    add("--min-nodes", metavar="N", type=_count, help="fewest nodes of an elastic torchrun (default: 1)")
-    add("--max-nodes", metavar="N", type=_count, help="most nodes of an elastic torchrun, which it is with this")
+    add("--min-nodes", metavar="N", type=_count, help="minimum nodes of an elastic torchrun (default: 1)")
+    add("--max-nodes", metavar="N", type=_count, help="maximum nodes; makes torchrun elastic")
     add("--version", action="version", version=f"trainmedic-run {__version__}")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     place = arguments.index("--") if "--" in arguments else len(arguments)
     own, command = arguments[:place], arguments[place + 1 :]
     options = parser().parse_args(own)
     if not command:
-        parser().error("there is no command: put it behind --, such as: trainmedic-run -- torchrun train.py")
+        parser().error("no command; put it after --, such as: trainmedic-run -- torchrun train.py")
     log_to_stderr()
     guard.set_subreaper()
     line = LaunchLine.of(command)
     if options.warm and line.interpreter is None:
-        log.warning("--warm has no effect: %s is no torchrun whose Python can be found", command[0])
+        log.warning("--warm has no effect: %s is not a torchrun whose Python can be found", command[0])
     nodes = _bounds(options, line)
     node = re.sub(r"[/\s]", "-", os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
     membership = NodeExclusions(node, line.starts_all_nodes)
@@ -164,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if options.job:
         os.environ["TRAINMEDIC_JOB"] = options.job
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what a process that is killed has printed is not lost with it
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # keep the output of processes that are killed
     try:
         return Supervisor(launch, membership, link).run()
     finally:
@@ -173,14 +170,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | None:
-    """The least and the most nodes, where the job is elastic."""
     least, most = options.min_nodes, options.max_nodes
     if least is None and most is None:
         return None
     if most is None or not 1 <= (least or 1) <= most:
-        parser().error("--max-nodes is needed, and is not less than --min-nodes, which is 1 or more")
+        parser().error("--max-nodes is required; use at least --min-nodes, which must be 1 or more")
     if not line.is_elastic:
-        parser().error("--min-nodes and --max-nodes are for a torchrun without --nnodes of its own")
+        parser().error("--min-nodes and --max-nodes need a torchrun without its own --nnodes")
     return least or 1, most
 
 

@@ -1,7 +1,6 @@
-"""What the launcher tells the server, that it is there and what becomes of the job's attempts; and what it is ordered.
+"""The launcher's connection to the server: presence, notices of attempts, and commands.
 
-Threads of its own wait for Redis; the launcher itself never does. Where a job has no name or its
-settings cannot be used, it launches all the same, and tells nobody.
+Its threads wait for Redis; the launcher never does. Without a job name or usable settings it launches without one.
 """
 
 from __future__ import annotations
@@ -35,14 +34,12 @@ _STOP_SECONDS = 5.0
 
 
 class ServerLink:
-    """One launcher's words to the server, and what the server orders."""
-
     def __init__(
         self, settings: Settings, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
     ) -> None:
         job, name = settings.job, launcher_name(settings.job, membership.node)
         signer = Signer(settings.read_keys) if settings.read_keys is not None else None
-        outage = OutageLog(job, "the job runs on")
+        outage = OutageLog(job, "the job continues")
         writing = RedisConnection(settings.find_url, outage)
         receiving = writing.shared()
         self.job = job
@@ -71,7 +68,6 @@ class ServerLink:
         self._receiver.start()
 
     def show(self, state: str, attempt: int) -> None:
-        """Say in the presence what the launcher does."""
         self._state = {"attempt": attempt, "state": state}
         self._writer.announce()
 
@@ -80,7 +76,7 @@ class ServerLink:
     ) -> None:
         """Send a notice, with the cause of a failed attempt's end, and whether another attempt follows.
 
-        It names the process that failed first only if that is one of this node's.
+        It names the process that failed first only if it ran on this node.
         """
         self._number += 1
         first = cause if cause is not None and not cause.lost_peer else None
@@ -102,13 +98,11 @@ class ServerLink:
         self._writer.put(OutgoingReplies(notice=notice))
 
     def carry_out(self) -> None:
-        """Call the handlers of the commands that have come."""
         if self._queue.arrived:
             for command in self._handlers.carry_out(self._queue.take_due(envelope.utc_now())):
                 command.unsupported("a launcher does not carry it out")
 
     def close(self) -> None:
-        """Send what waits, for some seconds, and take the presence away."""
         self._receiver.stop(_STOP_SECONDS)
         self._queue.fail_all("the launcher ended before it came to the command")
         self._writer.stop(_STOP_SECONDS)
@@ -128,21 +122,18 @@ class ServerLink:
 def open_link(
     job: str | None, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
 ) -> ServerLink | None:
-    """Return the link of the job of this name, else of TRAINMEDIC_JOB. None if there is none, with a log line that says
-    why.
-
-    `reports_ends` is whether this launcher reports how each attempt ends, whatever the job uses. Raises nothing: wrong
-    settings do not keep a job from starting.
+    """Return the link of the job of this name, else of TRAINMEDIC_JOB. None without one or with wrong settings, which
+    are logged: they must not prevent a job's start.
     """
     if not job and not os.environ.get("TRAINMEDIC_JOB"):
-        log.warning("no job name is set (--job, or TRAINMEDIC_JOB), so the server is told nothing")
+        log.warning("not reporting to the server: no job name is set; use --job or TRAINMEDIC_JOB")
         return None
     try:
         settings = resolve(job, None, None, rank=0, world_size=1)
         check_url(settings)
         return ServerLink(settings, membership, bounds, reports_ends)
     except (ConfigurationError, ValueError) as error:
-        log.warning("the server is told nothing: %s", error)
+        log.warning("cannot report to the server: %s", error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""The attempts of a job, one after the other, until it ends as it should or there is no use in another."""
+"""Successive attempts of a job, until it succeeds or another attempt is refused."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
-"""Seconds after the beginning of an attempt at which the process of the next one is started."""
+"""Seconds from an attempt's beginning to the start of the next one's standby."""
 _DELAY_AFTER_PROGRESS = 5.0
-"""Seconds. The longest delay before the next attempt if the last one made progress."""
+"""Maximum delay in seconds if the last attempt made progress."""
 _SHORTEST_WAIT = 0.2
 CANNOT_START = 127
-"""The exit code where the command cannot be started, as of a shell."""
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How a job is launched. Times are in seconds."""
+    """Options of a launch. Times are in seconds."""
 
     line: LaunchLine
     retries: int
@@ -48,19 +47,15 @@ class LaunchOptions:
     hang_after: float | None
     job: str
     log_dir: Path | None
-    """Above the directories of jobs; None for nowhere."""
     most_output: int
     keeps_ranks: bool
     nodes: tuple[int, int] | None = None
-    """The least and the most nodes of an elastic job; None where their number is fixed."""
     prints_to_terminal: bool = False
-    """Whether the job's standard output and standard error are terminals."""
     is_warm: bool = False
-    """Whether attempts begin in a process that has imported PyTorch."""
 
 
 class Supervisor:
-    """Makes the attempts. `run` is called on the main thread, whose signals it takes over."""
+    """Sequence of attempts. Call `run` on the main thread, whose signals it handles."""
 
     def __init__(self, options: LaunchOptions, membership: NodeExclusions, link: ServerLink | None) -> None:
         self._options = options
@@ -68,18 +63,14 @@ class Supervisor:
         self._link = link
         self._stopped_by: int | None = None
         self._signals: list[int] = []
-        """Signals that end the job, received and not yet given to it."""
         self._to_pass: list[int] = []
-        """Signals for the job's own handlers, received and not yet given to it."""
         self._is_resized = False
         self._standby: WarmStandby | None = None
         self._failed: list[AttemptRecord] = []
         self._had_rank_0 = False
         self._waiting: tuple[str, ...] = ()
-        """The ids of the rollbacks that waited when the last attempt ended."""
 
     def run(self) -> int:
-        """Return the exit code of the last attempt."""
         try:
             return self._run()
         finally:
@@ -88,7 +79,7 @@ class Supervisor:
 
     def _run(self) -> int:
         for ending in guard.ENDING:
-            if signal.getsignal(ending) != signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(ending) != signal.SIG_IGN:  # ignored under nohup
                 signal.signal(ending, self._handle)
         for passed in guard.PASSED:
             signal.signal(passed, self._handle_passed)
@@ -120,10 +111,9 @@ class Supervisor:
             number += 1
 
     def _wait_while_left_out(self, number: int) -> None:
-        """Carry out a change of the nodes: nothing runs now."""
         was_left_out = self._membership.is_left_out
         if was_left_out:
-            log.warning("this node is left out; trainmedic-run waits until it is taken back")
+            log.warning("this node is excluded; waiting until it is included")
             self._show("left_out", number)
         self._membership.answer()
         while self._membership.is_left_out and self._stopped_by is None:
@@ -192,7 +182,6 @@ class Supervisor:
                 self._had_rank_0 = True
 
     def _new_standby(self) -> WarmStandby | None:
-        """Start the process of the next attempt. None without ``--warm``, or if it cannot be started."""
         options = self._options
         interpreter = options.line.interpreter
         if not options.is_warm or self._stopped_by is not None or interpreter is None:
@@ -211,29 +200,28 @@ class Supervisor:
         if self._link is not None:
             environment[TOLD_BY_LAUNCHER] = self._link.job
         if self._options.nodes is not None or self._options.line.restarts_ranks:
-            # Where a torchrun shares the store of its rendezvous with the ranks, a group of ranks that it starts again,
-            # or that another node joins, hangs (seen with PyTorch 2.13 and gloo; without Trainmedic too).
+            # If torchrun shares its rendezvous store with the ranks, restarted or resized groups hang (seen with
+            # PyTorch 2.13 and gloo, without Trainmedic too).
             environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
-        """Record a failure, and wait for the next attempt; False where there is none."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)
         refusal = causes.refusal(self._failed, self._options.retries)
         self._tell(notice.FAILED, number, reason, end.record.cause, restarts=refusal is None)
         if refusal is not None:
-            log.error("attempt %d failed: %s. There is no other attempt", number, refusal)
+            log.error("attempt %d failed: %s; giving up", number, refusal)
             self._tell(notice.GONE, number, refusal)
             return False
         delay = self._options.delay
         if causes.has_progress(self._failed):
             delay = min(delay, _DELAY_AFTER_PROGRESS)
-        log.error("attempt %d failed: %s. The next one begins in %.0f s", number, reason, delay)
+        log.error("attempt %d failed: %s; next attempt in %.0f s", number, reason, delay)
         self._show("waiting", number)
         if self._standby is None:
-            self._standby = self._new_standby()  # it imports while this waits
+            self._standby = self._new_standby()  # it imports during the wait
         begins_at = time.monotonic() + delay
         while time.monotonic() < begins_at and self._stopped_by is None and not self._membership.has_changed:
             time.sleep(_SHORTEST_WAIT)
@@ -268,7 +256,7 @@ class Supervisor:
         try:
             attempt_logs.make_directories(logs)
         except OSError as error:
-            log.warning("what the job prints is not kept: %s: %s", error.strerror, logs.path)
+            log.warning("cannot store the job's output: %s: %s", error.strerror, logs.path)
             return None
         return logs
 
@@ -280,20 +268,19 @@ class Supervisor:
             line = json.dumps(causes.as_plain(record, self._membership.node)) + "\n"
             with (job / "attempts.jsonl").open("a+b") as file:
                 if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                    line = f"\n{line}"  # the last one was cut by a full disk
+                    line = f"\n{line}"  # a full disk cut the last line
                 file.write(line.encode())
         except OSError as error:
-            log.warning("how the attempt ended is not kept: %s", error.strerror)
+            log.warning("cannot store the end of the attempt: %s", error.strerror)
 
     def _keep_success(self, number: int) -> None:
-        """Record that the attempt ended with exit code 0. Then nothing failed, even if its logs contain errors."""
         if self._options.log_dir is None:
             return
         logs = AttemptLogs.of(self._options.log_dir, self._options.job, number)
         try:
             logs.ended(self._membership.node).write_text(json.dumps({"attempt": number, "status": 0}) + "\n")
         except OSError as error:
-            log.warning("how the attempt ended is not kept: %s", error.strerror)
+            log.warning("cannot store the end of the attempt: %s", error.strerror)
 
     def _show(self, state: str, number: int) -> None:
         if self._link is not None:
@@ -306,14 +293,12 @@ class Supervisor:
             self._link.tell(kind, number, reason, cause, restarts=restarts)
 
     def _speaks_for_job(self) -> bool:
-        """Of the launchers of several nodes, that with rank 0 speaks: else each failure would count several times."""
         if self._options.nodes is None and not self._options.line.is_one_of_several:
             return True
         return self._had_rank_0
 
 
 def log_to_stderr() -> None:
-    """Have what this program itself says stand out between what the job prints."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("trainmedic-run: %(message)s"))
     log.addHandler(handler)

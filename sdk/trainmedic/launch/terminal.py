@@ -1,4 +1,4 @@
-"""A job's standard output and standard error as terminals."""
+"""Terminals as a job's standard output and standard error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from types import FrameType
 from typing import Callable
 
 _FALLBACK_SIZE = (24, 120)
-"""Rows and columns if `trainmedic-run` itself has no terminal and the environment states none."""
 
 
 def open_terminal() -> tuple[int, int]:
-    """Return the descriptors of a new terminal: that to read what is printed, and that of the job.
-
-    The terminal changes nothing of what is printed: it does not make two characters of a line's end. Raises OSError.
-    """
+    """Return the reading and the printing descriptor of a new terminal. Output passes unchanged. Raises OSError."""
     reading, printing = os.openpty()
     attributes = termios.tcgetattr(printing)
     attributes[1] &= ~termios.OPOST
@@ -30,15 +26,12 @@ def open_terminal() -> tuple[int, int]:
 
 
 def resize(terminal: int) -> None:
-    """Give a terminal the size of the one that `trainmedic-run` prints to."""
     rows, columns = _size()
     with contextlib.suppress(OSError):
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def follow_size(change: Callable[[], None]) -> None:
-    """Call `change` whenever the size of the terminal of `trainmedic-run` changes. Call this on the main thread."""
-
     def changed(number: int, frame: FrameType | None) -> None:
         change()
 

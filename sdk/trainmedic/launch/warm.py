@@ -1,15 +1,9 @@
-"""A program that imports PyTorch before the attempt begins, and then runs torchrun and the ranks as forks of itself.
+"""Program that imports PyTorch in advance, and then runs torchrun and the ranks as forks of itself.
 
-``trainmedic-run --warm`` runs it by its path, with the interpreter of the job's torchrun: for the first attempt, and
-for each further one while the attempt before is still running: ``warm.py <order socket> <threads>``. It does without
-Trainmedic where that Python has none. It waits for one JSON object on the order socket: ``argv`` and ``environment`` of
-the attempt, and ``torchrun``, the arguments of torchrun. It answers `READ`. Then
-
-- a fork of this process becomes torchrun, in which only the start of a rank is replaced,
-- each rank is another fork of this process, which has one thread and has initialised no device,
-- this process passes signals on to torchrun and ends as torchrun ends.
-
-If anything is missing, it runs ``argv`` as ``trainmedic-run`` without ``--warm`` would.
+``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path with torchrun's interpreter, perhaps
+without Trainmedic. The order is a JSON object with ``argv`` and ``environment`` of the attempt and ``torchrun``,
+torchrun's arguments; the answer is `READ`. One fork becomes torchrun, in which only the start of a rank is replaced;
+each rank is another fork. If something is missing, ``argv`` is executed instead.
 """
 
 from __future__ import annotations
@@ -37,28 +31,24 @@ from types import FrameType, TracebackType
 from typing import Any, Callable, NoReturn
 
 READ = b"1"
-"""The answer to an order: this process has begun the attempt."""
 _LONGEST_MESSAGE = 1 << 20
 _LONGEST_REQUEST = 1 << 16
-"""Bytes. A socket of the system's default size takes such a message whole."""
+"""Bytes. Sockets of the default size accept such a message whole."""
 _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
-"""Torchrun sets it for several ranks on a node. Libraries read it while they are imported."""
 _ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
-"""What ranks import as well, if it is there. The first optimizer of a process imports the second, which takes as long
-as PyTorch itself."""
+"""Optional imports of ranks. The first optimizer imports the second, which takes as long as PyTorch itself."""
 
 
 def main(orders: int, threads: str) -> NoReturn:
-    """Import what is slow to import, wait for the order, and carry it out. `threads` is the value of OMP_NUM_THREADS
-    that torchrun will set, or empty."""
+    """Import slow modules, wait for the order, and execute it. `threads` is torchrun's OMP_NUM_THREADS, or empty."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # the directory of this file
     os.set_inheritable(orders, False)
     gc.disable()
     reason = _import_torch(threads)
-    # What was imported stays to the end. A collection in a fork would copy all of its pages to look at it.
+    # Imports stay to the end. A garbage collection in a fork would copy all of their pages.
     gc.freeze()
     gc.enable()
     order = _read_order(orders)
@@ -76,7 +66,6 @@ def main(orders: int, threads: str) -> NoReturn:
 
 
 def _import_torch(threads: str) -> str:
-    """Import PyTorch and torchrun. Return the reason if ranks cannot be forks of this process, else an empty text."""
     before = os.environ.copy()
     if threads:
         os.environ[_THREADS] = threads
@@ -94,7 +83,7 @@ def _import_torch(threads: str) -> str:
             return "the import of PyTorch initialised a device"
         if not hasattr(subprocess_handler.SubprocessHandler, "_popen"):
             return "this version of torchrun starts its ranks in another way"
-    except Exception as error:  # whatever an import raises, the job starts without it
+    except Exception as error:  # the job then starts without it
         return f"{type(error).__name__}: {error}"
     finally:
         os.environ.clear()
@@ -123,7 +112,6 @@ def _execute(argv: list[str]) -> NoReturn:
 
 
 def _serve(order: dict[str, Any]) -> NoReturn:
-    """Fork torchrun, and each rank that it asks for, until torchrun ends."""
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     torchrun = os.fork()
     if torchrun == 0:
@@ -154,8 +142,6 @@ def _serve(order: dict[str, Any]) -> NoReturn:
 
 
 def _ended(pid: int) -> int | None:
-    """Return the exit code of a child, less than 0 for a signal. None if it runs. The child stays a zombie, so that
-    torchrun can send signals to its process group without an error."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -171,7 +157,6 @@ def _end_as(code: int) -> NoReturn:
 
 
 def _fork_rank(own: socket.socket) -> int:
-    """Take one request of torchrun, and answer it by the process ID of the rank. Return 0 if torchrun has ended."""
     message, streams, _, _ = socket.recv_fds(own, _LONGEST_MESSAGE, 2)
     if not message:
         return 0
@@ -202,13 +187,12 @@ def _fork_rank(own: socket.socket) -> int:
 
 
 def _run(work: Callable[[], None]) -> NoReturn:
-    """Do the work of a whole process. What this raises ends the process as Python ends after its main program: it waits
-    for threads, calls exit functions, and writes what open files have buffered."""
+    """Do the work of a whole process. The exception that this raises ends it as Python ends after its main program."""
     try:
         work()
     except SystemExit:
         raise
-    except BaseException as error:  # the end of the program: the process ends as Python would end it
+    except BaseException as error:  # the process ends as Python would end it
         error.__traceback__ = _of_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
@@ -219,11 +203,11 @@ def _run(work: Callable[[], None]) -> NoReturn:
 
 
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
-    """Do the work of a whole process. Where it fails, and with `ends_well_too` always, end it without taking it down.
+    """Do the work of a whole process. After a failure, and with `ends_well_too` always, end it without Python's
+    teardown.
 
-    Threads are waited for, exit functions are called and files are written, as at Python's own end. But Python would
-    then take down everything that was imported, and so copy all of its pages. That takes seconds on a busy machine, in
-    which the other ranks do not see the failure and no other attempt can begin.
+    The teardown would copy the pages of all imports, which takes seconds. Threads, exit functions and buffers are
+    handled.
     """
     try:
         work()
@@ -236,22 +220,21 @@ def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoRetu
     try:
         threading._shutdown()  # type: ignore[attr-defined] # what Python calls first at its end
         atexit._run_exitfuncs()
-        for one in gc.get_objects():  # without those of before the fork
+        for one in gc.get_objects():  # without objects from before the fork
             if issubclass(type(one), io.IOBase):
                 _flush(one)
         _flush(sys.stdout)
         _flush(sys.stderr)
-    finally:  # else an error would run on in what this process is a fork of
+    finally:  # else an error would continue in the code of the forking process
         os._exit(code & 0xFF)
 
 
 def _flush(stream: Any) -> None:
-    with contextlib.suppress(Exception):  # a class of the program's own may raise anything
+    with contextlib.suppress(Exception):  # classes of the program may raise anything
         stream.flush()
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of this file and of `runpy`."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace
@@ -278,8 +261,6 @@ def _run_torchrun(arguments: list[str], environment: dict[str, str], link: socke
 
 
 def _program(argv: list[str]) -> list[str]:
-    """Return the script or ``-m`` and the module, with the arguments. Empty if the command is no Python program in
-    source text that exists."""
     rest = argv[2:] if argv[1:2] == ["-u"] else argv[1:]
     if rest[:1] == ["-m"]:
         return rest if len(rest) > 1 else []
@@ -289,13 +270,12 @@ def _program(argv: list[str]) -> list[str]:
 
 
 def _run_rank(argv: list[str]) -> None:
-    """Run the program of a rank as Python would run it as its main program."""
     _set_threads()
     _seed()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     program, sys.orig_argv = _program(argv), argv
-    # It stays the main module until the process has ended: exit functions and threads pickle its classes.
+    # It stays the main module until the process ends: exit functions and threads pickle its classes.
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")
     names = vars(main_module)
     names["__builtins__"] = sys.modules["builtins"]
@@ -316,20 +296,19 @@ def _run_rank(argv: list[str]) -> None:
 
 
 def _set_threads() -> None:
-    """Let PyTorch use as many threads as in a process that was started with this environment."""
     import torch
 
     threads = os.environ.get(_THREADS, "")
     if not threads and torch.get_num_threads() == 1 and "MKL_NUM_THREADS" not in os.environ:
-        threads = str(len(os.sched_getaffinity(0)))  # this process was told 1, and torchrun has started one rank only
+        threads = str(len(os.sched_getaffinity(0)))  # this process was given 1, and torchrun has started only one rank
     if threads.isdigit() and int(threads) and int(threads) != torch.get_num_threads():
         torch.set_num_threads(int(threads))
 
 
 def _seed() -> None:
-    """Give this rank random numbers of its own, as each process has. The forks of one process would draw the same.
+    """Reseed, because forks of one process would draw the same numbers.
 
-    ``random`` does so itself, and on devices all processes begin with the same seed.
+    ``random`` does so itself; on devices all processes begin with the same seed.
     """
     import torch
 
@@ -340,17 +319,13 @@ def _seed() -> None:
 
 
 class _Ranks:
-    """The ranks that the serving process forked for torchrun."""
-
     def __init__(self, link: socket.socket, environment: dict[str, str]) -> None:
-        """``environment`` is that of the process which forks them. Torchrun changes its own."""
         self._link = link
         self._environment = environment
         self._ended: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def request(self, argv: list[str], environment: dict[str, str]) -> bytes:
-        """Return the message that asks for a rank."""
         before = self._environment
         changed = {name: value for name, value in environment.items() if before.get(name) != value}
         removed = [name for name in before if name not in environment]
@@ -370,7 +345,6 @@ class _Ranks:
         return _Rank(answer["pid"], argv, self)
 
     def status(self, pid: int, timeout: float | None) -> int | None:
-        """Return the exit code of a rank, less than 0 for a signal. None if it runs after `timeout` seconds."""
         with self._lock:
             while pid not in self._ended and select.select([self._link], [], [], timeout)[0]:
                 message = self._link.recv(_LONGEST_MESSAGE)
@@ -382,8 +356,6 @@ class _Ranks:
 
 
 class _Rank:
-    """A rank, with those members of `subprocess.Popen` that torchrun uses."""
-
     def __init__(self, pid: int, args: list[str], ranks: _Ranks) -> None:
         self.pid = pid
         self.args = args
@@ -421,6 +393,6 @@ class _Rank:
 if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), sys.argv[2])
-    except Exception:  # no process may go on past this point as a copy of another
+    except Exception:  # no process may continue as a copy of another
         traceback.print_exc()
         os._exit(1)

@@ -1,9 +1,9 @@
 """Trainmedic for the Lightning Trainer.
 
-- `fit` fits a model, and carries out everything that Lightning permits, rollbacks included.
-- `Callback` alone carries out what needs no restart.
+- `fit` fits a model and carries out everything that Lightning permits, including rollbacks.
+- `Callback` alone carries out commands without a restart.
 
-This package needs lightning (or pytorch-lightning) and torch.
+Needs lightning (or pytorch-lightning) and torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.lightning.callback import Callback
 from trainmedic.lightning.framework import LightningFramework
 from trainmedic.recovery.restarts import RestartLimits as Limits
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 __all__ = ["Callback", "Limits", "fit"]
 
 _DEFAULT = Limits()
 _NOT_CONNECTED_THERE = (
     "with this strategy Lightning trains in processes of its own, where a {} of this one is not connected: give "
-    "trainmedic.lightning.fit job='…', and what else trainmedic.connect should be told as connection={{…}}"
+    "trainmedic.lightning.fit job='…', and other arguments of trainmedic.connect as connection={{…}}"
 )
 
 
@@ -42,13 +42,13 @@ def fit(
     connection: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Instead of ``trainer.fit()``: fit, starting again where a command or a crash makes it necessary.
+    """Fit like ``trainer.fit()``, and restart after commands and crashes that need it.
 
-    The first arguments, and further ``options``, are those of ``trainer.fit``. ``job`` is the name that alerts call the
-    job by, and ``connection`` holds other arguments of `trainmedic.connect`; or give ``medic``, a connection that you
-    made, and close, yourself. Raises ConfigurationError, and what Lightning raises, when it has done so too often.
+    The first arguments and ``options`` are those of ``trainer.fit``. ``job`` is the job's name in alerts;
+    ``connection`` has further arguments of `trainmedic.connect`. A given ``medic`` stays open. Raises
+    ConfigurationError, and Lightning's error after too many failures.
     """
-    if hasattr(train_dataloaders, "train_dataloader"):  # Lightning takes a data module in their place
+    if hasattr(train_dataloaders, "train_dataloader"):  # Lightning accepts a data module here
         train_dataloaders, datamodule = None, train_dataloaders
     loaders = {"train": train_dataloaders, "val": val_dataloaders}
     own_fit = _Fit(trainer, model, loaders, datamodule, ckpt_path, options, job, medic, limits, connection or {})
@@ -64,8 +64,6 @@ def fit(
 
 @dataclass(frozen=True)
 class _Fit:
-    """One call of `fit`, with its arguments."""
-
     trainer: Any
     model: Any
     loaders: Mapping[str, Any]
@@ -78,14 +76,12 @@ class _Fit:
     connection: Mapping[str, Any]
 
     def run_in_process(self, *_: Any) -> None:
-        """Called by Lightning in each process that it has started, in place of its own fit, with what that takes."""
         del self.trainer._fit_impl
         self.trainer.strategy._launcher = None  # it has done its work
         self.trainer.strategy.set_world_ranks()
         self.run()
 
     def run(self) -> None:
-        """Fit, in a process that trains."""
         trainer, own, callback = self.trainer, None, _callback_of(self.trainer)
         is_there = callback is not None
         if callback is None:
@@ -95,8 +91,7 @@ class _Fit:
             callback = Callback(self.medic or own)
         framework = LightningFramework(trainer, callback.medic, self.limits)
         if not is_there:
-            # Lightning keeps the callbacks that write checkpoints last. Ours comes before, as it may have to prevent
-            # that.
+            # Before the callbacks that write checkpoints, which Lightning keeps last, to prevent that if necessary.
             trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
         callback.attach(framework)
         train, model = self.loaders["train"], getattr(self.model, "_orig_mod", self.model)
@@ -105,7 +100,7 @@ class _Fit:
             wrapped = None if train is None else framework.resumable.wrap(train)
             trainer.fit(self.model, wrapped, self.loaders["val"], self.datamodule, path, **self.options)
 
-        source = self.datamodule or model  # what makes the loaders, where none are given
+        source = self.datamodule or model  # it makes the loaders if none are given
         try:
             with framework.resumable.wrapping(source) if train is None else contextlib.nullcontext():
                 framework.fit(call, self.ckpt_path, model)
@@ -122,5 +117,4 @@ def _callback_of(trainer: Any) -> Callback | None:
 
 
 def _starts_processes(trainer: Any) -> bool:
-    """Whether Lightning starts processes that train in place of this one, as with ``ddp_spawn``."""
     return getattr(trainer.strategy.launcher, "_start_method", None) is not None

@@ -1,11 +1,4 @@
-"""The callback by which a Lightning Trainer reports to Trainmedic and carries out its commands.
-
-It reports each optimizer step, and carries out between two of them what can be done while the loop runs. What
-needs the fit to start again it hands to `LightningFramework`, where ``trainmedic.lightning.fit`` runs the
-Trainer by one; elsewhere it answers ``unsupported``. Its `Attachment` is that of every framework.
-
-``trainer.should_stop`` is each rank's own: it is set where every rank has taken the same command at the same step.
-"""
+"""Callback by which a Lightning Trainer reports and carries out commands."""
 
 from __future__ import annotations
 
@@ -28,7 +21,7 @@ from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.trainer.attachment import HUNG, Attachment, log_errors
 
-try:  # the same library has two names, and may be installed under both; each takes callbacks of the other
+try:  # the library has two names, and may be installed under both; each accepts the other's callbacks
     from lightning.pytorch import Callback as LightningCallback
 except ImportError:
     from pytorch_lightning import Callback as LightningCallback
@@ -44,9 +37,8 @@ _CANNOT_MOVE = (
 class Callback(LightningCallback):  # type: ignore[misc]
     """``Trainer(callbacks=[trainmedic.lightning.Callback(job="llm-1")])``.
 
-    The options are those of `trainmedic.connect`; or give a connected ``medic``. Without the help of
-    `trainmedic.lightning.fit`, a rollback is ``unsupported``. The gradient's norm is measured at each step;
-    ``grad_norm=False`` leaves it out.
+    The options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `trainmedic.lightning.fit`, a
+    rollback is ``unsupported``. ``grad_norm=False`` omits measuring the gradient's norm at each step.
     """
 
     def __init__(self, medic: Medic | None = None, grad_norm: bool = True, **options: Any) -> None:
@@ -60,9 +52,9 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._samples = 0
         self._step = -1
         self._is_between_steps = False
-        self._window = contextlib.ExitStack()  # of the window that is open, if any
+        self._window = contextlib.ExitStack()  # the open window, if any
         self._trainer: Any = None
-        self._accumulated_by: set[str] = set()  # ids of the commands that changed it since the process began
+        self._accumulated_by: set[str] = set()  # IDs of the commands that changed it in this process
         self._next_accumulation: tuple[JobCommand, int] | None = None
         self._random: Mapping[str, Any] | None = None
         self.medic.on("job.checkpoint")(self._checkpoint)
@@ -72,21 +64,21 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self.medic.cannot("job.dataloader_workers", _NO_LOADER.format("workers"))
 
     def attach(self, framework: LightningFramework | None) -> None:
-        """Let its loop carry out the commands that need a restart; with None they are unsupported."""
+        """Set the framework for commands that need a restart; None makes them unsupported."""
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
         if framework is None:
             self._accumulates_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return ``value``, the rate that the program computed for the next update, times the factor that commands have
-        set. A program that writes ``group["lr"]`` itself, as in a callback of its own, calls this each time."""
+        """Return the program's rate for the next update, times the factor of commands.
+
+        Call it each time if the program writes ``group["lr"]`` itself, such as in a callback.
+        """
         return self._attachment.live.learning_rate(value)
 
     def __getstate__(self) -> Any:
         raise ConfigurationError(_CANNOT_MOVE)
-
-    # --- called by Lightning ----------------------------------------------------------------------------
 
     @log_errors
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -97,7 +89,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
     @log_errors
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._step, attachment = trainer, trainer.global_step, self._attachment
-        self._losses, self._samples, self._norm = [], 0, None  # of a step that an error has broken off
+        self._losses, self._samples, self._norm = [], 0, None  # of a step interrupted by an error
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         start = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         attachment.training_begins(trainer.optimizers, schedulers, self._directory, start, trainer.is_global_zero)
@@ -133,7 +125,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._losses.append(loss.detach())
         self._samples += _samples(batch)
         if trainer.global_step == self._step:
-            return  # it was a batch in the middle of an accumulation
+            return  # a batch within an accumulation
         self._step = trainer.global_step
         self._report(trainer)
         self._attachment.between_steps(self._end_step)
@@ -158,7 +150,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     @log_errors
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        self._open_window(CHECKPOINT)  # until the next batch, as Lightning does not say when it is written
+        self._open_window(CHECKPOINT)  # until the next batch, as Lightning does not report the end of writing
         self._attachment.saved(trainer.global_step)
 
     def _open_window(self, name: str) -> None:
@@ -173,7 +165,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     @log_errors
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if self.framework is None:  # else it may begin again; see `attach`
+        if self.framework is None:  # else it may restart; see `attach`
             self._attachment.training_ends()
             self._window.close()
             self._accumulates_no_more()
@@ -184,7 +176,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Called by Lightning on every rank for a checkpoint; it keeps what rank 0 returns, and no random state."""
+        """Lightning calls this on every rank, but stores only rank 0's result and no random state."""
         if self.framework is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.framework.loop.proof
@@ -206,15 +198,13 @@ class Callback(LightningCallback):  # type: ignore[misc]
         if ranks is None:  # written by an earlier version
             self._random = state_dict.get("random") if world_size == 1 else None
             return
-        # What the ranks of another number of them had is of no use to this one.
+        # State of another number of ranks is useless.
         own = ranks[rank] if len(ranks) == world_size else {}
         self._random = own.get("random")
         if self.framework is not None:
             kept = {name: own.get(name) for name in ("batches", "losses", "lr_scale") if name in own}
             kept["digests"] = state_dict.get("digests")
             self.framework.load(kept, own.get("data"), own.get("held"))
-
-    # --- called by Medic.commands, between two steps ----------------------------------------------------
 
     def _checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
         self._require_between_steps()
@@ -242,20 +232,16 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     @property
     def _directory(self) -> Path:
-        """Where those checkpoints go that a command asks for."""
         return self.framework.directories[0] if self.framework is not None else directory_of(self._trainer)
 
-    # --- the accumulation -------------------------------------------------------------------------------
-
     def _refuse_accumulation(self, trainer: Any, pl_module: Any) -> None:
-        """Only when training starts is it known whether the accumulation is the Trainer's to change."""
         if trainer.strategy.handles_gradient_accumulation:
             self.medic.cannot("job.accumulate", "the strategy accumulates by itself")
         elif not pl_module.automatic_optimization:
             self.medic.cannot("job.accumulate", "the model steps its optimizers itself (manual optimization)")
 
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Change it at the step after which the batches of the epoch make whole steps of the new length."""
+        """Change it at a step after which the epoch's batches make whole new steps."""
         assert isinstance(command.parameters, Accumulate)
         if self._next_accumulation is not None:
             command.failed("another change of the accumulation waits for its step")
@@ -267,8 +253,6 @@ class Callback(LightningCallback):  # type: ignore[misc]
         return None
 
     def _accumulates(self, command_id: str) -> bool:
-        """Whether a command's change is in force. One of an earlier process has ended with it: this one has begun with
-        the script's own accumulation."""
         return command_id in self._accumulated_by
 
     def _accumulate_when_it_fits(self) -> None:
@@ -281,8 +265,6 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._next_accumulation = None
             self._accumulated_by ^= {command.undo_of or command.id}
             command.applied(before=before, after=after)
-
-    # --- reports ----------------------------------------------------------------------------------------
 
     def _report(self, trainer: Any) -> None:
         group = trainer.optimizers[0].param_groups[0]
@@ -303,13 +285,11 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
 
 def _parts(trainer: Any) -> tuple[Modules, Optimizers]:
-    """The model and the optimizers, as digests are made of them."""
     optimizers = {f"optimizer-{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
     return {"model": trainer.lightning_module}, optimizers
 
 
 def _of_all_ranks(state: Mapping[str, Any]) -> list[Any]:
-    """What each rank gives here, by rank. Every rank calls it."""
     _, world_size = _rank_and_world_size()
     states: list[Any] = [state] * world_size
     if world_size > 1:
@@ -318,14 +298,12 @@ def _of_all_ranks(state: Mapping[str, Any]) -> list[Any]:
 
 
 def _rank_and_world_size() -> tuple[int, int]:
-    """As PyTorch has them; a callback that was made by hand may not know."""
     if not distributed.is_needed():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def _samples(batch: Any) -> int:
-    """The length of the first tensor in it."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     members = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()

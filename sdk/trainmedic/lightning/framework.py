@@ -1,8 +1,4 @@
-"""A Lightning fit that is restarted: by a rollback, and after a crash.
-
-In a restart ``trainer.fit`` is called again, with another checkpoint. `TrainerLoop` does the rest. The `Callback` calls
-this module for commands, ``trainmedic.lightning`` to train.
-"""
+"""A Lightning fit that restarts by calling ``trainer.fit`` again with another checkpoint."""
 
 from __future__ import annotations
 
@@ -27,9 +23,7 @@ _SHARDED = "the strategy keeps the parameters in shards of its own"
 
 
 class LightningFramework(Framework):
-    """One fit, from its first step to the last, restarts included."""
-
-    reads_late = True  # which batches come is known once Lightning has made its iterator
+    reads_late = True  # batches are known once Lightning has made its iterator
 
     def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
         self.writes = trainer.is_global_zero
@@ -41,16 +35,13 @@ class LightningFramework(Framework):
         self._put_back = PutBack()  # in the last restart
         self._keeps_batches = True
 
-    # --- around the fit ---------------------------------------------------------------------------------
-
     def fit(self, call: Callable[[Any], None], ckpt_path: Any, model: Any) -> None:
-        """`call` is ``trainer.fit`` of ``model`` from the checkpoint that it is given. Raises what that raises."""
         self._held = HeldModules(model, batches_in_model=True)
         fit_loop = self._trainer.fit_loop
         least = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
 
         def attempt(restart: LoopRestart | None) -> None:
-            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least  # `end` has changed them
+            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least  # `end` changed them
             self.loop.kept = None
             start = ckpt_path if restart is None else str(self.loop.prepare(restart))
             with self.loop.attempting():
@@ -62,19 +53,16 @@ class LightningFramework(Framework):
             fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
-        self._mark_saved(0)  # else the step that was saved last is not saved when the loop comes to it again
+        self._mark_saved(0)  # else the step saved last would not be saved again
         self.resumable.prepare(restart.skip_batches)
         self._keeps_batches = not restart.skip_batches
         if self._held is not None:
-            self._put_back = self._held.put_back(None)  # before the model's own hooks load what they have saved
+            self._put_back = self._held.put_back(None)  # before the model's own hooks load their state
 
     def _mark_saved(self, step: int) -> None:
-        """Lightning's own callbacks do not save the same step twice."""
         for callback in self._trainer.checkpoint_callbacks:
             if hasattr(callback, "_last_global_step_saved"):
                 callback._last_global_step_saved = step
-
-    # --- what `Framework` asks --------------------------------------------------------------------------
 
     @property
     def directories(self) -> list[Path]:
@@ -108,23 +96,18 @@ class LightningFramework(Framework):
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
         return {"trainer_state": self._put_back.to_json()} if restart.is_rollback and self._put_back.reset else {}
 
-    # --- called by the callback -------------------------------------------------------------------------
-
     def start_fit(self) -> None:
-        """Take note that the fit begins. Lightning knows its directories now, and has written nothing there yet."""
         if not self._has_begun:
             self._has_begun = True
             if self._trainer.ckpt_path is None:
                 self.loop.start_fresh()
 
     def held(self) -> Mapping[str, Any]:
-        """Return what this rank keeps in a checkpoint of the data that the model holds besides its weights."""
         return self._held.record() if self._held is not None else {}
 
     def load(
         self, kept: Mapping[str, Any], place: Mapping[str, Any] | None, held: Mapping[str, Any] | None = None
     ) -> None:
-        """Take what the checkpoint has kept of this rank, when Lightning loads it."""
         self.loop.kept = kept
         self.resumable.restore(place)
         if self._held is not None and held and self.loop.restarts.starting is not None:
@@ -140,7 +123,6 @@ class LightningFramework(Framework):
         self.loop.begins(step, modules, optimizers)
 
     def draws(self) -> None:
-        """Take note that a batch is about to be trained on."""
         self.resumable.count_skipped()
         self.loop.compare_losses()
         why_not = "" if self.data.startswith(REPLAYED) else self.data
@@ -148,9 +130,8 @@ class LightningFramework(Framework):
             self.loop.proof.drawn(batch, self._trainer.current_epoch, before, why_not)
 
     def end(self) -> None:
-        """Let the fit end at the next opportunity; the least numbers of steps and epochs do not count."""
         if self.loop.restarts.is_asked:
-            # What the loop holds is to be thrown away; saving it could delete the very checkpoint to go back to.
+            # Saving discarded state could delete the checkpoint to go back to.
             self._mark_saved(self._trainer.global_step)
         self._trainer.fit_loop.min_epochs = 0
         self._trainer.fit_loop.epoch_loop.min_steps = None
@@ -158,5 +139,4 @@ class LightningFramework(Framework):
 
 
 def directory_of(trainer: Any) -> Path:
-    """Where checkpoints go in a Trainer that has no ``ModelCheckpoint``."""
     return Path(trainer.default_root_dir) / "trainmedic"

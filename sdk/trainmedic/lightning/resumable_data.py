@@ -1,12 +1,7 @@
-"""The place of a Lightning fit in its data: found again with a checkpoint, and batches left out from there.
+"""Position of a Lightning fit in its data: restored with a checkpoint, and batches skipped from there.
 
-Lightning goes on from a checkpoint in the middle of an epoch, but a plain `DataLoader` begins at its first batch again,
-in another order. `ResumableData.wrap` gives Lightning a ``CombinedLoader`` of its own kind, which Lightning fills with
-the loaders as each rank has them (with its ``DistributedSampler``, its limits and its seeds for workers); it comes to a
-place by the loaders' own states where they keep one, and else by reading the epoch again up to there.
-
-`LightningFramework` has one for each fit, restarts included. The `Callback` keeps `ResumableData.state` of every rank
-in the checkpoints. Not here: what the ranks agree on, and which checkpoint is meant.
+A plain `DataLoader` restarts its epoch in another order. `ResumableData.wrap` returns a ``CombinedLoader`` that
+restores the position by the loaders' own states, or else by reading the epoch again.
 """
 
 from __future__ import annotations
@@ -24,39 +19,35 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainmedic.torch import randomness
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, begins_again, is_streamed, iterator_of, shuffles
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
-"""The length of an epoch by those of the loaders; in the other modes it is the largest."""
 _EARLIER_STATE = {"place", "began"}
-"""The members of the state that earlier versions of this package gave Lightning in the name of the loader."""
+"""Members of the loader state written by earlier versions."""
 
 
 class ResumableData:
-    """The place of one fit of ``trainer`` in its data.
+    """Position of one fit of ``trainer`` in its data.
 
-    `before_draw` is called before each batch is drawn; what it gives comes back with `take_drawn`.
+    `before_draw` is called before each draw; `take_drawn` returns its result.
     """
 
     def __init__(self, trainer: Any, before_draw: Callable[[], Any]) -> None:
         self._trainer = trainer
         self._before_draw = before_draw
-        # The batches that were drawn and are not trained on yet, with what `before_draw` gave: one, or two where
-        # Lightning reads ahead; of a step that draws its batches itself, the last ones.
+        # Drawn batches that are not trained on yet, with `before_draw`'s results: one, or two if Lightning reads ahead.
+        # If a step draws batches itself, the last ones.
         self._drawn: deque[tuple[Any, Any]] = deque(maxlen=2)
         self._loader: _ResumableLoader | None = None
         self._resume: Mapping[str, Any] | None = None
         self._to_skip = 0
-        self._untaken = 0  # how many were left out since `count_skipped`
+        self._untaken = 0  # skipped since `count_skipped`
         self.skipped = 0
-        """How many batches were left out since the last `prepare`."""
         self.drew: Callable[[Any, float], None] | None = None
-        """Called with each batch and the seconds that it took to get it."""
         self.replayed = ""
-        """Whether the batches since the checkpoint come again; empty before anything was read."""
+        """States whether the batches since the checkpoint repeat; empty before anything was read."""
 
     def wrap(self, loaders: Any) -> Any:
-        """What Lightning is to be given in place of ``loaders``, which may be all that it takes itself."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -66,8 +57,6 @@ class ResumableData:
         return self._loader
 
     def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
-        """While the context lasts, ``source.train_dataloader()`` gives what `wrap` makes of it. ``source`` is a model
-        or a data module."""
         original = source.train_dataloader
 
         @functools.wraps(original)
@@ -77,20 +66,17 @@ class ResumableData:
         return replaced(source, train_dataloader=train_dataloader)
 
     def prepare(self, skip_batches: int) -> None:
-        """A restart follows, and leaves out so many batches after its checkpoint, or where the epoch ends before, the
-        rest in the next."""
         self._resume, self._to_skip, self._untaken, self.skipped = None, skip_batches, 0, 0
         self._drawn.clear()
-        self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch begins anew"
+        self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
-        """What `restore` needs on this rank; None where that is not known. The keys are those of checkpoints."""
         if self._resume is not None or self._loader is None:
             return None if self._resume is None else dict(self._resume)
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         ended = progress.is_last_batch or progress.current.ready >= self._trainer.num_training_batches
         if self._loader.began is None and progress.current.ready and not ended:
-            return None  # it goes on from a checkpoint that did not hold the place
+            return None  # resumed from a checkpoint without the position
         return {
             "place": progress.current.ready,
             "ended": ended,
@@ -103,16 +89,13 @@ class ResumableData:
 
     @property
     def to_be_skipped(self) -> int:
-        """How many batches are left out by the last `prepare`, those that are yet to be read included."""
         group: int = self._trainer.accumulate_grad_batches
         return self.skipped + -(-self._to_skip // group) * group
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """The next epoch that is begun goes on where `state` was taken."""
         self._resume = state
 
     def count_skipped(self) -> None:
-        """Count the batches that were left out as done, so that Lightning finds the end of the epoch."""
         batches, self._untaken = self._untaken, 0
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         for counters in (progress.total, progress.current):
@@ -122,12 +105,9 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
-        """The batch that is trained on next, as it was drawn, and what `before_draw` gave; nothing where the step draws
-        its batches itself."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
-        """Called by the loader, which returns what this returns."""
         before, began = self._before_draw(), time.perf_counter()
         drawn = draw()
         if self.drew is not None:
@@ -137,20 +117,23 @@ class ResumableData:
 
     @property
     def resumes_at_end(self) -> bool:
-        """Whether Lightning asks for one more batch of the epoch that was at its end in the checkpoint, which it does
-        where ``max_steps`` is set and nothing is validated; the next epoch would begin with its second batch."""
+        """True if Lightning requests one more batch of an epoch that had ended in the checkpoint.
+
+        It does so with ``max_steps`` and no validation; the next epoch would begin with its second batch.
+        """
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         ended = self._resume is not None and self._resume["ended"]
         return bool(ended and progress.current.ready >= self._trainer.num_training_batches)
 
     def take_resumption(self) -> Mapping[str, Any] | None:
-        """Called by the loader, when it begins an epoch."""
         resume, self._resume = self._resume, None
         return resume
 
     def take_skip(self, left: float) -> int:
-        """Called by the loader at a step's boundary, when ``left`` batches of the epoch are left: how many of them are
-        left out now. They are whole steps, and never the whole rest of an epoch: Lightning has to see its end."""
+        """Return how many batches to skip at a step boundary with ``left`` ones left in the epoch.
+
+        Only whole steps, and never the whole rest: Lightning must see the epoch's end.
+        """
         if not self._to_skip:
             return 0
         group: int = self._trainer.accumulate_grad_batches
@@ -160,7 +143,6 @@ class ResumableData:
         return batches
 
     def note_skipped(self, batches: int) -> None:
-        """Called by the loader, when it has left out so many."""
         self.skipped += batches
         self._untaken += batches
         fetcher = self._trainer.fit_loop._data_fetcher
@@ -169,10 +151,10 @@ class ResumableData:
 
 
 class _ResumableLoader:
-    """With Lightning's ``CombinedLoader``, the class of what `ResumableData.wrap` returns.
+    """Base, with Lightning's ``CombinedLoader``, of `ResumableData.wrap`'s result.
 
-    It begins to iterate when the first batch is asked for. When Lightning asks for the iterator, that is too early: the
-    sampler does not know its epoch yet, and the random numbers are not yet those of the checkpoint.
+    Iteration begins with the first batch. When Lightning requests the iterator, the sampler does not know its epoch and
+    the random state is not the checkpoint's.
     """
 
     data: ResumableData
@@ -181,7 +163,6 @@ class _ResumableLoader:
     _mode: str
 
     began: Mapping[str, Any] | None = None
-    """The random state with which the present epoch began, and those of the loaders' own generators."""
     _has_begun = False
     _before: list[Any] | None = None
     _watches: Sequence[BufferWatch] = ()
@@ -214,11 +195,9 @@ class _ResumableLoader:
         super().reset()  # type: ignore[misc]
 
     def kept_places(self) -> list[Any] | None:
-        """The loaders' own states after the batch that is trained on; None where they do not all keep one."""
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
-        """Return what the data sets hold back that the loaders' states lack; empty where nothing is seen."""
         states = self.kept_places() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
@@ -227,18 +206,15 @@ class _ResumableLoader:
         return [generator.get_state() for generator in _generators(self.flattened)]
 
     def kept_workers(self) -> list[bool]:
-        """Of each loader, whether it has workers that it will use for the next epoch, too."""
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Called by Lightning with what it has kept of the loaders itself, on rank 0; that of `ResumableData` is of
-        this rank."""
+        """Called by Lightning with rank 0's loader states. `ResumableData` has this rank's own."""
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]
 
     def _watch(self) -> None:
-        """Take note that a batch was read."""
         if self._is_first or len(self._watches) != len(self.flattened):
             self._watches = [BufferWatch(loader) for loader in self.flattened]
         for watch, loader in zip(self._watches, self.flattened, strict=True):
@@ -248,7 +224,7 @@ class _ResumableLoader:
 
     @property
     def _is_read_ahead(self) -> bool:
-        """Lightning reads one batch ahead of a loader without a length, to see the end."""
+        """True without a length: Lightning reads one batch ahead to see the end."""
         return self._epoch_length == float("inf")
 
     @functools.cached_property
@@ -276,7 +252,6 @@ class _ResumableLoader:
         self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - place)))
 
     def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
-        """Begin the epoch with ``place`` batches of it behind."""
         now, self.began = randomness.capture(), resume["began"]
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
         keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)
@@ -288,29 +263,27 @@ class _ResumableLoader:
             self.data.replayed = f"{NOT_REPLAYED}: the state of a data set lacks {held_back}" if held_back else REPLAYED
         else:
             for loader in self.flattened if keeps_all else ():
-                loader.load_state_dict({})  # so that it begins the epoch again
-            # A loader draws the epoch's order when it is iterated over: with the random state of then, it is the same.
+                loader.load_state_dict({})  # so that it restarts the epoch
+            # A loader draws the order when iteration begins: the same for the same random state.
             self._come_to(**resume["began"])
             super().__iter__()  # type: ignore[misc]
             self.data.replayed = self._read_up_to(place)
         randomness.restore(now)
 
     def _read_up_to(self, place: int) -> str:
-        """Read the epoch from its beginning up to there, and return whether the same batches follow."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
-            return f"{NOT_REPLAYED}: an iterator only goes on"
+            return f"{NOT_REPLAYED}: an iterator cannot go back"
         if place > REREAD and not is_indexed:
-            return f"{NOT_REPLAYED}: the epoch begins anew, for more than {REREAD} would have to be read again"
+            return f"{NOT_REPLAYED}: the epoch restarts: more than {REREAD} batches would have to be read again"
         read = self._read(place)
         if read < place:
             return f"{NOT_REPLAYED}: the source has only {read} batches this time"
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 
     def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
-        """Let the loaders begin as they did with these states."""
         for loader, had_workers in zip(self.flattened, workers, strict=False):
-            # A loader that keeps its workers draws a number less when it begins with those of the epoch before.
+            # A loader that reuses its workers draws one number less.
             if had_workers and loader._iterator is None:
                 iter(loader)
         for generator, state in zip(_generators(self.flattened), generators, strict=False):
@@ -318,7 +291,6 @@ class _ResumableLoader:
         randomness.restore(random)
 
     def _read(self, batches: int) -> int:
-        """Read so many and drop them; return how many there were."""
         for read in range(batches):
             try:
                 super().__next__()  # type: ignore[misc]
@@ -328,7 +300,6 @@ class _ResumableLoader:
 
 
 def _combined_loader_of(trainer: Any) -> Any:
-    """``CombinedLoader`` of the library that the trainer is of: ``lightning.pytorch``, or ``pytorch_lightning``."""
     library = type(trainer.fit_loop).__module__.partition(".loops")[0]
     return importlib.import_module(f"{library}.utilities.combined_loader").CombinedLoader
 
@@ -339,27 +310,23 @@ def _loader_class(combined: Any) -> Any:
 
 
 def _keeps_its_place(loader: Any) -> bool:
-    """Whether it has a state from which it goes on where it was."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 def _places(loaders: list[Any]) -> list[Any] | None:
-    """The loaders' own states; None where they do not all keep one."""
     if not all(_keeps_its_place(loader) for loader in loaders):
         return None
     return [loader.state_dict() for loader in loaders]
 
 
 def _length(loader: Any) -> float:
-    """How many batches its epoch has; infinity where it does not say."""
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):  # what a loader without a length raises
+    except (TypeError, NotImplementedError):  # raised by loaders without a length
         return float("inf")
 
 
 def _generators(loaders: list[Any]) -> list[torch.Generator]:
-    """The generators that the loaders, or their samplers, have of their own."""
     own: list[torch.Generator] = []
     for loader in loaders:
         sampler = getattr(loader, "sampler", None)
@@ -372,7 +339,6 @@ def _generators(loaders: list[Any]) -> list[torch.Generator]:
 
 
 def _is_indexed(loader: Any) -> bool:
-    """Whether its epoch can be read again and is the same then, given the same random numbers."""
     if isinstance(loader, DataLoader):
         return not isinstance(loader.dataset, IterableDataset)
     return isinstance(loader, (list, tuple))

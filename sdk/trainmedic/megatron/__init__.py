@@ -1,11 +1,11 @@
-"""Trainmedic in a training that Megatron-LM's ``pretrain()`` runs::
+"""Trainmedic in a training by Megatron-LM's ``pretrain()``::
 
     medic = trainmedic.connect(job="llm-1")
     trainmedic.megatron.protect(medic)
     pretrain(...)
 
-`protect` puts itself around four functions of the module ``megatron.training.training``; the script and Megatron-LM
-itself stay as they are. Needs torch; Megatron-LM is imported when `protect` is called.
+`protect` wraps functions of ``megatron.training.training``; script and Megatron-LM stay unchanged. Needs torch;
+Megatron-LM is imported when `protect` is called.
 """
 
 from __future__ import annotations
@@ -38,19 +38,17 @@ _CALLED = (
 def protect(
     medic: Medic, *, rollbacks: int | None = LIMIT, also: Mapping[str, Any] | None = None, module: Any = None
 ) -> None:
-    """Let Trainmedic's commands be carried out in the training that ``pretrain()`` runs afterwards.
+    """Carry out Trainmedic's commands in the training of a later ``pretrain()``. Every rank calls it before.
 
-    Every rank calls it before ``pretrain()``. ``rollbacks`` is how often training may go back without getting further,
-    None for any number. ``also`` names state of the script that goes back, too, as for `trainmedic.torch.attach`.
-    ``module`` is Megatron-LM's ``megatron.training.training``, where it has another name.
-
-    Raises ConfigurationError where that has not the functions that it is to have, or ``also`` cannot be kept.
+    ``rollbacks`` is how often training may go back without further progress; None for any number. ``also`` names state
+    of the script to restore, as for `trainmedic.torch.attach`. ``module`` replaces ``megatron.training.training``.
+    Raises ConfigurationError if functions are missing in it, or ``also`` cannot be stored.
     """
     megatron: Any = importlib.import_module(MODULE) if module is None else module
     missing = [name for name in (*_REPLACED, *_CALLED) if not hasattr(megatron, name)]
     if missing:
         raise ConfigurationError(
-            f"{megatron.__name__} has no {missing[0]}: this release of Megatron-LM is not one that Trainmedic knows"
+            f"{megatron.__name__} has no {missing[0]}: this release of Megatron-LM is not supported"
         )
     if hasattr(megatron.train, "__wrapped__"):
         raise ConfigurationError(f"{megatron.__name__} is protected already: call protect() once in a process")

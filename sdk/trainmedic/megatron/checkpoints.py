@@ -1,8 +1,7 @@
-"""The checkpoints of a Megatron-LM training, in the directory that ``--save`` names.
+"""Checkpoints of Megatron-LM in the directory of ``--save``: directories ``iter_0000150``.
 
-Each is a directory ``iter_0000150``. Megatron-LM writes the number of the newest that is whole into a file, its
-tracker, after all ranks have written theirs, and loads the one that is named there. So one of a later iteration is
-half-written.
+After all ranks have written, Megatron-LM writes the newest complete iteration into its tracker file, and loads that
+one. Later iterations are incomplete.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def tracked(directory: Path) -> int:
-    """The iteration that the tracker names; -1 where there is none, or only weights to begin with (``release``)."""
+    """Return the tracker's iteration; -1 without one, or for initial weights (``release``)."""
     try:
         return int((directory / TRACKER).read_text())
     except (OSError, ValueError):
@@ -24,7 +23,6 @@ def tracked(directory: Path) -> int:
 
 
 def track(directory: Path, iteration: int) -> None:
-    """Let Megatron-LM load that iteration from now on, also when the job is started again. Raises OSError."""
     write_durably(directory / TRACKER, str(iteration).encode())
 
 

@@ -1,12 +1,8 @@
-"""A Megatron-LM training that reports, carries out commands, and goes back to a checkpoint within its processes.
+"""A Megatron-LM training that reports, carries out commands, and goes back to checkpoints within its processes.
 
-An iteration is reported when its ``train_step`` has returned, and commands are carried out in
-``checkpoint_and_decide_exit``, which Megatron-LM calls last in each iteration, on every rank.
-
-``train()`` of Megatron-LM keeps its iteration and its data in local names, so it has to end and be called again. It is
-ended by an exception from the last function that it calls in each iteration; then the state is loaded by Megatron-LM's
-own ``load_checkpoint``, and the data are built anew, from the samples consumed up to there. Everything happens on all
-tensor, pipeline and data ranks at the same iteration.
+``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it after an iteration,
+state is loaded by Megatron-LM's ``load_checkpoint``, data are rebuilt from the consumed samples, and it is called
+again.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
 _BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
-"""What ``train()`` sets in the configuration, and expects to be as it was when it begins."""
+"""Configuration set by ``train()``, which it expects unset when it begins."""
 
 _FOR_A_ROLLBACK = {
     "finetune": False,
@@ -44,12 +40,10 @@ _FOR_A_ROLLBACK = {
     "ckpt_step": None,
     "override_ckpt_iteration": None,
 }
-"""Options of the first load, such as to begin from somebody else's weights, as they are for a rollback."""
+"""Options of the first load, such as to start from foreign weights, with their values for a rollback."""
 
 
 class MegatronTraining(SelfSavingFramework):
-    """One training. ``megatron`` is the module ``megatron.training.training``, or one with its functions."""
-
     restarter = "trainmedic.megatron.protect"
     fixed_by = "--micro-batch-size, --global-batch-size and --num-workers of Megatron-LM"
     layout = checkpoints.LAYOUT
@@ -64,23 +58,21 @@ class MegatronTraining(SelfSavingFramework):
         self._step: Callable[..., Any] = megatron.train_step
         self._save: Callable[..., Any] = megatron.save_checkpoint_and_time
         self.evaluate = self.in_window(EVALUATION, megatron.evaluate_and_print_results)
-        self._providers: list[Any] = []  # of the data, one for each call that built some
+        self._providers: list[Any] = []  # of the data, one per call that built some
         self._result: Any = None  # of the last ``train_step``
         self._consumed = 0  # samples, at the last report
-        self._state: dict[str, Any] = {}  # what Megatron-LM's functions that save are given
+        self._state: dict[str, Any] = {}  # arguments of Megatron-LM's functions that save
         self._begun_with: dict[str, Any] | None = None  # those of `_BEGUN_TWICE`; None before the first iteration
         self.attachment.attach(self.loop)
         medic.on("job.checkpoint")(self.checkpoint)
 
-    # --- in place of Megatron-LM's functions ------------------------------------------------------------
+    # --- replacements of Megatron-LM's functions -------------------------------------------------------------
 
     def build_data(self, provider: Any) -> Any:
-        """In place of ``build_train_valid_test_data_iterators``: build them, and note how."""
         self._providers.append(provider)
         return self._build_data(provider)
 
     def train(self, call: Callable[..., Any], named: dict[str, Any]) -> Any:
-        """In place of ``train``: `call` it with its arguments, again after each rollback. Returns what it returns."""
         if self._begun_with is None:
             self._begin(named)
         self._begun_with = {name: getattr(named["config"], name, None) for name in _BEGUN_TWICE}
@@ -101,16 +93,14 @@ class MegatronTraining(SelfSavingFramework):
 
         try:
             return self.loop.restarts.run(attempt)
-        finally:  # as it should or by an error; a program may call it once more, with the same optimizer
+        finally:  # also after an error; a program may call it again with the same optimizer
             self.attachment.live.finish("training ended")
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
-        """In place of ``train_step``."""
         self._result = self._step(*arguments, **options)
         return self._result
 
     def save(self, iteration: int, *arguments: Any, **options: Any) -> Any:
-        """In place of ``save_checkpoint_and_time``."""
         self.loop.proof.losses.log.expect_from(iteration)
         with self.medic.window(CHECKPOINT):
             result = self._save(iteration, *arguments, **options)
@@ -120,13 +110,11 @@ class MegatronTraining(SelfSavingFramework):
 
     @log_errors
     def _keep(self, iteration: int) -> None:
-        """Keep in the checkpoint that Megatron-LM has begun what this rank carries. Raises OSError."""
         path = self.path_of(iteration)
         if path.is_dir():  # else it went to another place
             self.carried.save(path)
 
     def decide_exit(self, **state: Any) -> bool:
-        """In place of ``checkpoint_and_decide_exit``: whether the training ends now."""
         iteration: int = state["iteration"]
         self._report(iteration, state["optimizer"], state["opt_param_scheduler"])
         if self._decide_exit(**state):
@@ -136,13 +124,10 @@ class MegatronTraining(SelfSavingFramework):
         self._state = {}
         return self.ends_here(has_to_move=self._is_to_skip(iteration))
 
-    # --- the beginning ----------------------------------------------------------------------------------
-
     def _begin(self, named: Mapping[str, Any]) -> None:
-        """The training begins, before its first iteration in this process: what can be carried out is known now."""
         args, optimizer = self._args, named["optimizer"]
         for group in optimizer.param_groups:
-            group.pop(MARK, None)  # the schedule has set the rate of a loaded state, and not scaled
+            group.pop(MARK, None)  # the schedule has set the loaded state's rate, unscaled
         self.no_restart_because = _no_restart(args)
         self.no_skip_because = _no_skip(args)
         if args.save:
@@ -156,8 +141,6 @@ class MegatronTraining(SelfSavingFramework):
         self.attachment.attach(self.loop)
         self.begins(optimizer, named["opt_param_scheduler"], args.iteration)
         self._consumed = args.consumed_train_samples
-
-    # --- going back -------------------------------------------------------------------------------------
 
     def goes_back_to(self, step: int) -> None:
         checkpoints.track(self.directory, step)
@@ -175,17 +158,16 @@ class MegatronTraining(SelfSavingFramework):
         self.loop.has_gone_back(restart, self.step_of(checkpoint), _models(named), [named["optimizer"]])
 
     def _load(self, checkpoint: Path, named: Mapping[str, Any]) -> None:
-        """Load it into place. Raises what Megatron-LM raises; then only a restart of the job helps."""
         args, megatron = self._args, self._megatron
         model, optimizer, scheduler = named["model"], named["optimizer"], named["opt_param_scheduler"]
         kept = {name: getattr(args, name) for name in ("load", *_FOR_A_ROLLBACK) if hasattr(args, name)}
         vars(args).update({name: value for name, value in _FOR_A_ROLLBACK.items() if name in kept})
         args.load = args.save
-        # Megatron-LM adds to the first, and asserts that the others are zero, for it loads only when it begins.
+        # Megatron-LM adds to the first and asserts that the others are zero, as it loads only at its start.
         scheduler.num_steps = 0
         args.consumed_train_samples = args.skipped_train_samples = args.consumed_valid_samples = 0
         overlaps = megatron.should_disable_forward_pre_hook(args)
-        if overlaps:  # what is still being gathered would come in over what is loaded
+        if overlaps:  # pending gathers would overwrite loaded weights
             megatron.disable_forward_pre_hook(model)
         try:
             loaded = megatron.load_checkpoint(
@@ -200,7 +182,7 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
-        """Build the data from the place where training is; what is to be left out counts as done, by every count."""
+        """Rebuild the data at the current position. Skipped iterations count as done."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)
@@ -208,33 +190,29 @@ class MegatronTraining(SelfSavingFramework):
             args.iteration = stop
             args.consumed_train_samples += samples
             args.skipped_train_samples += samples
-        # Loaders draw random numbers when they begin, which those of the training that is repeated did before.
+        # Loaders draw random numbers when they begin; the repeated training had drawn them already.
         with randomness.preserved():
             built = [self._build_data(provider) for provider in self._providers]
         train, valid = ([iterators[index] for iterators in built] for index in (0, 1))
-        several = len(built) > 1  # with a virtual pipeline, one for each part of the model
+        several = len(built) > 1  # with a virtual pipeline, one per part of the model
         named["train_data_iterator"] = train if several else train[0]
         named["valid_data_iterator"] = valid if several else valid[0]
 
     def _is_to_skip(self, iteration: int) -> bool:
-        """Whether the iteration after that one is left out."""
         return skipped_data.contains(self.left_out, iteration)
 
     def _clear_away(self, named: Mapping[str, Any]) -> None:
-        """Clear away what ``train()`` has begun, as it would have done itself at its end."""
         megatron = self._megatron
         megatron.maybe_finalize_async_save(blocking=True)
         megatron.get_timers()("interval-time", log_level=0).stop()
         for name, value in (self._begun_with or {}).items():
             setattr(named["config"], name, value)
 
-    # --- checkpoints, and the place in the data ---------------------------------------------------------
-
     def checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
         megatron, state = self._megatron, self._state
         args = megatron.get_args()
         if not args.save:
-            raise Rejected("there is no place for checkpoints: --save")
+            raise Rejected("no checkpoint directory is set: --save")
         self.save(
             state["iteration"],
             state["model"],
@@ -263,8 +241,6 @@ class MegatronTraining(SelfSavingFramework):
     def _args(self) -> Any:
         return self._megatron.get_args()
 
-    # --- reports ----------------------------------------------------------------------------------------
-
     @log_errors
     def _report(self, iteration: int, optimizer: Any, scheduler: Any) -> None:
         consumed = self._args.consumed_train_samples
@@ -281,7 +257,6 @@ class MegatronTraining(SelfSavingFramework):
         self._consumed = consumed
 
     def _loss(self) -> Any:
-        """The first of the losses that the last stage of the pipeline has, also on the rank that reports it."""
         losses = self._result[0] if self._result else {}
         loss = next(iter(losses.values()), None)
         mpu = self._megatron.mpu
@@ -301,14 +276,13 @@ def _models(named: Mapping[str, Any]) -> list[Any]:
 
 
 def _grad_norm(result: Any) -> Any:
-    """The gradients' norm in what ``train_step`` returned; releases before core 0.9 return it in the third place."""
+    """Return the norm in ``train_step``'s result; before core 0.9 it is the third member."""
     if not isinstance(result, tuple):
         return None
     return result[5] if len(result) >= 7 else result[2] if len(result) == 4 else None
 
 
 def _no_restart(args: Any) -> str:
-    """Why a training with these options cannot go back; empty where it can."""
     if not args.save:
         return "there are no checkpoints: --save"
     refused = {
@@ -318,20 +292,17 @@ def _no_restart(args: Any) -> str:
         "--cuda-graph-impl": getattr(args, "cuda_graph_impl", None) not in (None, "none"),
         **_options(args, "enable_cuda_graph", "optimizer_cuda_graph"),
     }
-    return _reason(refused, "with {} the training cannot be gone back to as it was")
+    return _reason(refused, "with {} the training cannot be restored to an earlier state")
 
 
 def _no_skip(args: Any) -> str:
-    """Why a training with these options cannot leave out batches; empty where it can."""
     refused = _options(args, "rampup_batch_size", "phase_transition_iterations", "override_opt_param_scheduler")
     return _reason(refused, "with {} the schedule would not know of it; ask with skip_batches: 0")
 
 
 def _options(args: Any, *names: str) -> dict[str, Any]:
-    """The values of options, as they are written on a command line; None where a release does not have one."""
     return {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
 
 
 def _reason(refused: Mapping[str, Any], reason: str) -> str:
-    """The reason, with the first option that is set; empty without one."""
     return next((reason.format(option) for option, value in refused.items() if value), "")

@@ -1,10 +1,5 @@
-"""The role of rank 0: it coordinates which commands the ranks of a job carry out.
-
-It takes the due commands from the queue, writes them into the decision of a sync point, writes the agreed outcome once
-the ranks have reached that point, collects every rank's outcome for the queue, and deletes the keys that all ranks have
-read. ``membership`` knows which ranks live.
-
-Who calls it: ``synchronizer``, in rank 0's background thread.
+"""Rank 0's role: it assigns due commands to sync points, writes agreed outcomes, collects the ranks' outcomes, and
+deletes keys that all ranks have read.
 """
 
 from __future__ import annotations
@@ -31,35 +26,30 @@ log = logging.getLogger("trainmedic")
 
 TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
 _TAKE_EVERY = 2.0
-"""Seconds between two reads of the queue when no decision needs one, because commands may expire meanwhile."""
+"""Seconds between reads of the queue without a decision: commands may expire."""
 _FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
 _PARTIAL_AFTER = 0.25
-"""Seconds after which the outcomes that are there are sent, without the rest. Waiting that long saves messages."""
+"""Seconds until partial outcomes are sent. Waiting saves messages."""
 _MOST_COMMANDS = 16
 _MOST_BYTES = 512 * 1024
 _OVERDUE = timedelta(seconds=30)
-"""How long after a command has expired the ranks that have not answered it are waited for."""
 
 
 @dataclass
 class RunningCommand:
-    """A command that the ranks are carrying out."""
-
     command: JobCommand
     replied: set[int] = field(default_factory=set)
-    """The ranks whose outcome has gone to the server."""
     count: int = 0
-    """How many ranks had entered their outcome when they were last counted."""
     since: float = field(default_factory=time.monotonic)
     due: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_COLLECT, _LONGEST_COLLECT, factor=1.5))
 
 
 class Coordinator:
-    """Rank 0's role. The synchronizer calls it in its thread; `Participant` has the same methods."""
+    """Called by the synchronizer's thread. `Participant` has the same methods."""
 
     lead = 0.2
-    """How many seconds before the training thread is expected at a sync point its decision is made."""
+    """Seconds before a sync point at which its decision is made."""
 
     def __init__(self, job: str, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
         self._job = job
@@ -72,27 +62,24 @@ class Coordinator:
         self._take_due = 0.0
         # Due commands that were not carried out yet.
         self._pending: list[JobCommand] = []
-        # The ids of those that are in a decision: until the ranks agree, they cannot expire.
+        # IDs of those in a decision. They cannot expire until the ranks agree.
         self._decided: set[str] = set()
-        # The last sync point that some rank did not reach, and in words which ranks those were.
+        # Last sync point that a rank missed, and the names of those ranks.
         self._missed_at = -1
         self._missing = ""
         self._running: dict[tuple[int, int], RunningCommand] = {}
         self._is_leaving = False
 
     def join(self) -> SharedStore | None:
-        """Make the keys of this start of the job the current ones."""
         self._base.set("current", self._store.token)
         return self._store
 
     def has_to_rejoin(self, position: TrainingPosition) -> bool:
-        """False; on rank 0 a later start of the job ends the agreement instead. Raises RankLost then."""
         if self._base.get("current") != self._store.token:
             raise RankLost("another start of this job has taken over")
         return False
 
     def work(self, now: float, own: RankStatus) -> float:
-        """Do the due work beside decisions and rounds. Returns the seconds until more is due."""
         self.membership.own = own
         delay = self.membership.work(now)
         if self.membership.hosts:
@@ -105,14 +92,12 @@ class Coordinator:
         return delay
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Whether a rank that had joined has sent no heartbeat for too long."""
         return self.membership.is_silent(rank, now)
 
-    # --- deciding -----------------------------------------------------------------------------------------
-
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
-        """Make the decision of the next sync point. `waited` is how many seconds the training thread has waited for
-        it; None if it does not wait yet."""
+        """Make the next sync point's decision. `waited` is how long the training thread has waited, in seconds; else
+        None.
+        """
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -124,7 +109,6 @@ class Coordinator:
         return decision
 
     def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
-        """The agreed outcome in its stored form, from the statements of the ranks that have reached the sync point."""
         now = utc_now()
         in_time = {command.id for command in self._pending if now < command.expires_at}
         expired = {sent.id for sent in decision.commands} - in_time
@@ -132,7 +116,6 @@ class Coordinator:
         return agree(decision, statements, absent, expired, TOO_LATE).fields()
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
-        """Start the commands that are carried out by the agreed outcome, and answer the refused ones."""
         if outcome.missing:
             self._missed_at = decision.number
             self._missing = outcome.missing
@@ -149,15 +132,14 @@ class Coordinator:
                 self._refuse(command, *outcome.refused[sent.id])
 
     def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
-        """The running command with that sync key, see `JobCommand.sync_key`. The training thread calls it."""
         running = self._running.get(sync_key)
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
-        """The commands for the decision that is made now. They stay pending until the ranks agree.
+        """Return commands for the next decision. They stay pending until the ranks agree.
 
-        There are none before every rank has joined. After a rank has missed a sync point there are none until it has
-        passed that point, because the others have waited for it once already.
+        None before all ranks have joined, nor until a rank has passed a sync point that it missed: others waited for it
+        once.
         """
         self._take_pending()
         if not self._pending or self.membership.absent():
@@ -193,17 +175,13 @@ class Coordinator:
             return f"{ranks_named(absent)} did not join the others in time"
         return f"{TOO_LATE}: {self._missing}" if self._missing else TOO_LATE
 
-    # --- outcomes -----------------------------------------------------------------------------------------
-
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """Enter rank 0's own outcome of the command with that sync key."""
         running = self._running.get(sync_key)
         if running is not None:
             running.command.outcomes[0] = (status, fitting(output))
             running.due = 0.0
 
     def _collect(self, now: float) -> float:
-        """Read the other ranks' outcomes where that is due. Returns the seconds until it is due again."""
         delay = _TAKE_EVERY
         for sync_key, running in list(self._running.items()):
             if now >= running.due:
@@ -225,7 +203,7 @@ class Coordinator:
         missing = [rank for rank in ranks if rank not in command.outcomes]
         if missing and self._will_stay_missing(command, missing, now):
             for rank in missing:
-                command.outcomes[rank] = (envelope.FAILED, {"reason": "it did not say what became of the command"})
+                command.outcomes[rank] = (envelope.FAILED, {"reason": "it did not report the command's outcome"})
             missing = []
         if not missing:
             del self._running[sync_key]
@@ -243,22 +221,18 @@ class Coordinator:
         return utc_now() > command.expires_at + _OVERDUE or all(self.is_silent(rank, now) for rank in missing)
 
     def end_round(self, number: int, key: str) -> None:
-        """Delete a finished round later: no rank that has passed sync point `number` reads it any more."""
         self._expired_keys.add_entries(number, key)
 
-    # --- the end ------------------------------------------------------------------------------------------
-
     def leave(self, number: int) -> bool:
-        """Tell the others that rank 0 ends at sync point `number`. True once all outcomes are in and all have left."""
+        """Announce rank 0's end at sync point `number`. True once all outcomes are in and all ranks have left."""
         if not self._is_leaving:
             self._is_leaving = True
             last = SyncDecision(number, 0, 1, (), "rank 0 has ended").fields()
-            if self._store.set_if_absent(f"decision/{number}", last) != last:  # it was decided ahead of time
+            if self._store.set_if_absent(f"decision/{number}", last) != last:  # already decided
                 self._store.set_if_absent(f"decision/{number + 1}", last)
         return not self._running and self._store.count_entries("left") >= len(self.membership.others)
 
     def abandon(self, reason: str) -> None:
-        """Fail every running and waiting command with `reason`, and those that arrive later."""
         for running in list(self._running.values()):
             for rank in range(self._store.world_size):
                 running.command.outcomes.setdefault(rank, (envelope.FAILED, {"reason": reason}))

@@ -1,11 +1,4 @@
-"""What the ranks decide together, in the form in which they write it for each other, and how often they do.
-
-A `SyncDecision` belongs to one sync point: which commands are to be carried out there (usually none), and after how
-many calls the next sync point is. An `AgreedOutcome` follows once every rank has reached that sync point: which of the
-commands all ranks carry out, and which none does. Each is written once and read by all.
-
-Not here: deciding (``coordinator``), and going on without a decision (``participant``).
-"""
+"""Decisions and outcomes of sync points in their stored form, and the interval between sync points."""
 
 from __future__ import annotations
 
@@ -18,24 +11,18 @@ from trainmedic.ranks.shared_store import whole_number
 from trainmedic.wire import envelope
 
 _TARGET_SECONDS = 1.0
-"""Seconds between two sync points, where no number of calls was given."""
+"""Seconds between sync points, unless a number of calls was given."""
 _MOST_CALLS = 10_000
 _KEPT = 4
 
 
 @dataclass(frozen=True)
 class SyncDecision:
-    """The commands of one sync point, and where the next one is."""
-
     number: int
-    """The sync points are counted from 0."""
     by: int
-    """The rank that decided."""
     span: int
-    """After how many calls of `Medic.commands` the next sync point is."""
     commands: tuple[envelope.Command, ...] = ()
     over: str | None = None
-    """Why this is the last sync point; None where it is not."""
 
     def fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"by": self.by, "span": self.span}
@@ -56,21 +43,16 @@ class SyncDecision:
 
 @dataclass(frozen=True)
 class AgreedOutcome:
-    """The outcome of a decision's commands. A command in neither field may be part of a later decision."""
-
     go: tuple[str, ...] = ()
-    """The ids of the commands that every rank carries out now, in the order of the decision."""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Status and reason of those that no rank carries out, by id."""
     missing: str = ""
-    """Which ranks did not reach the sync point, in words; empty if all did."""
 
     def fields(self) -> dict[str, Any]:
         return {"go": list(self.go), "refused": dict(self.refused), "missing": self.missing}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> AgreedOutcome:
-        """Read the stored form, also that of a round that was closed because rank 0 is gone: then no command runs."""
+        """Parse the stored form. In a round closed because rank 0 is gone, no command runs."""
         refused = {name: (str(status), str(reason)) for name, (status, reason) in fields.get("refused", {}).items()}
         return cls(tuple(fields.get("go", ())), refused, str(fields.get("missing") or fields.get("gone") or ""))
 
@@ -78,11 +60,10 @@ class AgreedOutcome:
 def agree(
     decision: SyncDecision, statements: Mapping[int, Any], missing: str, expired: Collection[str], lateness: str
 ) -> AgreedOutcome:
-    """The outcome for the commands of `decision`, from what each rank states on coming to its sync point.
+    """Return the outcome for `decision`'s commands.
 
-    A rank states ``step``, and ``cannot`` with the reason for each command that it would not carry out. Where a rank
-    is `missing`, nothing is carried out and nothing refused; where the ranks are not at the same step, every command
-    is refused.
+    Each rank states ``step``, and ``cannot`` with a reason per command it refuses. If a rank is `missing`, nothing is
+    carried out or refused. If steps differ, all commands are refused.
     """
     if missing:
         return AgreedOutcome(missing=missing)
@@ -115,24 +96,22 @@ def _unable(reasons: Mapping[int, str], world_size: int) -> str:
 
 
 class SyncInterval:
-    """Computes the calls between two sync points from how long the last few calls took.
+    """Number of calls between sync points, from the duration of recent calls.
 
     The training thread records, the synchronizer's thread reads.
     """
 
     def __init__(self, every: int | None = None) -> None:
         self._every = every
-        self._recent: tuple[float, ...] = ()  # seconds per call; replaced whole, for the other thread
+        self._recent: tuple[float, ...] = ()  # seconds per call; replaced as a whole for the other thread
         self._span = 1
 
     def record(self, span: int, seconds: float) -> None:
-        """Record that the last `span` calls took `seconds`."""
         self._span = span
         self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]
 
     def next_span(self) -> int:
-        """The number of calls until the next sync point. It at most doubles each time, because a single call may have
-        been unusually quick."""
+        """Return the calls until the next sync point. At most doubles, because single calls may be unusually quick."""
         if self._every is not None:
             return self._every
         if not self._recent:
@@ -140,5 +119,4 @@ class SyncInterval:
         return max(1, min(int(_TARGET_SECONDS / max(self._recent[-1], 1e-9)), 2 * self._span, _MOST_CALLS))
 
     def seconds(self, calls: int) -> float:
-        """How long so many calls take at least."""
         return min(self._recent, default=0.0) * calls

@@ -1,7 +1,4 @@
-"""Which ranks of a job have joined. Rank 0 admits each of them and knows which live, where they run and their figures.
-
-Who calls it: ``coordinator``, in rank 0's background thread; `figures` and `placement` from any thread.
-"""
+"""Ranks of a job as rank 0 knows them: admission, heartbeats, locations and figures."""
 
 from __future__ import annotations
 
@@ -18,25 +15,21 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
 class Membership:
-    """The ranks of the job, as rank 0 knows them. ``base`` has the keys that all starts of the job have in common."""
+    """``base`` has the keys common to all starts of the job. Any thread may call `figures` and `placement`."""
 
     def __init__(self, base: SharedStore, store: SharedStore) -> None:
         self._base = base
         self._store = store
         self.own = RankStatus()
-        """Rank 0's own status."""
         self.others: dict[int, RankStatus] = {}
-        """The latest status of each other rank that was admitted."""
-        self._seen_at: dict[int, float] = {}  # when that heartbeat was first seen, by the monotonic clock
+        self._seen_at: dict[int, float] = {}  # when the heartbeat was first seen, by the monotonic clock
         self.hosts: Mapping[int, str] = {}
-        """The hosts of the ranks that are known. Replaced whole, because other threads read it."""
         self._nonces: dict[int, str] = {}
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
         self._admit_due = 0.0
         self._refresh_due = 0.0
 
     def work(self, now: float) -> float:
-        """Admit waiting ranks and read the heartbeats. Returns the seconds until that is due again."""
         delay = self._admit(now)
         if now >= self._refresh_due:
             self._refresh_due = now + _REFRESH_EVERY
@@ -45,41 +38,35 @@ class Membership:
         return min(delay, self._refresh_due - now)
 
     def absent(self) -> list[int]:
-        """The ranks that were not admitted yet."""
         return [rank for rank in range(1, self._base.world_size) if rank not in self.others]
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Whether a rank that had joined has sent no heartbeat for too long."""
         return now - self._seen_at.get(rank, now) > SILENT_AFTER
 
     def passed_by_all(self) -> int:
-        """The last sync point that every rank has passed; -1 before all have joined."""
         if len(self.others) < self._base.world_size - 1:
             return -1
         return min([self.own.passed, *(status.passed for status in self.others.values())])
 
     def figures(self) -> Mapping[int, Mapping[str, Any]]:
-        """The latest figures of every rank that lives."""
         now = time.monotonic()
         others = {rank: status.stats for rank, status in list(self.others.items()) if not self.is_silent(rank, now)}
         return {0: self.own.stats, **others}
 
     def placement(self) -> list[Mapping[str, Any]]:
-        """Where each rank runs."""
         about = {0: self.own.about, **{rank: status.about for rank, status in list(self.others.items())}}
         return [
             {"rank": rank, "node": about[rank].get("node"), "gpu": about[rank].get("gpu")} for rank in sorted(about)
         ]
 
     def _admit(self, now: float) -> float:
-        """Answer the nonce of each rank that wants to join, until its heartbeat appears under our token."""
         absent = self.absent()
         if not absent:
             return _REFRESH_EVERY
         if now < self._admit_due:
             return self._admit_due - now
         if self._base.get("current") != self._store.token:
-            return _REFRESH_EVERY  # a later start has taken over, which the synchronizer will notice soon
+            return _REFRESH_EVERY  # a later start has taken over; the synchronizer will notice
         for rank in absent:
             nonce = self._base.get(f"join/{rank}")
             if nonce is not None and nonce != self._nonces.get(rank):

@@ -1,7 +1,4 @@
-"""The role of every rank but rank 0: it reads rank 0's decisions, and continues without commands when rank 0 stops.
-
-Who calls it: ``synchronizer``, in the rank's background thread.
-"""
+"""Role of all ranks except 0: they read rank 0's decisions, and continue without commands if it stops."""
 
 from __future__ import annotations
 
@@ -26,14 +23,13 @@ log = logging.getLogger("trainmedic")
 
 _IDLE_SECONDS = 2.0
 _WIDEST = 32
-"""While rank 0 does not decide, the sync points come to lie at most this many times the usual calls apart."""
+"""Maximum multiple of the usual calls between sync points while rank 0 does not decide."""
 
 
 class Participant:
-    """The role of one rank; its methods are those of `Coordinator`. ``patience`` is how many seconds a late decision
-    is waited for."""
+    """Has `Coordinator`'s methods. ``patience`` is the wait for a late decision, in seconds."""
 
-    lead = 0.1  # after the coordinator, which writes the decision
+    lead = 0.1  # after the coordinator's
 
     def __init__(self, job: str, base: SharedStore, interval: SyncInterval, patience: float) -> None:
         self._job = job
@@ -42,7 +38,7 @@ class Participant:
         self._patience = patience
         self._store = base
         self._nonce: str | None = None
-        # Which sync point rank 0 had passed when a decision of its was missed; None while none is missed.
+        # Sync point that rank 0 had passed when one of its decisions was missed; else None.
         self._missed_at: int | None = None
         self._heartbeat_of_0: tuple[int, float] = (-1, time.monotonic())
         self._heartbeat_due = 0.0
@@ -51,7 +47,7 @@ class Participant:
         """Join this start of the job; None until rank 0 has answered.
 
         The store may have keys of an earlier start, and torchrun's restart count differs between nodes. So each rank
-        writes a nonce, and rank 0 answers it with the prefix of this start's keys.
+        writes a nonce, which rank 0 answers with the prefix of this start's keys.
         """
         if self._nonce is None:
             self._nonce = envelope.new_id()
@@ -70,10 +66,7 @@ class Participant:
         self._nonce = None
         return True
 
-    # --- decisions ----------------------------------------------------------------------------------------
-
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
-        """Read the decision, or make an empty one if rank 0 is too late; None while waiting. Raises RankLost."""
         decision = self._read(position.number + 1)
         if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
             decision = self._decide_nothing(position)
@@ -91,9 +84,9 @@ class Participant:
         return decision
 
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
-        """Decide that nothing is done, because rank 0 has not decided in time; the first rank to write this wins.
+        """Write an empty decision, unless another rank was first.
 
-        The sync points lie further and further apart, so that the store does not fill while rank 0 deletes no keys.
+        The intervals grow, because rank 0 deletes no keys and the store would fill.
         """
         number = position.number + 1
         span = min(position.span * 2, self._interval.next_span() * _WIDEST)
@@ -103,13 +96,12 @@ class Participant:
         if decision.by != 0:
             if self._missed_at is None:
                 log.warning(
-                    "%s: rank 0 did not decide on commands for %g s; going on without", self._job, self._patience
+                    "%s: rank 0 did not decide on commands for %g s; continuing without", self._job, self._patience
                 )
             self._missed_at = self._passed_by_rank_0()
         return decision
 
     def _is_known_to_be_late(self) -> bool:
-        """Whether rank 0 has missed a decision and not advanced since. Then no rank waits for it again."""
         return self._missed_at is not None and self._passed_by_rank_0() <= self._missed_at
 
     def _passed_by_rank_0(self) -> int:
@@ -117,7 +109,7 @@ class Participant:
         return int(status["passed"]) if status is not None else -1
 
     def _refuse_deleted(self, number: int) -> None:
-        """Raises RankLost for a decision that rank 0 had deleted, and a rank that is too late has written again."""
+        """Raises RankLost for a decision that rank 0 had deleted and a late rank wrote again."""
         deleted_before = self._store.get("deleted_before")
         if deleted_before is not None and number < deleted_before:
             raise RankLost("this rank is too far behind the others")
@@ -126,21 +118,18 @@ class Participant:
         raise AssertionError("only rank 0 computes the agreed outcome")
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
-        """Only rank 0 keeps commands."""
-
-    # --- the rest -----------------------------------------------------------------------------------------
+        """Do nothing: only rank 0 keeps commands."""
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
         self._store.add_entry(outcome_key(sync_key), [status, output])
 
     def end_round(self, number: int, key: str) -> None:
-        """Rank 0 deletes the keys."""
+        """Do nothing: rank 0 deletes the keys."""
 
     def work(self, now: float, own: RankStatus) -> float:
         return _IDLE_SECONDS
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Whether rank 0 sends no heartbeat; only rank 0 matters here, because it writes the result of every round."""
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_EVERY
             status = self._store.get("heartbeat/0")
@@ -154,4 +143,4 @@ class Participant:
         return True
 
     def abandon(self, reason: str) -> None:
-        """Only rank 0 has waiting commands."""
+        """Do nothing: only rank 0 has waiting commands."""

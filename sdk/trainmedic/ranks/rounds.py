@@ -1,10 +1,6 @@
-"""Rounds: every rank enters a value, rank 0 combines the values, and every rank reads the same result.
+"""Rounds: every rank enters a value, rank 0 combines them, and all ranks read the result.
 
-A round waits for ranks that live. A rank is missing from it if it is gone, has finished the command that the round is
-part of, or does not enter its value in time. If rank 0 is gone, the others close the round without a result.
-`RankGroup` is what a handler uses: the ranks that carry out a command together.
-
-Who calls it: ``synchronizer`` in the background thread (`Rounds`), handlers in the training thread (`RankGroup`).
+Ranks are missing if they are gone, have finished the command, or are too late. Without rank 0 a round has no result.
 """
 
 from __future__ import annotations
@@ -22,28 +18,20 @@ SILENT_AFTER = 30.0
 """Seconds without a heartbeat after which a rank counts as gone."""
 GONE = "gone"
 _GRACE = 15.0
-"""Seconds that the others wait for rank 0's result, beyond the round's patience."""
+"""Additional seconds to wait for rank 0's result."""
 _READ_INTERVAL = 1.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round, as each rank describes it alike."""
-
     key: str
-    """The prefix of its keys in the shared store."""
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Makes the result on rank 0, from the ranks' values and the list of missing ranks. If it is None, only rank 0
-    enters a value, and that is the result."""
+    """Makes the result on rank 0 from values and missing ranks. If None, rank 0's value is the result."""
     outcomes_key: str | None = None
-    """The key of the outcomes of the command that the round is part of; a rank that has one enters no more values."""
     patience: float = PATIENCE
-    """Seconds to wait for ranks that live."""
 
 
 class Rounds:
-    """Takes part in rounds, one after the other. ``is_silent(rank, now)`` says whether a rank is gone."""
-
     def __init__(self, store: SharedStore, is_silent: Callable[[int, float], bool]) -> None:
         self._store = store
         self._is_silent = is_silent
@@ -51,7 +39,7 @@ class Rounds:
         self._entries_read_at = 0.0
 
     def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """The result, or None while there is none. `value` is this rank's, `since` is when its caller began to wait."""
+        """Return the result, or None so far. `value` is this rank's; the caller waits since `since`."""
         store, end = self._store, f"{round_.key}/end"
         if round_.combine is not None and self._entered != round_.key:
             store.add_entry(round_.key, value)
@@ -72,10 +60,9 @@ class Rounds:
         return store.set_if_absent(end, round_.combine(values, missing))
 
     def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
-        """The value of each rank; None until every live rank has entered its value or the patience is over."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
-        # Reading every entry costs a call per rank, so while one is missing they are read once a second only.
+        # Reading all entries costs a call per rank, so limit it while one is missing.
         if not is_complete and waited < round_.patience and now - self._entries_read_at < _READ_INTERVAL:
             return None
         self._entries_read_at = now
@@ -92,8 +79,6 @@ class Rounds:
 
 
 class RankGroup:
-    """See `trainmedic.job.group.Group`. ``run_round`` runs a round and returns its result."""
-
     def __init__(
         self, store: SharedStore, key: str, outcomes_key: str | None, run_round: Callable[[Round, Any], Any]
     ) -> None:
@@ -112,7 +97,7 @@ class RankGroup:
                 choice = {"value": make()}
             except Refusal as refusal:
                 choice = {"unsupported" if isinstance(refusal, Unsupported) else "rejected": str(refusal)}
-            # Every error is caught, because the other ranks wait for rank 0's choice; it is raised again below.
+            # Catch everything: other ranks wait for this choice. It is raised again below.
             except Exception as error:
                 fault = error
                 choice = {GONE: f"rank 0 could not choose: {type(error).__name__}: {error}"}

@@ -1,8 +1,4 @@
-"""The training thread's part of the agreement of ranks: it counts calls and returns the agreed commands.
-
-At a sync point it takes the decision that the background thread (``synchronizer``) has found. See the package for how
-the ranks agree. ``trainmedic.distributed`` makes a `Share` through `trainmedic.Medic.join_ranks`.
-"""
+"""The training thread's part of the agreement: it counts calls and returns the agreed commands."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchroniz
 from trainmedic.wire import envelope
 
 PATIENCE = 10.0
-"""Seconds that a rank waits at a sync point for a decision that is late, once."""
+"""Seconds that a rank waits once at a sync point for a late decision."""
 CALL_PATIENCE = 30.0
 """Seconds that the ranks wait for each other at a sync point with a command."""
 _MOST_GROUPS = 1000
@@ -37,34 +33,24 @@ _MOST_GROUPS = 1000
 
 @dataclass(frozen=True)
 class LocalRank:
-    """This rank, as the rest of the SDK knows it."""
-
     job: str
     rank: int
     world_size: int
     handlers: HandlerRegistry
     queue: CommandQueue | None
-    """The queue in which the commands arrive; None on ranks other than 0."""
     on_outcome: OutcomeCallback
-    """What a command calls with its outcome."""
     location: Callable[[], Mapping[str, Any]]
-    """Returns this rank's node, host and GPU. Called in the training thread."""
     stats: Callable[[], Mapping[str, Any]]
-    """Measures this rank's figures. Called in the background thread."""
 
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """See `trainmedic.distributed.share`."""
-
     every: int | None = None
     patience: float = PATIENCE
     call_patience: float = CALL_PATIENCE
 
 
 class Share:
-    """One rank's agreement with the others, for its training thread."""
-
     def __init__(self, store: KeyValueStore, local: LocalRank, options: SharingOptions) -> None:
         self._local = local
         self._options = options
@@ -81,39 +67,34 @@ class Share:
         self._synchronizer.location = local.location()
         self._synchronizer.start()
 
-    # --- for users ----------------------------------------------------------------------------------------
-
     @property
     def state(self) -> str:
-        """``on``, or why this rank carries out no commands any more."""
+        """``on``, or why this rank carries out no more commands."""
         return self._synchronizer.ended_because or "on"
 
     def publish(self, stats: Mapping[str, Any]) -> None:
-        """Send figures of this rank to rank 0, beside those of `Medic.stats`. The latest are sent every few seconds."""
+        """Send additional figures of this rank to rank 0, every few seconds."""
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
-        """The latest figures of every live rank, on rank 0; empty on the others. It never blocks."""
+        """Return the latest figures of live ranks; empty except on rank 0. Never blocks."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:
-        """The group of all ranks, for use outside of a command. Every rank calls this with the same name, such as
-        ``f"save-{step}"``."""
+        """Return the group of all ranks, for use outside of commands. Every rank passes the same name, such as
+        ``f"save-{step}"``.
+        """
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
             del self._groups[next(iter(self._groups))]
         return RankGroup(self._base, f"group/{name}/{count}", None, self._run_round)
 
     def describe(self) -> Mapping[str, Any]:
-        """The part of the job's presence that depends on the ranks; for rank 0."""
         assert self._coordinator is not None
         placement = self._coordinator.membership.placement()
         return {"ranks": list(range(self._local.world_size)), "placement": placement, "sharing": self.state}
 
-    # --- the training thread ------------------------------------------------------------------------------
-
     def tick(self, step: int | None) -> Sequence[JobCommand]:
-        """Count one call, and return the commands to carry out in it."""
         self._calls += 1
         if self._calls < self._next:
             return ()
@@ -127,18 +108,16 @@ class Share:
             return ()
 
     def report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
-        """Send this rank's outcome of a command to rank 0, which sends it to the server."""
         assert command.sync_key is not None
         self._synchronizer.report(command.sync_key, status, output)
 
     def close(self, timeout: float) -> None:
-        """Send the remaining outcomes, and end. Rank 0 also answers the commands that still wait."""
+        """Send the remaining outcomes, and end. Rank 0 also answers waiting commands."""
         self._synchronizer.close(timeout)
         if self._coordinator is not None and not self._synchronizer.is_alive:
             self._coordinator.abandon("the job ended before it came to the command")
 
     def _synchronize(self, step: int | None) -> Sequence[JobCommand]:
-        """Pass one sync point, and return the commands to carry out there."""
         synchronizer = self._synchronizer
         position = synchronizer.position
         number = position.number + 1
@@ -161,7 +140,6 @@ class Share:
         return agreed
 
     def _meet(self, decision: SyncDecision, step: int | None) -> list[JobCommand]:
-        """Wait for the other ranks and the agreed outcome. Returns the commands that every rank carries out."""
         cannot = {sent.id: reason for sent in decision.commands if (reason := self._unable(sent))}
         statement = {"step": step, "cannot": cannot}
         patience = self._options.call_patience
@@ -176,7 +154,7 @@ class Share:
     def _unable(self, sent: envelope.Command) -> str | None:
         try:
             parse(sent.action, sent.params)
-        except ValueError as error:  # an SDK of another version than rank 0's
+        except ValueError as error:  # another version of the SDK than rank 0's
             return str(error)
         return self._local.handlers.refusal_reason(sent.action)
 

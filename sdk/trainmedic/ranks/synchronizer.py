@@ -1,14 +1,7 @@
-"""The background thread of a rank, in which it works with the other ranks. Only this thread uses their store.
+"""Background thread of a rank, the only one that uses the shared store, whose calls may block.
 
-Any call of the store may block if the machine that hosts it is gone, so the training thread never makes one: it
-leaves an `Inquiry`, and waits for it for a bounded time. The synchronizer finds the next decision before the training
-thread needs it, writes the heartbeats that show the others that this rank lives, and reports the outcomes of commands.
-What differs between rank 0 and the other ranks is in their ``role``.
-
-A rank ends its part (`Synchronizer.ended_because`) if the store is gone or it is too far behind. It then carries out no
-commands any more. The others miss it at the next decision with commands, so they carry out none either.
-
-Who calls it: ``share``.
+The training thread leaves an `Inquiry` and waits for a bounded time. If the store is gone or the rank is too far
+behind, its part ends (`Synchronizer.ended_because`), and no rank carries out commands.
 """
 
 from __future__ import annotations
@@ -39,7 +32,7 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 GRACE = 15.0
-"""Seconds for a store that answers slowly, on top of the other patience, before the rank gives up."""
+"""Additional seconds for a slow store before the rank gives up."""
 JOIN_PATIENCE = 60.0
 """Seconds for rank 0 to admit this rank."""
 _JOIN_EVERY = 0.02
@@ -49,13 +42,12 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.25
 
 
 Role = Coordinator | Participant
-"""What rank 0 and the other ranks do differently."""
 
 
 class Inquiry:
-    """A value that the training thread waits for: `attempt` is called until it returns one.
+    """A value for the training thread: `attempt` is called until it returns one.
 
-    With more ranks the attempts lie further apart, because all ranks use the same store.
+    The interval grows with the ranks, which share the store.
     """
 
     def __init__(self, attempt: Callable[[float, float], Any], world_size: int) -> None:
@@ -67,10 +59,7 @@ class Inquiry:
 
 
 class Synchronizer:
-    """The background thread of one rank.
-
-    The training thread sets ``position``, ``location`` and ``published``, and reads ``next_decision``.
-    """
+    """The training thread sets ``position``, ``location`` and ``published``, and reads ``next_decision``."""
 
     def __init__(
         self, job: str, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
@@ -79,9 +68,8 @@ class Synchronizer:
         self.ended_because: str | None = None
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
-        """This rank's node, host and GPU."""
         self.published: Mapping[str, Any] = {}
-        """Figures of this rank beside those that ``stats`` measures."""
+        """Figures in addition to those of ``stats``."""
         self.next_decision: SyncDecision | None = None
         self._rank = base.rank
         self._world_size = base.world_size
@@ -102,13 +90,12 @@ class Synchronizer:
     def start(self) -> None:
         self._thread.start()
 
-    # --- called by the training thread --------------------------------------------------------------------
+    # --- training thread ----------------------------------------------------------------------------------
 
     def wake(self) -> None:
         self._wake.set()
 
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
-        """Let the background thread call `attempt(since, now)` until there is a value; return that. Raises RankLost."""
         inquiry = Inquiry(attempt, self._world_size)
         self._inquiries.append(inquiry)
         self._wake.set()
@@ -116,7 +103,7 @@ class Synchronizer:
             if self.ended_because is None and not inquiry.done.wait(limit + GRACE):
                 self.end(f"the store that the ranks share has not answered for {GRACE:g} s")
         except BaseException:
-            # The caller leaves a round in which the others count on it, and its outcome is not known here.
+            # The caller leaves a round that the others count on, with an unknown outcome.
             self.end("the training loop was interrupted while the ranks agreed on a command")
             raise
         if inquiry.result is None:
@@ -124,21 +111,18 @@ class Synchronizer:
         return inquiry.result
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
-        """Pass this rank's outcome of the command with that sync key to the background thread."""
         self._outcomes.append((sync_key, status, output))
         self._wake.set()
 
     def end(self, reason: str, level: int = logging.WARNING) -> None:
-        """End this rank's part: it carries out no more commands, and waiting calls return. Any thread may call it."""
         if self.ended_because is None:
             self.ended_because = reason
-            log.log(level, "%s: rank %d carries out no commands any more: %s", self._job, self._rank, reason)
+            log.log(level, "%s: rank %d no longer carries out commands: %s", self._job, self._rank, reason)
         while self._inquiries:
             self._inquiries.popleft().done.set()
         self._wake.set()
 
     def close(self, timeout: float) -> None:
-        """Report the remaining outcomes, tell the others that this rank leaves, and end; within `timeout` seconds."""
         self._closing_at = time.monotonic() + timeout
         self._wake.set()
         self._thread.join(timeout + 0.5)
@@ -148,7 +132,7 @@ class Synchronizer:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    # --- the thread ---------------------------------------------------------------------------------------
+    # --- background thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         delay = 0.0
@@ -163,16 +147,15 @@ class Synchronizer:
                         return
             except RankLost as error:
                 self.end(str(error))
-            # Every error is caught, because the store may be of any library, and other ranks may write anything.
+            # Catch everything: the store may be of any library, and other ranks may write anything.
             except Exception as error:
                 level = logging.WARNING if self._closing_at is None else logging.DEBUG
                 reason = f"{type(error).__name__}: {_first_line(error)}"
                 self.end(f"the store that the ranks share is gone ({reason})", level)
         if self._closing_at is None:
-            self._role.abandon(f"the ranks do not agree on commands any more: {self.ended_because}")
+            self._role.abandon(f"the ranks no longer agree on commands: {self.ended_because}")
 
     def _work(self, now: float) -> float:
-        """Do the due work. Returns the seconds until more is due."""
         store = self._store or self._join()
         delay = self._attempt_inquiries(now)
         if store is None:
@@ -206,7 +189,6 @@ class Synchronizer:
         return delay
 
     def _write_heartbeat(self, store: SharedStore, now: float) -> float:
-        """Write this rank's status for the others if that is due. Returns the seconds until the next heartbeat."""
         if now < self._heartbeat_due:
             return self._heartbeat_due - now
         if self._role.has_to_rejoin(self.position):
@@ -217,7 +199,7 @@ class Synchronizer:
         count, stats = self._status.heartbeat + 1, self._status.stats
         try:
             stats = {**self._stats(), **self.published}
-        # Every error is caught, because the heartbeat is needed even without figures.
+        # Catch everything: the heartbeat is needed even without figures.
         except Exception:
             if count == 1:
                 log.exception("%s: the figures of rank %d cannot be measured", self._job, self._rank)
@@ -226,7 +208,6 @@ class Synchronizer:
         return every
 
     def _find_next_decision(self, now: float) -> float:
-        """Find the next decision before the training thread needs it. Returns the seconds until that is due again."""
         position = self.position
         if self.next_decision is not None and self.next_decision.number > position.number:
             return _IDLE_SECONDS
@@ -240,18 +221,14 @@ class Synchronizer:
         return _IDLE_SECONDS
 
     def _has_left(self, now: float) -> bool:
-        """Whether all outcomes are reported and all ranks have left, or the time is up."""
         if self._store is None or self._closing_at is None or now > self._closing_at:
             return True
         return self._role.leave(self.position.number + 1)
 
-    # --- attempts of inquiries ----------------------------------------------------------------------------
-
     def attempt_decision(self, since: float, now: float) -> SyncDecision | None:
-        """The decision of the next sync point, or None while there is none."""
         if self._store is None:
             if now - since > JOIN_PATIENCE:
-                raise RankLost(f"rank 0 has not answered for {JOIN_PATIENCE:g} s: has it called share()?")
+                raise RankLost(f"rank 0 did not respond within {JOIN_PATIENCE:g} s; make sure it calls share()")
             return None
         if self.next_decision is None or self.next_decision.number <= self.position.number:
             self.next_decision = self._role.decide(self.position, now - since)
@@ -260,7 +237,6 @@ class Synchronizer:
     def attempt_meeting(
         self, decision: SyncDecision, statement: Any, patience: float, since: float, now: float
     ) -> AgreedOutcome | None:
-        """The agreed outcome of a decision with commands, or None while there is none."""
         meeting = Round(f"meeting/{decision.number}", partial(self._role.agree, decision), None, patience)
         result = self.attempt_round(meeting, statement, since, now)
         if result is None:
@@ -270,7 +246,6 @@ class Synchronizer:
         return outcome
 
     def attempt_round(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """The result of a round, or None while there is none."""
         if self._rounds is None:
             return None
         result = self._rounds.attempt(round_, value, since, now)

@@ -6,8 +6,8 @@
     trainmedic.torchtitan.protect(medic)
     main()
 
-`protect` puts itself around the method ``train`` of the class; the configuration and torchtitan itself stay as they
-are. Needs torch; torchtitan is imported when `protect` is called.
+`protect` wraps the class's ``train``; configuration and torchtitan stay unchanged. Needs torch; torchtitan is imported
+when `protect` is called.
 """
 
 from __future__ import annotations
@@ -32,21 +32,17 @@ _MARK = "is_protected_by_trainmedic"
 def protect(
     medic: Medic, *, rollbacks: int | None = LIMIT, also: Mapping[str, Any] | None = None, trainer: Any = None
 ) -> None:
-    """Let Trainmedic's commands be carried out in the trainings that begin afterwards.
+    """Carry out Trainmedic's commands in later trainings. Every rank calls it before ``Trainer.train()``.
 
-    Every rank calls it before ``Trainer.train()``. ``rollbacks`` is how often training may go back without getting
-    further, None for any number. ``also`` names state of the script that goes back, too, as for
-    `trainmedic.torch.attach`. ``trainer`` is the class, where it is another than ``torchtitan.trainer.Trainer``, or
-    a subclass with a ``train`` of its own.
-
-    Raises ConfigurationError where that has not the methods that it is to have, or ``also`` cannot be kept.
+    ``rollbacks`` is how often training may go back without further progress; None for any number. ``also`` names state
+    of the script to restore, as for `trainmedic.torch.attach`. ``trainer`` is the class, if it is not
+    ``torchtitan.trainer.Trainer`` or is a subclass with its own ``train``. Raises ConfigurationError if methods are
+    missing in it, or ``also`` cannot be stored.
     """
     kind: Any = _trainer_class() if trainer is None else trainer
     missing = [name for name in _REPLACED if not callable(getattr(kind, name, None))]
     if missing:
-        raise ConfigurationError(
-            f"{kind.__name__} has no {missing[0]}(): this release of torchtitan is not one that Trainmedic knows"
-        )
+        raise ConfigurationError(f"{kind.__name__} has no {missing[0]}(): this release of torchtitan is not supported")
     call = kind.train
     if hasattr(call, _MARK):
         raise ConfigurationError(f"{kind.__name__} is protected already: call protect() once in a process")

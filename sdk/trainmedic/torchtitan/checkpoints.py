@@ -1,7 +1,7 @@
-"""The checkpoints of a torchtitan training, in the folder of its ``CheckpointManager``.
+"""Checkpoints of torchtitan's ``CheckpointManager``: directories ``step-150`` in the format of
+``torch.distributed.checkpoint``.
 
-Each is a directory ``step-150`` in the format of ``torch.distributed.checkpoint``, whose ``.metadata`` is written last;
-torchtitan goes on from the one of the latest step that has it.
+``.metadata`` is written last. torchtitan resumes from the latest step that has it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from trainmedic.trainer.step_directories import StepDirectories
 log = logging.getLogger("trainmedic")
 
 METADATA = ".metadata"
-_POSITION = "train_state."  # begins the names of what torchtitan keeps of its place
+_POSITION = "train_state."  # prefix of the names of torchtitan's position
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Whether torchtitan can go on from it: it is whole, and holds more than the model's weights."""
+    """Return whether torchtitan can resume from it: complete, and with more than weights."""
     try:
         status = (checkpoint / METADATA).stat()
     except OSError:
         return False
-    # Of a checkpoint of step 0 torchtitan loads the weights alone, whatever it holds.
+    # Of step 0 torchtitan loads only the weights.
     return LAYOUT.step_of(checkpoint) not in (None, 0) and _holds_position(
         checkpoint, status.st_mtime_ns, status.st_size
     )
@@ -34,10 +34,10 @@ def _is_complete(checkpoint: Path) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _holds_position(checkpoint: Path, changed: int, size: int) -> bool:
-    """``changed`` and ``size``, those of the metadata, are part of the cache's key."""
+    """``changed`` and ``size`` of the metadata are part of the cache's key."""
     try:
         names = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    except Exception as error:  # whatever unpickling a damaged file raises
+    except Exception as error:  # unpickling a damaged file may raise anything
         log.warning("%s cannot be read: %s", checkpoint / METADATA, error)
         return False
     return any(name.startswith(_POSITION) for name in names)

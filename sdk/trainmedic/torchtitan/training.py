@@ -1,12 +1,7 @@
-"""A torchtitan training that reports, carries out commands, and goes back to a checkpoint within its processes.
+"""A torchtitan training that reports, carries out commands, and goes back to checkpoints within its processes.
 
-A step is reported when its ``train_step`` has returned, and commands are carried out in ``should_continue_training``,
-which torchtitan calls between two steps, on every rank.
-
-``Trainer.train()`` begins with loading a checkpoint, and keeps its data iterator in a local name. So for a rollback it
-is ended by an exception, from the method that it calls between two steps, and called again with the checkpoint to go
-back to; everything is loaded by torchtitan's own checkpoint manager, the place in the data included. What is to be
-left out of the data is drawn then, and dropped. Everything happens on all ranks at the same step.
+``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a local variable. So for a rollback an
+exception ends it between two steps, and it is called again with the checkpoint to load.
 """
 
 from __future__ import annotations
@@ -31,15 +26,13 @@ from trainmedic.torch.sources.batch_sources import REPLAYED
 from trainmedic.torchtitan import checkpoints
 from trainmedic.trainer.attachment import log_errors
 from trainmedic.trainer.carried_files import CarriedFiles
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.self_saving import SelfSavingFramework
 
 _CALLED = ("_should_save", "maybe_wait_for_saving", "maybe_wait_for_staging", "exclude_from_loading", "interval")
 
 
 class TitanTraining(SelfSavingFramework):
-    """One training. ``trainer`` is torchtitan's."""
-
     restarter = "trainmedic.torchtitan.protect"
     fixed_by = "training.local_batch_size, training.global_batch_size and dataloader.num_workers of torchtitan"
     layout = checkpoints.LAYOUT
@@ -50,15 +43,15 @@ class TitanTraining(SelfSavingFramework):
         super().__init__(medic, rollbacks, carried)
         self._trainer = trainer
         self._checkpointer = trainer.checkpointer
-        self._drawn = 0  # batches of this rank since training began, those that were left out included
-        self._left_out_before: skipped_data.Ranges = []  # by number, from 0, before the rollback
+        self._drawn = 0  # batches of this rank since training began, including skipped ones
+        self._left_out_before: skipped_data.Ranges = []  # by number from 0, in the course that a rollback has ended
         self._dropped_newly = 0  # since the loop began
-        self._logged: dict[str, float] = {}  # loss and norm of the present step, where torchtitan has logged them
-        self._samples = self._tokens = 0  # that this rank has drawn since the last report
-        self._saved: int | None = None  # the step of the last checkpoint
+        self._logged: dict[str, float] = {}  # loss and norm of the current step, if torchtitan logged them
+        self._samples = self._tokens = 0  # drawn by this rank since the last report
+        self._saved: int | None = None  # step of the last checkpoint
         self._has_begun = False
         self._health = CheckpointHealth()  # when the last checkpoint was begun
-        self._is_loaded = False  # whether the loop that runs has begun, after it has loaded what it starts from
+        self._is_loaded = False  # whether the running loop has loaded its start and begun
         self._continues: Callable[[], bool] = trainer.should_continue_training
         self._step: Callable[..., Any] = trainer.train_step
         self._batches: Callable[..., Iterator[Any]] = trainer.batch_generator
@@ -72,10 +65,7 @@ class TitanTraining(SelfSavingFramework):
         else:
             medic.on("job.checkpoint")(self.checkpoint)
 
-    # --- around train() ---------------------------------------------------------------------------------
-
     def train(self, call: Callable[[], Any]) -> Any:
-        """`call` the trainer's ``train()``, again after each rollback. Returns what it returns."""
         trainer, checkpointer = self._trainer, self._checkpointer
         trainer.should_continue_training = self.continues
         trainer.train_step = self.train_step
@@ -109,19 +99,17 @@ class TitanTraining(SelfSavingFramework):
             self.loop.ends()
             return result
 
-    # --- in place of torchtitan's methods ---------------------------------------------------------------
+    # --- replacements of torchtitan's methods ----------------------------------------------------------------
 
     def load(self, *arguments: Any, **options: Any) -> Any:
-        """In place of ``CheckpointManager.load``, with which ``train()`` begins. No checkpoint holds a scaled rate."""
+        """Replaces ``CheckpointManager.load``, with which ``train()`` begins. Checkpoints hold unscaled rates."""
         self._is_loaded = False
         return self.attachment.live.unscaled(lambda: self._load(*arguments, **options))
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """In place of ``batch_generator``."""
         return self._batches(self._noted(self.to_train_on(iter(loader))))
 
     def continues(self) -> bool:
-        """In place of ``should_continue_training``: whether there is another step."""
         if self._is_loaded:
             self.end_step(self._trainer.step)
         else:
@@ -130,19 +118,17 @@ class TitanTraining(SelfSavingFramework):
         return not self.ends_here() and self._continues()
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
-        """In place of ``train_step``."""
         self._logged = {}
         result = self._step(*arguments, **options)
         self._report(self._trainer.step)
         return result
 
     def log(self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float, **more: Any) -> Any:
-        """In place of ``MetricsProcessor.log``."""
         self._note(global_avg_loss, grad_norm)
         return self._log(step, global_avg_loss, global_max_loss, grad_norm, **more)
 
     def save(self, curr_step: int, last_step: bool = False) -> Any:
-        """In place of ``CheckpointManager.save``, which is called after each step, and does not save after all."""
+        """Replaces ``CheckpointManager.save``, which is called after each step and may decide not to save."""
         if not self._saves(curr_step, last_step):
             return self._save(curr_step, last_step)
         is_scaled = self.attachment.live.lr_scale != 1.0
@@ -151,8 +137,6 @@ class TitanTraining(SelfSavingFramework):
             result = self.attachment.live.unscaled(lambda: self._save_now(curr_step, last_step, is_scaled))
             self.note_saved()
         return result
-
-    # --- the beginning ----------------------------------------------------------------------------------
 
     @log_errors
     def _begin(self) -> None:
@@ -168,7 +152,6 @@ class TitanTraining(SelfSavingFramework):
         self._begin_course(trainer.step)
 
     def _begin_course(self, step: int) -> None:
-        """The loop begins, or begins again, after so many steps."""
         loop, restart = self.loop, self.loop.restarts.starting
         loop.kept = kept(self.path_of(step), self.medic.rank) if step else None
         self._drawn = (loop.kept or {}).get("drawn", step * self.accumulation)
@@ -182,10 +165,7 @@ class TitanTraining(SelfSavingFramework):
             self.put_back_carried(self.path_of(step))
         loop.begins(step, *self._parts())
 
-    # --- batches ----------------------------------------------------------------------------------------
-
     def to_train_on(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches without those that are left out."""
         for batch in batches:
             number, self._drawn = self._drawn, self._drawn + 1
             if skipped_data.contains(self.left_out, number):
@@ -212,14 +192,11 @@ class TitanTraining(SelfSavingFramework):
         self._samples += len(labels)
         self._tokens += labels.numel()
 
-    # --- reports ----------------------------------------------------------------------------------------
-
     @log_errors
     def _note(self, loss: float, grad_norm: float) -> None:
         self._logged = {"loss": self._on_all_stages(loss), "grad_norm": grad_norm}
 
     def _on_all_stages(self, loss: float) -> float:
-        """The loss, which the last stage of a pipeline alone has, also on the rank that reports it."""
         trainer = self._trainer
         if not trainer.parallel_dims.pp_enabled:
             return loss
@@ -243,8 +220,6 @@ class TitanTraining(SelfSavingFramework):
         )
         self._samples = self._tokens = 0
 
-    # --- checkpoints, and the place in the data ---------------------------------------------------------
-
     def checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
         checkpointer, step = self._checkpointer, self._trainer.step
         if self._saved != step:
@@ -256,15 +231,12 @@ class TitanTraining(SelfSavingFramework):
         return {"checkpoint": self.path_of(step).name, "directory": str(checkpointer.folder)}
 
     def _saves(self, step: int, is_last: bool) -> bool:
-        """Whether torchtitan writes a checkpoint now that one can go back to."""
         if self.no_restart_because or (is_last and self._checkpointer.last_save_model_only):
             return False
         return bool(self._checkpointer._should_save(step, is_last))
 
     @log_errors
     def _keep(self, step: int) -> None:
-        """Every rank keeps in the checkpoint of this step what it will compare with, before torchtitan writes: so it is
-        not seen as whole before all is there. Raises OSError."""
         path, proof, parts = self.path_of(step), self.loop.proof, self._parts()
         self._health = proof.health(*parts)
         path.mkdir(parents=True, exist_ok=True)
@@ -284,7 +256,7 @@ class TitanTraining(SelfSavingFramework):
         return (future is None or future.done()) and self.is_complete(self.path_of(step))
 
     def abandoned(self, name: str, number: int) -> str:
-        # Torchtitan takes whatever has "step-" and a number in its name for a checkpoint.
+        # torchtitan takes any name with "step-" and a number for a checkpoint.
         return f"abandoned-{number}-of-{name.replace('step-', '')}"
 
     @property
@@ -303,7 +275,6 @@ class TitanTraining(SelfSavingFramework):
 
 
 def _no_restart(checkpointer: Any) -> str:
-    """Why a training with this checkpoint manager cannot go back; empty where it can."""
     if not checkpointer.enable:
         return "there are no checkpoints: --checkpoint.enable"
     if any(not hasattr(checkpointer, name) for name in _CALLED):

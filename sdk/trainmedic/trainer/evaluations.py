@@ -1,7 +1,4 @@
-"""The loss, the perplexity and the other metrics of an evaluation, among those that a Trainer tells its callbacks.
-
-Who calls it: the callbacks, which report them. Not here: when an evaluation is.
-"""
+"""Metrics of an evaluation in a framework's log values."""
 
 from __future__ import annotations
 
@@ -12,27 +9,25 @@ from typing import Any, Mapping
 _KIND = r"(?:val|valid|validation|eval)[_/.-]"
 _OTHER = re.compile(rf"^{_KIND}(.+)$")
 _NO_RESULT = re.compile(r"(?:^|[_/.-])(?:runtime|(?:samples|steps|tokens)_per_second|time|epoch|step|steps|samples)$")
-"""Names of durations and counts."""
 _ARGUMENTS = ("loss", "perplexity", "step")
-"""Parameters of `Medic.report_evaluation`, which no metric may have as its name."""
+"""Parameters of `Medic.report_evaluation`, which no metric may be named."""
 _LOSS = re.compile(rf"^{_KIND}(?:.*[_/.-])?loss(?:_epoch)?$")
 _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$")
 
 
 def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) -> tuple[Any, Any]:
-    """Both by their usual names, None where there is none. Of several, as of several data sets, the shortest counts.
+    """Return both by their usual names, or None. If there are several, such as per data set, the shortest name counts.
 
-    ``is_of_tokens`` says that the loss is the mean cross entropy of tokens, whose exponential is the perplexity.
+    With ``is_of_tokens`` the loss is a mean cross entropy of tokens, whose exponential is the perplexity.
     """
     loss, perplexity = _named(metrics, _LOSS), _named(metrics, _PERPLEXITY)
     if perplexity is None and is_of_tokens and isinstance(loss, (int, float)):
-        perplexity = math.exp(loss) if loss < 700 else math.inf  # beyond, it is no float
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # larger values overflow
     return loss, perplexity
 
 
 def other_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of an evaluation except loss, perplexity and times, by name without prefixes such as
-    ``eval_``."""
+    """Return further metrics by name without prefixes such as ``eval_``, except times."""
     others: dict[str, Any] = {}
     for name, value in metrics.items():
         match = _OTHER.match(name)

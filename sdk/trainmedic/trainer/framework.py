@@ -1,9 +1,4 @@
-"""What Trainmedic asks of a framework that runs the training loop itself.
-
-A framework is one class that implements `Framework`, and what it puts around the framework's own functions. It holds a
-`TrainerLoop`, which restarts the loop, and an `Attachment`, which carries out commands between two steps; both are the
-same for every framework, and no framework derives from them. What is optional here has a default.
-"""
+"""Interface of a framework that runs the training loop itself."""
 
 from __future__ import annotations
 
@@ -15,74 +10,54 @@ from trainmedic.recovery.loop_restart import LoopRestart
 
 
 class Framework(Protocol):
-    """One training by the framework: its checkpoints, its place in the data, and what a restart changes of it."""
+    """One training by the framework. Optional members have defaults."""
 
     reads_late: bool = False
-    """Whether it is known only at the first batch which batches come, so that losses are compared from there on:
-    `TrainerLoop.compare_losses` is called then."""
+    """True if the batches are known only at the first one. `TrainerLoop.compare_losses` is then called there."""
     no_restart_because: str = ""
-    """Why this training cannot be restarted at all; empty where it can."""
     no_skip_because: str = ""
-    """Why a rollback cannot leave out batches; empty where it can."""
     writes: bool
-    """Whether this is the one rank that changes what is in the directories of the checkpoints."""
-
-    # --- checkpoints --------------------------------------------------------------------------------------
 
     @property
     def directories(self) -> list[Path]:
-        """The directories of the checkpoints. The first one gets those that commands ask for, and this package's
-        files."""
+        """Checkpoint directories. The first gets this package's files and checkpoints for commands."""
         ...
 
     def all_checkpoints(self) -> list[SavedCheckpoint]:
-        """Every checkpoint in the directories, foreign and half-written ones too, by ascending step."""
+        """Return all checkpoints by ascending step, including foreign and incomplete ones."""
         ...
 
-    def is_complete(self, checkpoint: Path) -> bool:
-        """Whether the loop can start from it."""
-        ...
+    def is_complete(self, checkpoint: Path) -> bool: ...
 
-    def step_of(self, checkpoint: Path) -> int:
-        """The step at which it was written."""
-        ...
+    def step_of(self, checkpoint: Path) -> int: ...
 
     def restart_order(self, present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """The complete ones in the order in which a crash goes on from them."""
+        """Return the complete ones in order of preference after a crash."""
         return healthy_first(present)
 
     def abandoned(self, name: str, number: int) -> str:
-        """The new name of a checkpoint that is put aside. It is like no checkpoint's of the framework."""
         return f"abandoned-{number}-{name}"
 
-    # --- the data -----------------------------------------------------------------------------------------
-
     @property
-    def accumulation(self) -> int:
-        """How many batches make a step."""
-        ...
+    def accumulation(self) -> int: ...
 
     @property
     def data(self) -> str:
-        """Which batches come after the last restart, for the answer; as `BatchSource.restore` says it."""
+        """Description for the answer of the batches after the last restart, as in `BatchSource.restore`."""
         ...
 
     @property
-    def newly_skipped(self) -> int:
-        """How many batches were left out since the last restart."""
-        ...
-
-    # --- a restart ----------------------------------------------------------------------------------------
+    def newly_skipped(self) -> int: ...
 
     def goes_back_to(self, step: int) -> None:
-        """On the rank that writes: the framework itself goes on from this step, when the job is started again. Later
-        checkpoints are put aside after that. Raises OSError."""
+        """Make the framework itself resume from this step, on the writing rank, before later checkpoints are put aside.
+
+        Raises OSError.
+        """
         return
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
-        """On every rank, before the loop starts from `checkpoint`: apply what the restart changes. Raises OSError."""
         return
 
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
-        """What the answer says in addition, now that the loop has done its first step after the restart."""
         return {}

@@ -1,8 +1,5 @@
-"""State that the modules of a model carry from step to step outside their ``state_dict``: hidden states, caches.
-
-A framework loads parameters and persistent buffers from a checkpoint. The attributes of a program's own modules, such
-as the hidden state of a recurrent layer, and buffers that are not persistent stay as the abandoned course has left
-them. Not here: what is data in one object (``held_state``).
+"""State of modules outside their ``state_dict``, which frameworks do not load: hidden states, caches, non-persistent
+buffers.
 """
 
 from __future__ import annotations
@@ -17,9 +14,9 @@ _LIBRARIES = ("lightning", "peft", "pytorch_lightning", "torch", "transformers")
 
 
 class HeldModules:
-    """The held state of ``model`` and of the modules in it.
+    """Held state of ``model`` and its modules; for library classes only buffers.
 
-    Of classes of a library only the buffers are data. ``batches_in_model`` says that the model itself may hold batches.
+    ``batches_in_model`` states that the model itself may hold batches.
     """
 
     def __init__(self, model: nn.Module, batches_in_model: bool = False) -> None:
@@ -31,12 +28,10 @@ class HeldModules:
         }
 
     def record(self) -> dict[str, dict[str, Any]]:
-        """Return what a checkpoint keeps for `put_back`, by the names of modules."""
         records = {name: state.record() for name, state in self._states.items()}
         return {name: record for name, record in records.items() if record}
 
     def put_back(self, records: Mapping[str, Mapping[str, Any]] | None, keeps_batches: bool = True) -> PutBack:
-        """Set the state as `HeldState.put_back` does. Carried state stays valid where batches are left out."""
         changed = PutBack()
         for name, state in self._states.items():
             keeps = keeps_batches or bool(name) or not self._batches_in_model
@@ -44,7 +39,6 @@ class HeldModules:
         return changed
 
     def add(self, records: Mapping[str, Mapping[str, Any]], keeps_batches: bool = True) -> PutBack:
-        """Set only what is recorded, after `put_back` has reset all."""
         changed = PutBack()
         for name, record in records.items():
             if name in self._states:

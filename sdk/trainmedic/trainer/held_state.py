@@ -1,12 +1,7 @@
-"""State that an object of the program holds over a restart of its loop: batches, counters, buffers, running averages.
+"""State that a program's object holds across a restart of its loop: batches, counters, buffers, averages.
 
-A restart within the process calls the framework's loop again on the same objects, while a new process would have made
-them new. So what a trainer has gathered on the course that is given up, such as completions that it trains on several
-times, would be used on the new one. `HeldState` copies these attributes at the start and with each checkpoint, and
-puts them back: as the checkpoint has them, and otherwise as they were at the start, which is what the framework
-expects when it resumes in a new process.
-
-Not here: what consists of plain values (``held_values``), and where the copies are kept (the loops of the frameworks).
+A restart in the process reuses objects that a new process would create. So their attributes are restored from the
+checkpoint's copy, or else to their initial state.
 """
 
 from __future__ import annotations
@@ -26,27 +21,21 @@ from trainmedic.trainer.held_values import NotPlain, is_figure, packed, same, un
 log = logging.getLogger("trainmedic")
 
 _SETTINGS = (bool, str, bytes)
-"""Attributes of these types tell a program what to do; they are not gathered by training."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 
 
 @dataclass(frozen=True)
 class PutBack:
-    """The names of the attributes that `HeldState.put_back` has changed."""
-
     restored: tuple[str, ...] = ()
-    """Those that are as they were at the checkpoint."""
     reset: tuple[str, ...] = ()
-    """Those that are as they were at the start, because the checkpoint has no copy."""
+    """Set to their initial state, because the checkpoint has no copy."""
 
     def followed_by(self, later: PutBack) -> PutBack:
-        """Return what both together have changed."""
         reset = {*self.reset, *later.reset} - {*later.restored}
         return PutBack(tuple(sorted({*self.restored, *later.restored})), tuple(sorted(reset)))
 
     def within(self, part: str) -> PutBack:
-        """Return the same, with the names of attributes of that part."""
         if not part:
             return self
         restored, reset = ([f"{part}.{name}" for name in names] for names in (self.restored, self.reset))
@@ -57,10 +46,9 @@ class PutBack:
 
 
 class HeldState:
-    """The attributes of ``holder`` that hold data, except ``excluded``, which the framework restores itself.
+    """Data attributes of ``holder``, except ``excluded``, which the framework restores.
 
-    Of a module the buffers that are not persistent are among them, or with ``buffers_only`` nothing else, and what
-    every module has is not.
+    Modules include non-persistent buffers (only these with ``buffers_only``), but nothing that every module has.
     """
 
     def __init__(self, holder: Any, excluded: Collection[str], buffers_only: bool = False) -> None:
@@ -70,7 +58,6 @@ class HeldState:
         self._at_start = self._copies()
 
     def record(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps for `put_back`: copies of the attributes that are not as at the start."""
         return {
             name: form
             for name, form in self._copies().items()
@@ -80,10 +67,10 @@ class HeldState:
     def put_back(
         self, recorded: Mapping[str, Any] | None, keeps_batches: bool = True, only: Collection[str] | None = None
     ) -> PutBack:
-        """Set each attribute as it was at the checkpoint that has ``recorded`` it, and else as it was at the start.
+        """Restore attributes from ``recorded``, or else to their initial state.
 
-        Without ``keeps_batches`` only counters and averages are taken from the record, because the batches are to be
-        left out. With ``only``, other attributes stay as they are.
+        Without ``keeps_batches`` only counters and averages are taken from the record: batches are to be skipped. With
+        ``only``, other attributes stay.
         """
         known = dict(recorded or {})
         restored: list[str] = []
@@ -104,7 +91,7 @@ class HeldState:
         return PutBack(tuple(restored), tuple(reset))
 
     def _is_part(self, name: str) -> bool:
-        """Return whether the attribute is now an object of the program, such as an engine that is made when needed."""
+        """Return whether the attribute is now an object of the program, such as an engine created on demand."""
         return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
 
     def _members(self) -> dict[str, Any]:
@@ -122,7 +109,7 @@ class HeldState:
         try:
             members[name] = unpacked(target[name], members.get(name))
         except NotPlain as error:
-            log.warning("the state %s of the trainer cannot be restored, and is reset: no class %s", name, error)
+            log.warning("cannot restore the trainer's state %s; resetting it: no class %s", name, error)
             return False
         return True
 
@@ -139,9 +126,9 @@ class HeldState:
 
 
 def assigned_names(kind: type, packages: Collection[str]) -> frozenset[str]:
-    """Return the attributes that the classes of these packages assign, of those that ``kind`` is derived from.
+    """Return the attributes assigned by base classes of ``kind`` in these packages.
 
-    A framework's own class restores them when it resumes, or makes them again.
+    The framework restores them itself or creates them again.
     """
     own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] in packages]
     stored = (each for owner in own for function in _functions(owner) for each in dis.get_instructions(function))

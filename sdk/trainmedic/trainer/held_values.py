@@ -1,8 +1,7 @@
-"""Copies of plain values: numbers, tensors, arrays, and the containers and small objects that are made of these.
+"""Copies of plain values: numbers, tensors, arrays, and their containers and small objects.
 
-`packed` copies a value into a form that ``torch.load`` reads with ``weights_only``; `unpacked` makes the value again.
-It fills the present containers where they are of the same type, so that other references to them stay valid, and a
-``defaultdict`` keeps its factory. Not here: which values a training holds (``held_state``).
+`packed` copies for ``torch.load(weights_only=True)``. `unpacked` fills existing containers, so that references stay
+valid.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from trainmedic.torch.carried_values import is_freed
 
 LARGEST = 256 << 20
-"""Bytes of one value that is copied."""
 _DEEPEST = 12
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _FACTORIES = {each.__name__: each for each in (list, dict, set, int, float)}
@@ -45,28 +43,28 @@ _LIBRARIES = frozenset(
         "vllm",
     ]
 )
-"""Packages whose objects are parts of the program, and not data of its course."""
+"""Packages whose objects are parts of the program, not data."""
 
 
 class NotPlain(Exception):
-    """The value consists of something else, or is too large."""
+    """The value is not plain, or too large."""
 
 
 def packed(value: Any) -> Any:
-    """Return a copy of ``value`` that `unpacked` reads. Raises NotPlain."""
+    """Return a copy of ``value`` for `unpacked`. Raises NotPlain."""
     return _Packer().pack(value, 0)
 
 
 def unpacked(form: Any, present: Any = None) -> Any:
-    """Return the value that `packed` has copied; a container is ``present`` itself where that is of the same type.
+    """Return the copied value, in ``present`` if that is a container of the same type.
 
-    Raises NotPlain where a class is not there any more.
+    Raises NotPlain if a class no longer exists.
     """
     if not isinstance(form, tuple):
         return form
     kind, content = form[0], form[1]
     if kind == "tensor":
-        # A checkpoint may have been loaded to the host's memory.
+        # A checkpoint may have been loaded to host memory.
         return content.clone() if str(content.device) == form[2] else content.to(form[2])
     if kind == "array":
         return content.numpy().copy()
@@ -83,7 +81,6 @@ def unpacked(form: Any, present: Any = None) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two forms of `packed` are of equal values; not-a-number equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -96,7 +93,6 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_figure(form: Any) -> bool:
-    """Return whether a form of `packed` is a single number, and so holds no batch."""
     is_tensor = isinstance(form, tuple) and form[0] == "tensor"
     return isinstance(form, (int, float)) or (is_tensor and form[1].numel() == 1)
 
@@ -104,7 +100,7 @@ def is_figure(form: Any) -> bool:
 class _Packer:
     def __init__(self) -> None:
         self._bytes = 0
-        self._open: set[int] = set()  # ids of the containers around the value, which must not contain themselves
+        self._open: set[int] = set()  # ids of surrounding containers, to detect cycles
 
     def pack(self, value: Any, depth: int) -> Any:
         if isinstance(value, _SCALARS):
@@ -166,7 +162,7 @@ class _Packer:
 
 
 def _is_known(kind: type) -> bool:
-    """Return whether objects of this class consist of their attributes, and the class is found by its name."""
+    """Return whether objects of this class consist of their attributes, and the class is found by name."""
     own = any(vars(each).get("__slots__") for each in kind.__mro__)
     return kind.__dictoffset__ != 0 and not own and _class(kind.__module__, kind.__qualname__) is kind
 

@@ -1,8 +1,4 @@
-"""The commands that need nothing from the framework, and no restart: learning rate, pause, and the GPU's cache.
-
-Not here: checkpoints and the end of training, for which each framework has its own way. `Attachment` makes a
-`LiveCommands`, and tells it when a loop begins.
-"""
+"""Commands without a restart and independent of the framework: learning rate, pause, and GPU cache."""
 
 from __future__ import annotations
 
@@ -29,13 +25,10 @@ _HOW = "use the rate that the callback's learning_rate(value) returns, or give t
 
 
 class LiveCommands:
-    """Registers its handlers with `medic`, which calls them between two steps."""
-
     def __init__(self, medic: Medic) -> None:
         self.pause = LoopPause(medic)
         self.medic = medic
         self.loss_log = LossLog()
-        """The losses whose course a change of the rate alters: those of the loop that can go back."""
         self._rate: LearningRate | None = None
         self._changes: AppliedChanges | None = None
         self._is_recalled = False
@@ -50,7 +43,6 @@ class LiveCommands:
             medic.cannot("job.empty_cache", "there is no GPU whose memory is cached")
 
     def loop_begins(self, optimizer: Any, scheduler: Any) -> None:
-        """Take the optimizer and scheduler of a loop that begins. Commands' scaling is applied to them again."""
         self._rate = LearningRate(optimizer, scheduler)
         if self._changes is not None:
             self._rate.set_scale(self._changes.scale(LEARNING_RATE))
@@ -59,29 +51,24 @@ class LiveCommands:
         self._rates.begin_again(self._steps)
 
     def loop_ends(self, is_for_good: bool) -> None:
-        """The loop ends. Unless that ``is_for_good``, it begins again, and what waits is looked at then."""
         self._steps.close()
         if is_for_good:
             self._rates.finish("training ended")
 
     def finish(self, because: str) -> None:
-        """Answer a change of the rate with what was seen by now."""
         self._rates.finish(because)
 
     def step_done(self) -> None:
-        """A step is complete: look whether the rate is still what a command has made it."""
         self._rates.step_done()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return a rate that the program computed, times the factor of commands."""
         return value if self._rate is None else self._rate.scaled(value)
 
     def recall(self, directory: Path, checkpoint: Path | None, writes: bool) -> None:
-        """After the first `loop_begins`: bring back what commands had changed before this process.
+        """Restore the changes of an earlier process, after the first `loop_begins`.
 
-        The record of it is a file in ``directory``, or else beside ``checkpoint``, from which training goes on. Where
-        both lack it, the rate is scaled as the checkpoint says. Every rank takes what rank 0 reads. Without a
-        checkpoint training is new, and the record is deleted.
+        They are in a file in ``directory``, else next to ``checkpoint``, else in the checkpoint's rate. Every rank
+        takes rank 0's reading. Without a checkpoint the training is new, and the record is deleted.
         """
         if self._changes is not None:
             return
@@ -102,47 +89,39 @@ class LiveCommands:
         self._is_recalled = True
 
     def checkpoint_written(self, step: int) -> None:
-        """A checkpoint of that step is complete; what was changed has proven itself."""
         if self._changes is not None:
             self._changes.checkpoint_written(step)
 
     def unscaled(self, call: Callable[[], Result]) -> Result:
-        """Call it, such as what saves or loads the optimizer, while the rates are as if nothing had been scaled."""
         result: Result = call() if self._rate is None else self._rate.unscaled(call)
         return result
 
     @property
     def lr_scale(self) -> float:
-        """The factor by which commands have scaled the learning rate."""
         return self._rate.scale if self._rate is not None else 1.0
 
     @property
     def optimizers(self) -> Sequence[Any]:
-        """Those of the loop that runs."""
         return self._rate.optimizers if self._rate is not None else ()
 
     @property
     def expected_learning_rate(self) -> Any:
-        """The rate that the schedule says for now, scaled; None where no schedule says one."""
         return self._rate.expected if self._rate is not None else None
 
     @property
     def rate(self) -> LearningRate:
-        """The learning rate of the loop that runs."""
         assert self._rate is not None
         return self._rate
 
     @property
     def changes(self) -> AppliedChanges:
-        """What commands have changed."""
-        if self._changes is None:  # the ranks could not agree on those from before
+        if self._changes is None:  # the ranks could not agree on earlier ones
             self._changes = AppliedChanges(largest_lr_scale=self.medic.largest_lr_scale)
             self._changes.recall()
         return self._changes
 
     @property
     def global_step(self) -> int:
-        """The step after which commands are carried out."""
         return self.medic.step or 0
 
     def _scales(self, command_id: str) -> bool | None:

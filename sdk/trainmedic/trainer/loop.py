@@ -1,9 +1,6 @@
-"""A framework's training loop that is restarted: by commands, and after a crash.
+"""Restarts of a framework's training loop, by commands and after a crash.
 
-`TrainerLoop` does what a restart needs in every framework: it chooses the checkpoint to start from, puts later ones
-aside, and counts rollbacks for the budget. Not here: when the loop is restarted (``trainmedic.recovery.restarts``), and
-how a framework starts its loop and keeps its checkpoints (`Framework`). The frameworks call it around their loops, and
-for commands.
+It chooses the checkpoint, puts later ones aside, and counts rollbacks. ``trainmedic.recovery.restarts`` decides when.
 """
 
 from __future__ import annotations
@@ -35,57 +32,48 @@ log = logging.getLogger("trainmedic")
 
 
 class TrainerLoop:
-    """One training by ``framework``, from its first step to the last, restarts included."""
-
     def __init__(self, medic: Medic, framework: Framework, limits: RestartLimits) -> None:
         self.framework = framework
         self.kept: Mapping[str, Any] | None = None
-        """What this rank has kept in the checkpoint from which the loop has begun; None where there is nothing."""
         self.meter: StepMeter | None = None
-        """What is told of the batches, while the loop runs with a callback."""
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
         self.proof = RollbackProof(medic, lambda: framework.accumulation)
         self._medic = medic
         self._limits = limits
         self._step = 0
-        # Path and time of the checkpoints that an earlier training has left in the directory, and of those that are
-        # damaged. Nothing goes back to those.
+        # Path and time of checkpoints of earlier trainings and of damaged ones, which are never used.
         self._foreign: frozenset[tuple[Any, Any]] = frozenset()
-        self._started_from = Path()  # the checkpoint of the last restart
+        self._started_from = Path()  # checkpoint of the last restart
         self._begin_comparison: Callable[[], None] | None = None
 
-    # --- around the framework's loop --------------------------------------------------------------------
-
     def start_fresh(self) -> None:
-        """Begin without a checkpoint: the checkpoints in the directories belong to an earlier training."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self.framework.all_checkpoints())
         self.budget.reset()
         self._medic.progress.begin_training(time.perf_counter())
 
     def prepare(self, restart: LoopRestart) -> Path:
-        """The checkpoint that the loop starts from for `restart`, with later ones put aside. Raises OSError."""
+        """Return the checkpoint for `restart`, with later ones put aside. Raises OSError."""
         ranks = self._medic.group("restart")
-        ranks.poll()  # until every rank is here, one may still be writing its part of a checkpoint
+        ranks.poll()  # a rank may still be writing its part of a checkpoint
         checkpoint = self._started_from = Path(ranks.choose(lambda: str(self._available(restart))))
         step = self.framework.step_of(checkpoint)
         self._medic.progress.record.forget_after(step)
         if self.framework.writes:
             self.put_aside(step)
-        log.warning("%s: the training loop starts again from %s", self._medic.job, checkpoint)
+        log.warning("%s: restarting the training loop from %s", self._medic.job, checkpoint)
         self.framework.prepare(checkpoint, restart)
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """The checkpoint of `restart`, or the newest if that one is gone; a rollback takes no other than its own."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
         if newest is None or restart.is_rollback:
-            raise FileNotFoundError(f"{restart.checkpoint} is not there any more, or not complete")
+            raise FileNotFoundError(f"{restart.checkpoint} no longer exists, or is incomplete")
         return newest
 
     def put_aside(self, after: int) -> None:
-        """Rename the checkpoints of later steps, so that nothing goes on from them. Raises OSError."""
+        """Rename the checkpoints of later steps, so that nothing resumes from them. Raises OSError."""
         self.framework.goes_back_to(after)
         renamed = [self._rename(each.path) for each in self.framework.all_checkpoints() if each.step > after]
         if renamed:
@@ -99,7 +87,6 @@ class TrainerLoop:
         return new.name
 
     def _disown(self, damaged: Path) -> None:
-        """Nothing goes on from this checkpoint any more, a later process neither. Every rank has loaded it by now."""
         self._foreign |= {(each.path, each.at) for each in self.framework.all_checkpoints() if each.path == damaged}
         if self.framework.writes:
             try:
@@ -109,7 +96,6 @@ class TrainerLoop:
 
     @contextlib.contextmanager
     def attempting(self) -> Iterator[None]:
-        """Around the framework's loop: what waits to be compared is answered if that raises an error."""
         try:
             yield
         except BaseException as error:
@@ -121,20 +107,17 @@ class TrainerLoop:
         return ordered[0].path if ordered else None
 
     def _checkpoints(self) -> list[SavedCheckpoint]:
-        """The checkpoints of this training."""
         return [each for each in self.framework.all_checkpoints() if (each.path, each.at) not in self._foreign]
 
     @functools.cached_property
     def budget(self) -> RollbackBudget:
-        """The rollbacks of this training. It is made late, as Lightning knows its directories only while it fits."""
+        """Rollbacks of this training. Lazy: Lightning knows its directories only during fit."""
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
-    # --- called by the callback -------------------------------------------------------------------------
-
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
-        """Take note, on every rank, that the loop begins with these after so many steps.
+        """Record on every rank that the loop begins at that step.
 
-        Raises DamagedCheckpoint where a restart has loaded something else than was saved.
+        Raises DamagedCheckpoint if a restart has loaded other data than were saved.
         """
         self.restarts.has_loaded()
         restart = self.restarts.starting
@@ -149,13 +132,11 @@ class TrainerLoop:
             self.has_gone_back(restart, step, modules.values(), optimizers.values())
 
     def has_gone_back(self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]) -> None:
-        """Take note that the state of that step is loaded: compare the losses with those that came after it before."""
         self._begin_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
         if not self.framework.reads_late:
             self.compare_losses()
 
     def compare_losses(self) -> None:
-        """Compare the losses from here on, if the loop has gone back since the last call."""
         begin, self._begin_comparison = self._begin_comparison, None
         if begin is not None:
             begin()
@@ -170,20 +151,17 @@ class TrainerLoop:
             losses.log.course_changes(step)
 
     def stepped(self, step: int) -> None:
-        """Take note that a step is complete."""
         self._step = step
         self.proof.losses.step_ends(step)
         self.restarts.stepped(step, self._finish, self._answer)
         self.proof.step_done(step)
 
     def ends(self) -> None:
-        """Take note that the loop ends."""
         again = self.restarts.is_asked
-        self.proof.finish("the loop starts again for another command" if again else "training ended")
+        self.proof.finish("the loop restarts for another command" if again else "training ended")
 
     def roll_back(self, command: JobCommand) -> bool:
-        """Choose the checkpoint on all ranks together, and ask for a restart from there: `LoopRestarter.ask`. Raises
-        Rejected."""
+        """Choose the checkpoint on all ranks and request a restart (`LoopRestarter.ask`). Raises Rejected."""
         rollback, progress = command.parameters, self._medic.progress
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self.framework.no_skip_because:
@@ -201,13 +179,12 @@ class TrainerLoop:
         return self.restarts.ask(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Also called by the interrupter's thread, which must not read the losses, and so knows no onset."""
+        """Also called by the interrupter's thread, which must not read losses and has no onset."""
         choice = choose(self._checkpoints(), rollback, self._step, onset, self.budget.spent)
         self.budget.check(choice.best.step, self._step)
         return choice
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
-        """What the answer says in addition, now that the loop runs again and `restart` is done."""
         if not restart.is_rollback:
             return self.framework.outcome(restart)
         step = restart.output["checkpoint_step"]

@@ -1,13 +1,7 @@
-"""What shows that a rollback of a Trainer went where its answer says: parameters, optimizer, batches and losses.
+"""Proof that a rollback went where its answer states.
 
-A checkpoint keeps digests of what it was written from, and how many batches had been drawn (`RollbackProof.kept`). When
-the loop has started again from it, what each rank has loaded is compared with the digests (`loaded`), and the batches
-that it draws with those that were drawn in their place before (`drawn`), and the losses of the first steps with those
-of before (`losses`). The answer to the rollback waits for them.
-
-`TrainerLoop` has one, and the callbacks of both frameworks call it. Not here: digests (``torch.digests``), the
-comparison of batches (``recovery.batch_log``), that of losses (``step_losses``) and the answer
-(``torch.verification``).
+After a restart each rank compares loaded state, drawn batches and the losses of the first steps with values stored with
+the checkpoint. The answer waits for it.
 """
 
 from __future__ import annotations
@@ -35,10 +29,10 @@ _SKIPPED_MORE = "the batches to leave out reach beyond the end of the epoch; the
 
 
 class RollbackProof:
-    """The proof of one training, over all restarts of its loop.
+    """Proof of one training over all restarts.
 
-    ``accumulation`` tells how many batches make a step. ``not_comparable`` is set where the parameters of a rank cannot
-    be compared, to the reason; ``storage`` is for `RollbackVerification`.
+    ``accumulation`` returns the batches per step. ``not_comparable`` is the reason why a rank's parameters cannot be
+    compared; ``storage`` is for `RollbackVerification`.
     """
 
     storage = True
@@ -51,55 +45,42 @@ class RollbackProof:
         self.not_comparable = ""
         self._accumulation = accumulation
         self._verification = RollbackVerification(self)
-        self._is_back = False  # whether the loop has started again, and has drawn nothing yet
-        self._place: int | None = None  # how many batches had been drawn at the checkpoint that it started from
+        self._is_back = False  # restarted, and nothing drawn yet
+        self._place: int | None = None  # batches drawn at the checkpoint of the restart
         self._skipped: Callable[[], int] = lambda: 0
         self._skipped_at_first = 0
         self._parameters: dict[str, Any] = {"compared": 0, "agreed": 0, "ranks": medic.world_size, "why": _NOT_KEPT}
         self._problem = ""
         self.carried: Mapping[str, Any] = {}
-        """How the state that training carries compares, for the answer; empty where that is not known."""
 
     @property
     def accumulation(self) -> int:
         return self._accumulation()
 
-    # --- with a checkpoint ------------------------------------------------------------------------------
-
     def health(self, modules: Modules, optimizers: Optimizers) -> CheckpointHealth:
-        """The health of a checkpoint that is written now."""
         return health_now(self.medic.progress, None if self.not_comparable else are_finite(modules, optimizers))
 
     def kept(self, step: int, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
-        """What the checkpoint of that step keeps for `loaded` and `goes_back`, as JSON values."""
         return {"digests": self.digests(modules, optimizers), **self.kept_of_rank(step, optimizers)}
 
     def digests(self, modules: Modules, optimizers: Optimizers) -> Any:
-        """The digests that are compared after a load; None where they cannot be."""
         return None if self.not_comparable else digests(modules, optimizers)
 
     def kept_of_rank(self, step: int, optimizers: Optimizers) -> dict[str, Any]:
-        """The part of it that is each rank's own."""
         return {"batches": self.batch_log.state(), **self.losses.kept(step, optimizers.values(), self.accumulation)}
 
-    # --- when a loop begins -----------------------------------------------------------------------------
-
     def resumes(self, kept: Mapping[str, Any] | None) -> None:
-        """A new process goes on from a checkpoint that has kept this."""
         self.batch_log.restore(None if kept is None else kept.get("batches"))
 
     def goes_back(self, kept: Mapping[str, Any] | None, skipped: Callable[[], int]) -> None:
-        """The loop starts again from a checkpoint that has kept this. ``skipped`` tells how many batches were left out
-        since, which is known when the first one is drawn."""
         self._is_back, self._skipped = True, skipped
         self._place = ((kept or {}).get("batches") or {}).get("drawn")
 
     def changes_batches(self, why: str) -> None:
-        """The loop starts again where it is, and draws other batches."""
         self.batch_log.forget(why)
 
     def resumed(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
-        """A new process has loaded a checkpoint. Its script may have changed since, so a difference is only told."""
+        """Compare state loaded by a new process. Differences are only logged: its script may have changed."""
         before = None if kept is None or self.not_comparable else kept.get("digests")
         if before and (problem := compare(before, digests(modules, optimizers)).problem):
             message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "
@@ -108,8 +89,9 @@ class RollbackProof:
             )
 
     def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
-        """The parameters and the optimizer of a restart are in place: compare them, on every rank. What is different
-        on which, the same on all of them; empty where nothing is."""
+        """Compare parameters and optimizer of a restart on every rank. Return the difference, the same on all; else
+        empty.
+        """
         before = None if kept is None else kept.get("digests")
         group = self.medic.group("verify")
         why = self.not_comparable or ("" if before else _NOT_KEPT)
@@ -129,15 +111,11 @@ class RollbackProof:
         differs = sorted(rank for rank, problem in reports.items() if problem)
         return f"{reports[differs[0]]} ({ranks_named(differs)})" if differs else ""
 
-    # --- when batches are drawn -------------------------------------------------------------------------
-
     def before_draw(self) -> Any:
-        """What `drawn` is to be given: the state of the random numbers, where that matters."""
-        # The answer to a rollback, which starts the verification, comes with the first step after it.
+        # The first step after a rollback answers it and starts the verification.
         return randomness.capture() if self._is_back else self._verification.before_draw()
 
     def drawn(self, batch: Any, epoch: int, before: Any = None, why_not: str = "") -> None:
-        """Note the batch that is trained on next. ``why_not`` says why it may be another than the one of before."""
         if self._is_back:
             self._is_back, self._skipped_at_first = False, self._skipped()
             self.batch_log.go_back(self._place, epoch, self._skipped_at_first, why_not)
@@ -148,7 +126,7 @@ class RollbackProof:
         self._verification.batch_drawn(batch, epoch, before)
 
     def expect_no_more(self, because: str) -> None:
-        """From here on other batches come than before, as is right: what was compared by now is all."""
+        """End the comparison of batches: from here on they differ on purpose."""
         if not self._is_back:
             self._expect_other_losses(because)
             self._verification.end(because)
@@ -156,10 +134,7 @@ class RollbackProof:
     def _expect_other_losses(self, because: str) -> None:
         self.losses.log.comparison.course_changes(because, self.losses.step)
 
-    # --- the answer -------------------------------------------------------------------------------------
-
     def answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
-        """The loop has done its first step after a rollback: answer it, now or when the batches were compared."""
         if self._is_back:
             self._is_back = False
             self.batch_log.go_back(None, 0, 0, _NOT_DRAWN)
@@ -176,10 +151,8 @@ class RollbackProof:
         self._verification.begin(command, proven, False, self.losses.log.comparison)
 
     def step_done(self, step: int) -> None:
-        """Note that a step is complete, whose loss was noted."""
         self._verification.step_done(step)
 
     def finish(self, because: str, is_error: bool = False) -> None:
-        """Answer what waits for batches and losses, because no more of them come for now. ``is_error`` as for
-        `RollbackVerification.finish`."""
+        """Answer now, because no more batches and losses follow. ``is_error`` as for `RollbackVerification.finish`."""
         self._verification.finish(because, is_error)

@@ -1,8 +1,6 @@
-"""What Megatron-LM and torchtitan have in common: they write checkpoints by themselves, between two steps.
+"""Common part of Megatron-LM and torchtitan, which write checkpoints themselves.
 
-Such a framework may return from saving before the checkpoint is whole, and has no other way to end between two steps
-than an exception. Its data are at a place that counts up, so what rollbacks leave out is kept as ranges of that number.
-Who derives from it: ``megatron.training`` and ``torchtitan.training``, with what differs between them.
+Saving may return before the checkpoint is complete. Data positions count up, so skipped data are ranges of them.
 """
 
 from __future__ import annotations
@@ -29,19 +27,15 @@ _NOT_OURS = ("job.accumulate", "job.scale_batch", "job.dataloader_workers")
 
 
 class SelfSavingFramework(Framework, abc.ABC):
-    """One training, from its first step to the last, rollbacks included.
+    """One training, rollbacks included.
 
-    Each rank keeps what ``carried`` has beside the framework's checkpoints. A crash is left to the launcher, also in a
-    job of a single rank.
+    Each rank stores ``carried`` next to the framework's checkpoints. Crashes are left to the launcher.
     """
 
     restarter: ClassVar[str]
-    """The function that attaches Trainmedic, by its full name."""
     fixed_by: ClassVar[str]
-    """The framework's settings of batches and workers."""
     layout: ClassVar[StepDirectories]
     no_checkpoint_because: str = ""
-    """Why no checkpoint can be written for a ``job.stop``; empty where one can."""
 
     def __init__(self, medic: Medic, rollbacks: int | None, carried: CarriedFiles) -> None:
         self.medic = medic
@@ -56,26 +50,20 @@ class SelfSavingFramework(Framework, abc.ABC):
         for action in _NOT_OURS:
             medic.cannot(action, f"the batches and the workers of the loaders are set by {self.fixed_by}")
 
-    # --- what each framework implements -----------------------------------------------------------------
-
     @abc.abstractmethod
     def checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
-        """Write a checkpoint now, and return the answer, when it is whole. Raises Rejected."""
+        """Write a checkpoint, and return the answer once it is complete. Raises Rejected."""
 
     @abc.abstractmethod
     def has_saved(self, step: int) -> bool:
-        """Whether the checkpoint of that step is whole, as seen from here."""
-
-    # --- when the loop begins ---------------------------------------------------------------------------
+        """Return whether the checkpoint of that step is complete, as seen by this rank."""
 
     def starts_fresh(self) -> None:
-        """The training begins without a checkpoint: nothing in the directory is its own."""
         self.loop.start_fresh()
         if self.writes:
             skipped_data.forget(self.directory)
 
     def begins(self, optimizers: Any, schedulers: Any, step: int) -> None:
-        """The training begins in this process, after so many steps. Every rank calls it once."""
         start = self.path_of(step) if step else None
         self.attachment.training_begins(optimizers, schedulers, self.directory, start, self.writes)
         ranks = self.medic.group("left-out")
@@ -83,40 +71,31 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.left_out = [(start, stop) for start, stop in read]
 
     def put_back_carried(self, checkpoint: Path, with_random: bool = True) -> None:
-        """Put back what this rank keeps in the checkpoint from which the loop begins."""
         self.loop.proof.carried = self.carried.restore(checkpoint, with_random)
 
     def leave_out(self, start: int, count: int) -> None:
-        """Leave out so many from that number on, also after the job is started again. Raises OSError."""
+        """Skip `count` from `start` on, also after restarts of the job. Raises OSError."""
         if count:
             self.left_out = [*self.left_out, (start, start + count)]
             if self.writes:
                 skipped_data.write(self.directory, self.left_out)
 
-    # --- between two steps ------------------------------------------------------------------------------
-
     @log_errors
     def end_step(self, step: int) -> None:
-        """A step is complete: carry out the commands that are due now."""
         self.note_saved()
         self.attachment.carry_out(step)
 
     def ends_here(self, has_to_move: bool = False) -> bool:
-        """Whether the training is to end for good between these two steps.
-
-        Raises LoopEnds where it begins again, or ``has_to_move`` in its data.
-        """
+        """Return whether to end for good between these steps. Raises LoopEnds for a restart or a move in the data."""
         if not self.stops and (self.attachment.restart_is_due or has_to_move):
             raise LoopEnds
         return self.stops
 
     def begins_saving(self, step: int, health: CheckpointHealth) -> None:
-        """The framework writes the checkpoint of that step; `note_saved` tells of it once it is whole."""
         self._being_saved = step, health
 
     @log_errors
     def note_saved(self) -> None:
-        """Tell of a checkpoint once it is whole, which may be some steps after it was begun."""
         if self._being_saved is None or not self.has_saved(self._being_saved[0]):
             return
         step, health = self._being_saved
@@ -126,8 +105,6 @@ class SelfSavingFramework(Framework, abc.ABC):
         self._being_saved = None
 
     def in_window(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The function `call`, whose time belongs to no step: see `Medic.window`."""
-
         def called(*arguments: Any, **options: Any) -> Any:
             with self.medic.window(kind):
                 return call(*arguments, **options)
@@ -145,21 +122,18 @@ class SelfSavingFramework(Framework, abc.ABC):
         return output
 
     def _leave_course(self) -> None:
-        self.attachment.live.finish("a rollback was ordered")  # it loads other rates into the same optimizer
-
-    # --- what `Framework` asks --------------------------------------------------------------------------
+        self.attachment.live.finish("a rollback was ordered")  # a rollback loads other rates into the same optimizer
 
     @property
     @abc.abstractmethod
     def directory(self) -> Path:
-        """The directory of the checkpoints."""
+        """Directory of the checkpoints."""
 
     @property
     def directories(self) -> list[Path]:
         return [self.directory]
 
     def path_of(self, step: int) -> Path:
-        """The checkpoint of that step."""
         return self.layout.path_of(self.directory, step)
 
     def all_checkpoints(self) -> list[SavedCheckpoint]:

@@ -1,9 +1,4 @@
-"""The losses of a Trainer's steps, compared after a rollback with those of before.
-
-They are each rank's own, as the framework hands them to its callbacks or takes them from ``training_step``: of each
-step, and neither smoothed nor rounded for a log. Who calls it: ``rollback_proof`` and the loops. Not here: the
-comparison (``trainmedic.job.loss_log``) and which losses come again (``torch.loss_course``).
-"""
+"""Losses of a framework's steps on this rank, unsmoothed and unrounded, for comparison after a rollback."""
 
 from __future__ import annotations
 
@@ -18,28 +13,22 @@ from trainmedic.torch.loss_course import Return, begin_comparison
 
 
 class StepLosses:
-    """The losses of one training on this rank, over all restarts of its loop."""
-
     def __init__(self) -> None:
         self.log = LossLog()
         self.step = 0
-        """Steps of the present course that are complete."""
-        self._parts: list[Any] = []  # of the present step
+        self._parts: list[Any] = []  # of the current step
 
     def add(self, loss: Any) -> None:
-        """Take the loss of a step, or a part of it where several batches make a step."""
         if is_one_number(loss):
             self._parts.append(loss)
 
     def step_ends(self, step: int) -> None:
-        """Note the loss of a step that is complete."""
         self.step = step
         parts, self._parts = self._parts, []
         if parts and step <= self.log.until:
             self.log.note(step, sum(parts))
 
     def kept(self, step: int, optimizers: Iterable[Any], accumulation: int) -> dict[str, Any]:
-        """Return what a checkpoint of that step keeps, as JSON values. The losses that follow are noted."""
         self.log.expect_from(step)
         return {
             "losses": {**self.log.state(), "accumulation": accumulation},
@@ -47,7 +36,6 @@ class StepLosses:
         }
 
     def resumes(self, kept: Mapping[str, Any] | None, step: int) -> None:
-        """A new process goes on at that step, from a checkpoint that has kept this."""
         self._parts, self.step = [], step
         self.log.restore((kept or {}).get("losses"), step)
 
@@ -62,9 +50,9 @@ class StepLosses:
         skipped: int,
         trouble_at: int | None,
     ) -> None:
-        """The loop has gone back to the checkpoint of that step: compare from here on.
+        """Compare losses after a return to the checkpoint of that step.
 
-        ``data`` is what the answer says of the batches. ``trouble_at`` is the first step that was not trusted.
+        ``data`` is the answer's description of the batches; ``trouble_at`` the first untrusted step.
         """
         self._parts, self.step = [], step
         state, scale = kept or {}, marked_scale(optimizers)

@@ -1,9 +1,6 @@
-"""The connection of a process's background threads to Redis: opened when it is needed, and again after it broke.
+"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited.
 
-Redis has room for so many clients, and a fleet has an agent on each node and a process of each job: so all threads of
-one of these share a connection, and take turns with it. Who calls it: the threads of ``receiver`` and ``writer``, and
-of the agent. The training thread never does. The server, whose connections are asynchronous, uses `client_options`
-alone.
+The training thread never uses it. The server uses only `client_options`.
 """
 
 from __future__ import annotations
@@ -31,37 +28,35 @@ log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
-"""What redis-py raises for options in a URL that it cannot use."""
 ANSWER_SECONDS = 5.0
-"""An answer that takes longer counts as a broken connection."""
+"""A connection counts as broken after this time without an answer."""
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
 ROOM_FOR_SERVERS = 64
-"""Clients of Redis that agents and jobs leave room for, so that a server which starts anew finds Redis open."""
+"""Redis clients that agents and jobs leave free for restarting servers."""
 _WAITS_FOR_ROOM = (10.0, 30.0)
-"""Seconds between tries where Redis has no room: any of these, because thousands may wait, and each try takes a
-client's place for a moment."""
+"""Range of seconds between tries while Redis is full. Random, because each of thousands of tries briefly uses a client.
+"""
 _MOST_IN_HAND = 1000
-"""Commands without an answer that are remembered: most are answered in a moment, few never."""
 _REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
-"""First words of Redis, where it refuses one command and the connection is none the worse."""
+"""First words of Redis errors that refuse one command and leave the connection intact."""
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
 
 class NoRedisUrl(redis.RedisError):
-    """There is no usable URL yet: no server has written one into its state directory."""
+    """No usable URL is known yet: none is set, and no server has written one to its state directory."""
 
 
 class OutageLog:
-    """Logs one line when Redis becomes unreachable and one when it is back, for all connections of a process.
+    """One log line when Redis becomes unreachable and one when it recovers, for all connections of a process.
 
-    Redis is back when every connection works again. Where Redis answers one connection and refuses another, each
-    kind of refusal is logged once.
+    Redis has recovered when every connection works again. If Redis refuses a connection, each kind of refusal is logged
+    once.
     """
 
-    def __init__(self, owner: str, meanwhile: str = "training goes on") -> None:
+    def __init__(self, owner: str, meanwhile: str = "training continues") -> None:
         self._owner = owner
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
@@ -69,7 +64,6 @@ class OutageLog:
         self._logged: set[str] = set()
 
     def begin(self, connection: object, error: BaseException, url: str | None = None) -> None:
-        """Record that a connection to `url` does not work."""
         reason = _reason(error, url)
         with self._lock:
             is_refusal = isinstance(error, (redis.ResponseError, redis.AuthenticationError))
@@ -94,12 +88,10 @@ class OutageLog:
 
 
 class NoRoom(redis.RedisError):
-    """Redis has hardly room for more clients, and what is left is the servers'."""
+    """Redis has no client slots left except those reserved for servers."""
 
 
 class _Line:
-    """A client of Redis that several threads use, one at a time, in the order in which they ask."""
-
     def __init__(self, find_url: Callable[[], str | None]) -> None:
         self._find_url = find_url
         self._changed = threading.Condition()
@@ -113,7 +105,7 @@ class _Line:
         self.client: redis.Redis | None = None
 
     def take(self, holder: RedisConnection) -> None:
-        """Wait for one's turn. Not by a lock: who has just given one back would have it again before who waits."""
+        """Wait for a turn, in fair order, which a lock does not guarantee."""
         with self._changed:
             ticket = self._given
             self._given += 1
@@ -127,7 +119,6 @@ class _Line:
             self._changed.notify_all()
 
     def opened(self) -> redis.Redis:
-        """The client. Raises NoRedisUrl, NoRoom."""
         if self.client is None:
             url = self._find_url()
             if url is None:
@@ -136,7 +127,7 @@ class _Line:
                 self.client = open_client(url)
             except ValueError as error:
                 raise NoRedisUrl(f"the Redis URL that is set, or in the state directory, {error}") from None
-            if not self.is_ending:  # the last answers and notices may be lost otherwise
+            if not self.is_ending:  # the last answers and notices could be lost otherwise
                 _leave_room(self.client)
         return self.client
 
@@ -147,8 +138,6 @@ class _Line:
 
 
 class RedisConnection:
-    """One thread's share of a connection, with its own waits before the next try."""
-
     def __init__(self, find_url: Callable[[], str | None], outage: OutageLog, line: _Line | None = None) -> None:
         self._line = line or _Line(find_url)
         self._is_user = False
@@ -157,15 +146,14 @@ class RedisConnection:
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
 
     def shared(self, outage: OutageLog | None = None) -> RedisConnection:
-        """The same connection for another thread."""
         return RedisConnection(self._find_url, outage or self._outage, self._line)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[redis.Redis]:
-        """The client, for this thread alone while the block lasts; it connects with its first command.
+        """Yield the client for this thread's exclusive use. It connects with its first command.
 
-        It is another one after the connection broke for any of the threads. The next client reads the URL again, as it
-        may have changed. Raises NoRedisUrl where no URL is known, NoRoom.
+        After a break in any of the threads, a new client is made and the URL read again. Raises NoRedisUrl if no URL is
+        known, NoRoom.
         """
         line = self._line
         line.take(self)
@@ -182,48 +170,39 @@ class RedisConnection:
             line.give_back()
 
     def note_command(self, command_id: str) -> None:
-        """A command has come by this connection, and its answer will go by it."""
         in_hand = self._line.in_hand
         if len(in_hand) >= _MOST_IN_HAND:
             in_hand.clear()
-        in_hand.setdefault(command_id, time.monotonic())  # one that is read again came when it came first
+        in_hand.setdefault(command_id, time.monotonic())  # a repeated read keeps the time of the first
 
     def note_answer(self, command_id: str) -> None:
-        """The final answer to a command was sent."""
         self._line.in_hand.pop(command_id, None)
 
     def note_answered(self, entry: bytes) -> None:
-        """The final replies to a stream entry are made and wait for their turn; with them it goes off the stream."""
         self._line.answered.add(entry)
 
     def note_taken_off(self, entry: bytes) -> None:
-        """A stream entry waits for no replies any more: it is off the stream with them, or they are left out."""
         self._line.answered.discard(entry)
 
     def is_answered(self, entry: bytes) -> bool:
-        """Whether a stream entry is still there only because its replies wait for their turn."""
         return entry in self._line.answered
 
     def since_command(self, most: float) -> float:
-        """Seconds since the last command that came and is not answered; infinite where there is none, or only some that
-        came `most` seconds ago."""
         since = time.monotonic() - max(list(self._line.in_hand.values()), default=-math.inf)
         return since if since < most else math.inf
 
     def succeeded(self) -> None:
-        """Redis has just answered a command."""
         self._backoff.reset()
         self._outage.end(self)
 
     def failed(self, error: BaseException) -> float:
-        """Return the seconds to wait before the next try."""
         self._outage.begin(self, error, self._find_url())
         if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or takes_no_clients(error):
             return _GENERATOR.uniform(*_WAITS_FOR_ROOM)
         return self._backoff.next()
 
     def cut(self) -> None:
-        """End the answer that this thread waits for, if it does: the process ends. Called from another thread."""
+        """Interrupt this thread's wait for an answer, because the process ends. Called from another thread."""
         line = self._line
         line.is_ending = True
         client = line.client
@@ -231,7 +210,6 @@ class RedisConnection:
             client.connection_pool.disconnect(inuse_connections=True)
 
     def close(self) -> None:
-        """This thread is done. With the last one the connection ends."""
         self._line.take(self)
         try:
             self._line.users -= self._is_user
@@ -243,7 +221,9 @@ class RedisConnection:
 
 
 def takes_no_clients(error: BaseException) -> bool:
-    """Whether Redis has said that it has no room for another client, which redis-py takes for a broken connection."""
+    """Return whether Redis reported that it has no slot for another client. redis-py treats this as a broken
+    connection.
+    """
     return "max number of clients" in str(error)
 
 
@@ -252,20 +232,20 @@ def _refuses_one_thing(error: BaseException) -> bool:
 
 
 def _leave_room(client: redis.Redis) -> None:
-    """Raise NoRoom where Redis says that it has hardly any left. One that does not say has some."""
     try:
         clients: Any = client.info("clients")
         left = int(clients["maxclients"]) - int(clients["connected_clients"])
-    except (redis.ResponseError, KeyError, TypeError, ValueError):  # an older Redis, or this user may not ask
+    except (redis.ResponseError, KeyError, TypeError, ValueError):  # an older Redis, or a user without this permission
         return
     if left < min(ROOM_FOR_SERVERS, int(clients["maxclients"]) // 10):
-        raise NoRoom(f"it has room for {left} clients more, which is left to servers")
+        raise NoRoom(f"it has {left} free client slots, which are reserved for servers")
 
 
 def open_client(url: str) -> redis.Redis:
-    """A client that never retries by itself, because it does not know which command may be repeated.
+    """Return a client that connects on first use and never retries, because it cannot know which command may be
+    repeated.
 
-    It connects when it is first used. Raises ValueError, which says what is wrong with the URL and shows nothing of it.
+    Raises ValueError that describes the fault of the URL without showing any part of it.
     """
     check_redis_url(url)
     try:
@@ -275,12 +255,11 @@ def open_client(url: str) -> redis.Redis:
 
 
 def fault_of_options(url: str, error: Exception) -> str:
-    """What redis-py takes for wrong in a URL whose other parts are right, by the error that it raises."""
     name = re.search(r"(?:unexpected keyword argument|Invalid value for) '([a-z_]{1,40})'", str(error))
-    if name is None or "@" in url.partition("?")[2]:  # perhaps a ? of a password
-        return "has an option behind ? that is not known, or a value that it cannot have"
-    fault = "that is not known" if isinstance(error, TypeError) else "with a value that it cannot have"
-    return f"has an option behind ? {fault}: {name[1]}"
+    if name is None or "@" in url.partition("?")[2]:  # perhaps the ? belongs to a password
+        return "has an unknown option after ?, or one with an invalid value"
+    fault = "an unknown option after ?" if isinstance(error, TypeError) else "an option after ? with an invalid value"
+    return f"has {fault}: {name[1]}"
 
 
 def _client(url: str) -> redis.Redis:
@@ -294,17 +273,14 @@ def _client(url: str) -> redis.Redis:
         sentinels = _BriefSentinels(behind.sentinels, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
         client = sentinels.master_for(behind.master, **options | behind.options)  # type: ignore[no-untyped-call]
     pool = client.connection_pool
-    pool.connection_class(
-        **pool.connection_kwargs
-    )  # only this reads the options at the URL's end, and refuses wrong ones
+    pool.connection_class(**pool.connection_kwargs)  # redis-py reads and checks the URL's options only here
     return client
 
 
 class _BriefSentinels(Sentinel):
-    """Sentinels that are asked over a connection that ends with the answer: thousands of clients ask them."""
+    """Sentinels with a connection for each query, because thousands of clients ask them."""
 
     def discover_master(self, service_name: str) -> Any:
-        """Where the master is. Raises MasterNotFoundError."""
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]
         finally:
@@ -313,18 +289,18 @@ class _BriefSentinels(Sentinel):
 
 
 def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """The options that every client of ours has.
+    """Return the options of every client.
 
-    RESP2 is asked for because every Redis, Valkey and redis-py in use agrees on the shape of its answers.
+    RESP2, because all Redis, Valkey and redis-py versions agree on its answers.
     """
     options: dict[str, Any] = {"socket_timeout": answer_seconds, "protocol": 2}
-    if not url.startswith("unix://"):  # a file is there or not, and has nothing to keep alive
+    if not url.startswith("unix://"):  # sockets in files need no keepalive
         options.update(socket_connect_timeout=_CONNECT_SECONDS, socket_keepalive=True)
     return options
 
 
 def _reason(error: BaseException, url: str | None) -> str:
-    """A reason that is fit for a log: Redis may repeat what it was sent, a password among it, after its first word."""
+    """Return a reason that is fit for a log. Redis's full text may repeat a password."""
     if isinstance(error, (NoRedisUrl, NoRoom)):
         return str(error)
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.ClusterDownError)):

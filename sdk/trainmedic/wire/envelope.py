@@ -1,15 +1,7 @@
-"""The wire format between Trainmedic's server and the jobs and agents that carry out its commands.
+"""Wire format between the server and the jobs and agents that carry out its commands.
 
-A command is one entry of a Redis stream with the field ``command`` (JSON, UTF-8), a reply one entry of
-``trainmedic:replies`` with the field ``reply`` (JSON). Where a signing key is in use, signatures are beside them
-(``signing``).
-
-These are the forms that this module writes. A message that it reads may come from a program that knows
-the members of a message and not the name of its field, so other forms are read too: see `body_of` and
-`Reply.of_entry`.
-
-This module is the one definition of both messages; the server imports it from here. It needs the
-standard library only.
+A command is a stream entry with the field ``command``, a reply one of ``trainmedic:replies`` with ``reply`` (JSON,
+UTF-8). Signatures are in separate fields (``signing``). Standard library only.
 """
 
 from __future__ import annotations
@@ -24,13 +16,11 @@ from trainmedic.wire import steady_time
 from trainmedic.wire.ids import new_id as new_id
 from trainmedic.wire.reading import read_json, read_object, without_nul
 from trainmedic.wire.signing import job_identity, node_identity
-from trainmedic.wire.signing import sign as sign  # programs that write commands themselves import it from here
+from trainmedic.wire.signing import sign as sign  # public: programs that write commands import it from here
 
 VERSION = 1
 REPLIES = "trainmedic:replies"
-"""The stream of all replies to the server."""
 CONSUMER_GROUP = "trainmedic"
-"""The consumer group of each stream of commands."""
 
 ACCEPTED = "accepted"
 APPLIED = "applied"
@@ -43,29 +33,24 @@ STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED}
 FINAL = STATUSES - {ACCEPTED}
 _REASONS = ("reason", "error", "message")
 _LONGEST_NAME = 253
-"""Characters of a job or node."""
 _MOST_RANKS = 1_000_000
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def job_commands(job: str) -> str:
-    """The stream of a training job's commands."""
     return f"trainmedic:commands:job:{job}"
 
 
 def node_commands(node: str) -> str:
-    """The stream of a node agent's commands."""
     return f"trainmedic:commands:node:{node}"
 
 
 def job_presence(job: str) -> str:
-    """The expiring key by which a training job says that it is connected."""
     return f"trainmedic:job:{job}"
 
 
 def agent_presence(node: str) -> str:
-    """The expiring key by which a node agent says that it is connected."""
     return f"trainmedic:agent:{node}"
 
 
@@ -77,9 +62,9 @@ class EnvelopeError(ValueError):
 class Command:
     """An action sent to a node agent or a training job.
 
-    ``issued_at`` and ``expires_at`` are aware UTC datetimes; a receiver never applies a command
-    after ``expires_at``. ``undo_of`` is set on a command that takes back an earlier one: a receiver
-    that did not apply that one has nothing to undo, and says so.
+    ``issued_at`` and ``expires_at`` are aware UTC times. Receivers never apply a command after ``expires_at``.
+    ``undo_of`` is the ID of the command to revert. A receiver that did not apply that command answers that there is
+    nothing to undo.
     """
 
     id: str
@@ -95,7 +80,6 @@ class Command:
     v: int = VERSION
 
     def encode(self) -> bytes:
-        """The exact bytes that are sent and signed."""
         fields: dict[str, Any] = {
             "v": self.v,
             "id": self.id,
@@ -114,7 +98,7 @@ class Command:
 
     @classmethod
     def decode(cls, raw: bytes) -> Command:
-        """The command that `raw` holds. Raises EnvelopeError, naming the field. Extra fields are ignored."""
+        """Return the command in `raw`. Raises EnvelopeError, naming the field. Extra fields are ignored."""
         fields = _object(raw, "command")
         if fields.get("v") != VERSION:
             raise EnvelopeError(f"command: v is {fields.get('v')!r}; this version reads {VERSION}")
@@ -135,7 +119,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of one rank of a job, or of an agent (rank None), to one command."""
+    """Answer of one rank of a job, or of an agent (rank None), to one command."""
 
     command_id: str
     sender: str
@@ -144,18 +128,15 @@ class Reply:
     output: Mapping[str, Any] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: utc_now())
     job: str | None = None
-    """The job that answers; None for an agent."""
     node: str | None = None
-    """The node whose agent answers; None for a job."""
     ranks: int | None = None
-    """How many ranks answer the command; None where the sender does not say."""
     is_to_genuine: bool = True
-    """False where the command was not genuine: whoever wrote it may have given it the id of a genuine command, so this
-    is no answer to that one."""
+    """False if the command was not genuine. Its ID may be copied from a genuine command, which this reply does not
+    answer.
+    """
 
     @property
     def identity(self) -> str | None:
-        """Whose identity key may sign it; None where it does not say."""
         if self.job is not None:
             return job_identity(self.job)
         return node_identity(self.node) if self.node is not None else None
@@ -165,7 +146,6 @@ class Reply:
         return self.status in FINAL
 
     def encode(self) -> bytes:
-        """The exact bytes that are sent and signed."""
         fields: dict[str, Any] = {
             "command_id": self.command_id,
             "from": self.sender,
@@ -183,21 +163,24 @@ class Reply:
 
     @classmethod
     def decode(cls, raw: bytes) -> Reply:
-        """The reply that `raw` holds. Raises EnvelopeError, naming the field."""
+        """Return the reply in `raw`. Raises EnvelopeError, naming the field."""
         return cls._of(_object(raw, "reply"))
 
     @classmethod
     def of_entry(cls, fields: Mapping[bytes, bytes]) -> Reply:
-        """The reply in a stream entry: JSON in one field (see `body_of`), or each member in a field of its own, which
-        can have no signature. Raises EnvelopeError."""
+        """Return the reply in a stream entry: JSON in one field (see `body_of`), or unsigned with one field per member.
+
+        Raises EnvelopeError.
+        """
         if is_in_several_fields(fields):
             return cls._of({_text(name): _flat_member(name, value) for name, value in fields.items()})
         return cls.decode(body_of(fields, b"reply"))
 
     @classmethod
     def _of(cls, fields: Mapping[str, Any]) -> Reply:
-        """Strict about which command, what became of it and who says so; for the rest the reply is not refused,
-        because losing it would leave the outcome unknown."""
+        """Validate strictly the command ID, status and rank. Other faults are tolerated: a refused reply would lose the
+        outcome.
+        """
         status = _member(fields, "status", str).strip().lower()
         if status not in STATUSES:
             raise EnvelopeError(f"reply: status is {status!r}; it must be one of {', '.join(sorted(STATUSES))}")
@@ -216,13 +199,15 @@ class Reply:
 
 
 def is_in_several_fields(fields: Mapping[bytes, bytes]) -> bool:
-    """Whether a stream entry holds a reply with each member in a field of its own."""
     return b"command_id" in fields and b"reply" not in fields
 
 
 def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
-    """The JSON of a message in a stream entry: the field `name`, else the only field that looks like a
-    JSON object. Raises EnvelopeError where there is none."""
+    """Return the JSON of a message in a stream entry: the field `name`, else the only field that looks like a JSON
+    object.
+
+    Raises EnvelopeError if there is none.
+    """
     if name in fields:
         return fields[name]
     objects = [value for value in fields.values() if value.lstrip()[:1] == b"{"]
@@ -232,17 +217,17 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
 
 
 def utc_now() -> datetime:
-    """The time of day, which does not jump when the machine's clock does (``steady_time``)."""
+    """Return the current time, aware and in UTC. It does not jump with the machine's clock (``steady_time``)."""
     return steady_time.utc_now()
 
 
 def write_time(value: datetime) -> str:
-    """RFC 3339 in UTC, to the microsecond: ``2026-01-31T12:00:00.000000Z``."""
+    """Format a time as RFC 3339 in UTC with microseconds: ``2026-01-31T12:00:00.000000Z``."""
     return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def read_time(text: str) -> datetime:
-    """The aware UTC datetime that an RFC 3339 text writes. Raises EnvelopeError."""
+    """Parse an RFC 3339 time to an aware UTC datetime. Raises EnvelopeError."""
     try:
         value = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError as error:
@@ -252,7 +237,7 @@ def read_time(text: str) -> datetime:
     try:
         return value.astimezone(timezone.utc)
     except OverflowError as error:
-        raise EnvelopeError(f"{text!r} is no time that can be told in UTC") from error
+        raise EnvelopeError(f"{text!r} is out of range in UTC") from error
 
 
 def _object(raw: bytes, name: str) -> dict[str, Any]:
@@ -263,7 +248,6 @@ def _object(raw: bytes, name: str) -> dict[str, Any]:
 
 
 def _flat_member(name: bytes, value: bytes) -> Any:
-    """A member that was written as a field of its own; only ``output`` is JSON then."""
     if name == b"output":
         try:
             return read_json(value)
@@ -284,7 +268,6 @@ def _rank(value: Any) -> int | None:
 
 
 def _output(fields: Mapping[str, Any], status: str) -> dict[str, Any]:
-    """The output as a mapping; where it did not work, with the ``reason`` wherever the sender has put it."""
     value = fields.get("output")
     output = dict(value) if isinstance(value, dict) else {} if value in (None, "") else {"value": value}
     if status in FINAL - {APPLIED} and "reason" not in output:
@@ -323,7 +306,7 @@ def _member(fields: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _identifier(fields: Mapping[str, Any], name: str) -> str:
-    """Ids become parts of keys and lines of logs: printable ASCII without spaces, at most 128 characters."""
+    """Return an ID: printable ASCII without spaces, at most 128 characters. IDs become parts of keys and log lines."""
     value: str = _member(fields, name, str)
     if not _IDENTIFIER.match(value):
         raise EnvelopeError(f"{name} is not an id")

@@ -1,7 +1,6 @@
-"""The metrics of a job's evaluations in its presence: the newest value of each name.
+"""Metrics of a job's evaluations in its presence: the newest value of each name.
 
-Rank 0 of a job writes them (``client``). The server imports the reading from here. It needs only the standard library,
-and treats its input as untrusted.
+Rank 0 writes them (``client``); the server reads them. The input of `read` is untrusted. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,31 +14,22 @@ from typing import Any, Iterable, Mapping
 from trainmedic.wire import envelope
 
 FIELD = "evaluations"
-"""The member of the presence."""
 MOST = 32
-"""Metrics of a job, at most. The first reported ones are kept."""
+"""Maximum number of metrics per job. The first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
-"""Form of a metric's name."""
 NOT_FINITE = "NaN"
-"""Replaces a value that is not a finite number."""
 _MOST_STEP = 10**15
 
 
 @dataclass(frozen=True)
 class EvaluatedMetric:
-    """The newest value of one metric."""
-
     name: str
     value: float | None
-    """None if the job reported a value that is not a finite number."""
     step: int | None
-    """The training step that was evaluated. None if the job did not state it."""
     at: datetime
-    """When it was reported (aware UTC)."""
 
 
 def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
-    """Return the content of `FIELD`."""
     return [
         {
             "metric": metric.name,

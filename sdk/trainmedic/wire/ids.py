@@ -1,4 +1,4 @@
-"""Ids of commands, runs and findings. Who calls it: through ``envelope``, server, agent and jobs."""
+"""IDs of commands, runs and findings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from collections import deque
 
 _random: deque[int] = deque()
-"""80 random bits each, for ids to come. To ask the system for each lets another thread run every time, and a thread
-that makes hundreds of ids beside a busy one then waits for its turn as often. No fork may share them."""
+"""Precomputed random numbers of 80 bits: one system call per ID would yield the GIL each time. Cleared in forked
+children.
+"""
 os.register_at_fork(after_in_child=_random.clear)
 
 
@@ -16,16 +17,16 @@ def _random_bits() -> int:
     while True:
         try:
             return _random.popleft()
-        except IndexError:  # another thread may take the last of them
+        except IndexError:  # another thread may take the last one
             many = os.urandom(10 * 256)
             _random.extend(int.from_bytes(many[start : start + 10], "big") for start in range(0, len(many), 10))
 
 
 def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
-    """A UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits.
+    """Return a UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits.
 
-    `counter`, 0 to 4095, takes the place of the first 12 random bits (section 6.2, method 1), so
-    that ids of one millisecond sort in the order in which they were made.
+    `counter`, 0 to 4095, replaces the first 12 random bits (section 6.2, method 1), so that IDs of one millisecond sort
+    in the order of their creation.
     """
     stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     value = (stamp & ((1 << 48) - 1)) << 80 | _random_bits()
@@ -38,6 +39,6 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
 
 
 def first_id(ms: int) -> str:
-    """What no id sorts before that was made in this millisecond since 1970 or later; all do that were made earlier."""
+    """Return the lower bound of the IDs made in this Unix millisecond or later. Earlier IDs sort before it."""
     text = f"{min(max(ms, 0), (1 << 48) - 1):012x}"
     return f"{text[:8]}-{text[8:]}"

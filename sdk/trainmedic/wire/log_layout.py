@@ -1,19 +1,19 @@
-"""Where the logs of a job lie on a node: the paths that a job and its launcher write, and that others read.
+"""Paths of a job's log files on a node, as the job and its launcher write them and others read them.
 
 ::
 
     <log_dir>/<job>/attempts.jsonl                            how each attempt failed, by trainmedic-run
     <log_dir>/<job>/attempt-<n>/
         rank-<r>.jsonl                                        records of a rank, by the SDK
-        sources-<node>-<local rank>.json                      whose they are, and what else the rank writes
-        launcher-<node>.log                                   all that the launcher and its ranks print there
+        sources-<node>-<local rank>.json                      owner and other outputs of the rank
+        launcher-<node>.log                                   all output of the launcher and its ranks there
         error-<node>.json                                     the first error there, as torchelastic writes it
-        ended-<node>.json                                     that it ended with exit code 0, by trainmedic-run
+        ended-<node>.json                                     exit with code 0, by trainmedic-run
         ranks-<node>/…/attempt_<k>/<local rank>/stdout.log    of one rank, by torchrun; stderr.log, error.json
-        flight-recorder/rank-<r>                              what a rank has recorded of its collectives
+        flight-recorder/rank-<r>                              flight recorder dump of a rank
 
-A file that was full is kept once more with ``.1`` behind its name. Names of jobs and nodes are percent-encoded, so
-that each is one part of a path whatever it contains. Pure: no file is touched here.
+A full file is kept once more with the suffix ``.1``. Names of jobs and nodes are percent-encoded to one path part each.
+No file is accessed here.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ SOURCES = "sources"
 ENDED = "ended"
 FLIGHT_RECORDER = "flight-recorder"
 ROTATED = ".1"
-"""What is behind the name of the older half of a file."""
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 180
-"""Bytes of an encoded name; file systems take 255, of which prefixes and endings need some."""
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})\Z")
 _OF_RANK = re.compile(r"rank-(\d{1,9})(?:\.jsonl(?:\.1)?)?\Z")
 _OF_NODE = re.compile(r"(launcher|error|ended)-(.+?)\.(?:log(?:\.1)?|json)\Z")
@@ -49,11 +47,11 @@ _STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "error.json": ERROR}
 
 
 def encoded(name: str) -> str:
-    """A job's or a node's name as one part of a path.
+    """Return the name of a job or node as one path part.
 
-    ASCII letters, digits, ``.``, ``_`` and ``-`` stay, but for a dot at the beginning; every other byte of its UTF-8
-    becomes ``%`` and two hexadecimal digits. What would be longer than 180 bytes is cut, and ends with ``%-`` and a
-    hash of the whole name, which `decoded` does not lead back.
+    ASCII letters, digits, ``.``, ``_`` and ``-`` stay, except a leading dot. Other UTF-8 bytes become ``%`` and two
+    hexadecimal digits. Results over 180 bytes are cut and end with ``%-`` and a hash of the whole name; `decoded`
+    cannot reverse them.
     """
     raw = name.encode("utf-8", "surrogateescape")
     parts = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
@@ -72,21 +70,18 @@ def encoded(name: str) -> str:
 
 
 def decoded(part: str) -> str | None:
-    """The name that `encoded` made this of; None where it was cut, or nothing that `encoded` makes."""
-    # A user can make directories of names that are not UTF-8.
+    """Return the name of which `encoded` made this part; None if it was cut or is not of `encoded`."""
+    # Users can create directories whose names are not UTF-8.
     name = unquote_to_bytes(part.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
     return name if part and encoded(name) == part else None
 
 
 @dataclass(frozen=True)
 class AttemptLogs:
-    """The directory of one attempt of a job."""
-
     path: Path
 
     @classmethod
     def of(cls, log_dir: Path, job: str, attempt: int) -> AttemptLogs:
-        """``attempt`` counts from 1."""
         return cls(job_directory(log_dir, job) / f"attempt-{attempt}")
 
     def records(self, rank: int) -> Path:
@@ -105,7 +100,6 @@ class AttemptLogs:
         return self.path / f"ended-{encoded(node)}.json"
 
     def ranks(self, node: str) -> Path:
-        """What torchrun gets as its ``--log-dir``."""
         return self.path / f"ranks-{encoded(node)}"
 
     @property
@@ -113,7 +107,7 @@ class AttemptLogs:
         return self.path / "flight-recorder"
 
     def dump(self, rank: int) -> Path:
-        """The flight recorder's dump of a rank. PyTorch gets this path without the number, and adds it itself."""
+        """Flight recorder dump of a rank. PyTorch gets this path without the number and appends it."""
         return self.flight_recorder / f"rank-{rank}"
 
 
@@ -122,31 +116,27 @@ def job_directory(log_dir: Path, job: str) -> Path:
 
 
 def attempt_number(name: str) -> int | None:
-    """Of a directory of that name; None where it is none of an attempt."""
     match = _ATTEMPT.match(name)
     return int(match[1]) if match is not None else None
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """What the path of a file says."""
-
     kind: str
     """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES`, `ENDED` or `FLIGHT_RECORDER`."""
     job: str | None
-    """None where its name was too long for a path; then the job is the one whose `encoded` name is `directory`."""
+    """None if the name was too long for a path; `directory` is then its `encoded` name."""
     directory: str
     attempt: int
     node: str | None = None
-    """None where the path does not tell: what ranks write by number may be of any node of a shared directory."""
+    """None if the path does not state it: files by rank number may be of any node."""
     rank: int | None = None
     local_rank: int | None = None
     is_rotated: bool = False
-    """It is the older half."""
 
 
 def file_at(path: PurePath) -> LogFile | None:
-    """What a path below ``log_dir`` says, relative to it; None for whatever is not of this layout."""
+    """Parse a path relative to ``log_dir``. Returns None for paths outside this layout."""
     parts = path.parts
     attempt = attempt_number(parts[1]) if len(parts) > 2 else None
     if attempt is None:

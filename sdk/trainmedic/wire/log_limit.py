@@ -1,4 +1,4 @@
-"""A bound on lines in the log that somebody else can bring about: by writing nonsense to Redis, for instance."""
+"""Rate limit for log lines that other programs can provoke, such as by writing garbage to Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Callable
 
 
 class LogLimit:
-    """Lets so many lines through in each span of time. May be used by several threads."""
+    """Limit of log lines per period. Thread-safe."""
 
     def __init__(self, lines: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines = lines
@@ -19,7 +19,6 @@ class LogLimit:
         self._count = 0
 
     def lets_through(self) -> bool:
-        """Whether a line may be written now."""
         with self._lock:
             now = self._clock()
             if now - self._began >= self._seconds:
@@ -29,5 +28,4 @@ class LogLimit:
 
     @property
     def is_last(self) -> bool:
-        """Whether the line that was let through is the last one for now, and should say so."""
         return self._count == self._lines

@@ -1,7 +1,6 @@
-"""What a job tells the server without being asked: that it has ended, that an attempt has failed or was started again.
+"""Unsolicited notices to the server, by a job or its launcher.
 
-A notice is an entry of the stream of replies with the field ``notice`` (JSON, UTF-8), signed as a reply is. Who sends
-it: ``client``, when a job ends, and the launcher (``launch``). The server imports it from here.
+A notice is an entry of the stream of replies with the field ``notice`` (JSON, UTF-8), signed like a reply.
 """
 
 from __future__ import annotations
@@ -16,77 +15,59 @@ from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.reading import read_object, without_nul
 
 FIELD = b"notice"
-"""The field of the entry."""
 ENDED = "job_ended"
-"""The job has ended as it should: there is nothing left of it to wait for."""
 FAILED = "job_failed"
-"""A process, or with a launcher an attempt, has ended by an error."""
+"""A process ended with an error; with a launcher, an attempt did."""
 RESTARTED = "job_restarted"
-"""The launcher has started another attempt."""
 GONE = "job_gone"
-"""The launcher has given up: nobody starts the job again."""
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
 LONGEST_REASON = 500
 """Characters."""
 NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
-"""The name of a job."""
 _MOST_NUMBER = 1_000_000_000
 _LONGEST_WORD = 253
 _INSTANCE = re.compile(r"^[0-9a-f-]{36}\Z")
 
 
 def launcher_presence(launcher: str) -> str:
-    """The expiring key of a launcher, which is named ``<job>/<node>``."""
     return f"trainmedic:launcher:{launcher}"
 
 
 def launcher_commands(launcher: str) -> str:
-    """The stream of a launcher's commands."""
     return f"trainmedic:commands:launcher:{launcher}"
 
 
 def launcher_name(job: str, node: str) -> str:
-    """The name of the launcher of a job on a node. A node's name is a host's, and has no slash."""
+    """Return the name of the launcher of a job on a node. Node names contain no slash."""
     return f"{job}/{node}"
 
 
 def job_of_launcher(launcher: str) -> str:
-    """The job that a launcher of this name starts."""
     return launcher.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One notice of a job."""
-
     job: str
     kind: str
-    """One of `KINDS`."""
     instance: str
-    """Which process says so: a UUIDv7 that it has made when it began."""
     number: int
-    """Which notice of that process it is, counted from 1."""
     at: datetime
-    """When it was written, aware and in UTC."""
     attempt: int | None = None
-    """Which attempt of the job it is about, counted from 1; None where no launcher counts them."""
+    """Attempt of the job, counted from 1; None if no launcher counts."""
     reason: str = ""
-    """Why, for a person; never what a training printed."""
+    """Reason for a human. It never contains the training's output."""
     node: str = ""
-    """The launcher's node. Empty if no launcher states it, as are the following members."""
+    """Node of the launcher. This and the following members are empty unless a launcher states them."""
     status: int | None = None
-    """End of the process that failed first: its exit code, or less than 0 for a signal."""
+    """Exit code of the process that failed first; negative for a signal."""
     rank: int | None = None
-    """That process's rank, if known."""
     pid: int | None = None
-    """That process's ID on the node."""
     error: str = ""
     """Kind of its last error, such as ``ValueError``; ``hang`` if the launcher ended a hang."""
     restarts: bool = False
-    """True if the launcher starts another attempt after this failure."""
 
     def encode(self) -> bytes:
-        """The exact bytes that are sent and signed."""
         fields: dict[str, object] = {
             "job": self.job,
             "kind": self.kind,
@@ -109,7 +90,7 @@ class Notice:
 
     @classmethod
     def decode(cls, raw: bytes) -> Notice:
-        """The notice that `raw` holds. Raises EnvelopeError, naming the field."""
+        """Return the notice in `raw`. Raises EnvelopeError, naming the field."""
         try:
             fields = read_object(raw)
         except ValueError as error:

@@ -1,7 +1,4 @@
-"""Converting the output of a reply to plain JSON, within bounds.
-
-Who calls it: all code that answers a command, in a job and in the node agent.
-"""
+"""Conversion of a reply's output to plain JSON within bounds."""
 
 from __future__ import annotations
 
@@ -10,28 +7,26 @@ import math
 from typing import Any, Mapping
 
 LARGEST_REPLY = 64 * 1024
-"""Bytes of the JSON of a reply."""
+"""Bytes of a reply's JSON."""
 _LARGEST_OUTPUT = LARGEST_REPLY - 1024
 _DEEPEST = 8
 _LONGEST_TEXT = 4096
 _MOST_MEMBERS = 1000
 _LONGEST_INT = 10**1000
-"""Python refuses to write out whole numbers of several thousand digits."""
+"""Python refuses to print integers of several thousand digits."""
 
 
 def plain(output: Mapping[str, Any]) -> dict[str, Any]:
-    """`output` as JSON can carry it: numbers of any library as numbers, values of unknown types as text."""
+    """Return `output` as plain JSON: numbers of any library as numbers, values of unknown types as text."""
     return {str(name)[:_LONGEST_TEXT]: _plain(value, 1) for name, value in list(output.items())[:_MOST_MEMBERS]}
 
 
 def fitting(output: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`output`, or a note in its place where it is too large to be kept."""
     size = len(json.dumps(output))
     return output if size <= _LARGEST_OUTPUT else too_large(size)
 
 
 def too_large(size: int) -> Mapping[str, Any]:
-    """The output in place of one that is too large to be kept."""
     return {"reason": f"the output of {size} bytes is too large to be kept"}
 
 
@@ -39,7 +34,7 @@ def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value) if abs(value) < _LONGEST_INT else "a whole number too long to be told"
+        return int(value) if abs(value) < _LONGEST_INT else "a whole number that is too long"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)
     if isinstance(value, str):
@@ -48,7 +43,7 @@ def _plain(value: Any, depth: int) -> Any:
         return {str(name): _plain(member, depth + 1) for name, member in list(value.items())[:_MOST_MEMBERS]}
     if depth < _DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(member, depth + 1) for member in list(value)[:_MOST_MEMBERS]]
-    item = getattr(value, "item", None)  # a tensor or array of one element
+    item = getattr(value, "item", None)  # a tensor or array with one element
     if callable(item):
         try:
             return _plain(item(), _DEEPEST)

@@ -1,8 +1,7 @@
-"""Reading JSON that anybody may have written.
+"""Parser for untrusted JSON.
 
-What is read can be written again: it is not deep, its numbers are finite and not long, and its texts are Unicode.
-What is otherwise is made so and not refused, because with a reply that is refused the outcome of a command would be
-lost. It needs the standard library only.
+The result can be written again: bounded depth, finite and short numbers, valid Unicode. Violations are replaced, not
+refused, because a refused reply would lose a command's outcome. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ import re
 from typing import Any, Callable
 
 DEEPEST = 24
-"""Levels of objects and arrays within each other; what is deeper is left out."""
+"""Levels of nested objects and arrays. Deeper parts are replaced by a note."""
 _LONGEST_INT = 300
-"""Digits. Of longer ones there is no floating-point number, and Python does not write out those of thousands."""
+"""Digits. Longer integers exceed floating point, and Python does not print those of thousands of digits."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _LEFT_OUT = '"nested too deeply"'
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises ValueError where it is something else."""
     value = read_json(raw)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -29,19 +27,19 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def read_json(raw: bytes) -> Any:
-    """The JSON value in `raw`. Raises ValueError where it is something else."""
+    """Return the JSON value in `raw`. Raises ValueError for anything else."""
     text = raw.decode("utf-8", "replace")
     try:
         value = json.loads(text, parse_float=_read_float, parse_constant=str)
         is_plain = not _is_deep(value)
     except (ValueError, RecursionError):
-        # It may be malformed, or merely hold a whole number of thousands of digits, or be very deep.
+        # Malformed, very deep, or with an integer of thousands of digits.
         is_plain = False
     if not is_plain:
         shallow = _without_depths(text)
         value = json.loads(shallow, parse_int=_read_int, parse_float=_read_float, parse_constant=str)
-    # Only an escape can still write half a surrogate pair, which is no text, and no database takes it. Honest replies
-    # hold such halves: Python makes them of file names that are not UTF-8 (PEP 383).
+    # Only escapes can still contain lone surrogates, which databases reject. Python makes them of file names that are
+    # not UTF-8 (PEP 383).
     return _each_text(value, _without_surrogates) if "\\u" in text else value
 
 
@@ -61,12 +59,11 @@ def _is_deep(value: Any) -> bool:
 
 
 def without_nul(value: Any) -> Any:
-    """The same JSON value with another character in the place of each NUL, which PostgreSQL takes in no text."""
+    """Return the JSON value with NUL characters replaced: PostgreSQL rejects them in text."""
     return _each_text(value, _with_nul_replaced)
 
 
 def _without_depths(text: str) -> str:
-    """The same JSON with a text in the place of each part that is nested too deeply."""
     kept: list[str] = []
     depth = copied = 0
     for token in _TOKENS.finditer(text):
@@ -74,7 +71,7 @@ def _without_depths(text: str) -> str:
             depth += 1
             if depth == DEEPEST + 1:
                 kept += [text[copied : token.start()], _LEFT_OUT]
-                copied = len(text)  # unless the part ends, which sets it
+                copied = len(text)  # unless the part ends and sets it
         elif token[0] in "]}":
             if depth == DEEPEST + 1:
                 copied = token.end()
@@ -100,7 +97,6 @@ def _with_nul_replaced(text: str) -> str:
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """The same JSON value with every text changed, the names of members included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

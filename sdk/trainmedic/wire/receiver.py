@@ -1,11 +1,7 @@
-"""The thread that receives commands: it follows a Redis stream and hands on each command that is genuine.
+"""Thread that reads a Redis stream of commands and passes on the genuine ones, each at least once.
 
-A job and a node agent have one each. It is the one member of the stream's consumer group. Every entry is handed on
-at least once: an entry that was not acknowledged is read again, by this process or the next one. This process does
-not hand it on again while its answer waits to be sent. The thread survives an outage of Redis, a Redis that comes
-back empty, and the loss of the consumer group.
-
-Not here: what becomes of a genuine command (``trainmedic.job.queue``, the agent's ``command_runner``).
+Unacknowledged entries are read again, but not while their answer is queued. The thread survives outages of Redis, an
+emptied Redis and a deleted consumer group.
 """
 
 from __future__ import annotations
@@ -28,79 +24,59 @@ from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 log = logging.getLogger("trainmedic")
 
 LARGEST_COMMAND = 256 * 1024
-"""Bytes of the JSON of a command."""
+"""Bytes of a command's JSON."""
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
-"""For so long, while a command is not answered, it asks for the next one and does not wait for it at Redis: the answer
-goes by the same connection, and Redis ends a wait, however short, only when it looks at its timers, ten times a second.
-After that the answer is held up by `_BLOCK_MS` at most."""
+"""Poll without blocking for this long after an unanswered command: the answer uses the same connection, and Redis ends
+blocking reads only ten times a second. Later the answer is delayed by `_BLOCK_MS` at most.
+"""
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
 """Seconds between two of these questions: the first, and a tenth of the time since the command."""
 _PENDING_EVERY = 5.0
-"""Seconds after which pending entries are read again: an earlier process may have been given a command in the moment
-of its end."""
+"""Seconds between reads of pending entries: a command may have been delivered to a process while it ended."""
 _COUNT = 20
-"""Few, for each can be as large as Redis lets it be, and only who has read it knows."""
+"""Few entries per read, because each may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
-"""Seconds to wait where Redis has answered at once that there is nothing, though it was asked to wait for it."""
 _NO_GROUP_WAIT = 0.1
-"""Seconds to wait before a deleted consumer group is created again."""
 
 
 @dataclass(frozen=True)
 class Addressee:
-    """Whose commands are received."""
-
     kind: str
-    """The member of a command's target that names the addressee: ``job``, ``node`` or ``launcher``."""
     name: str
     stream: str
-    """The Redis stream of the commands."""
     consumer: str
-    """What the process calls itself in the stream's consumer group; the same after a restart."""
     log_name: str
-    """What messages in the log begin with."""
 
 
 @dataclass(frozen=True)
 class ReceivedCommand:
-    """A command and the stream entry that it came with."""
-
     command: Command
     entry: bytes
-    """The entry's id. The entry stays on the stream until the final reply has been written."""
+    """ID of the entry. It stays on the stream until the final reply is written."""
     client: redis.Redis
-    """The connection that it came by; only for the receiver's thread, while it hands the command over."""
+    """Connection by which it came. Only for the receiver's thread, during the delivery."""
     stream: str
 
     def drop(self) -> None:
-        """Take the entry off the stream without a reply."""
         _drop(self.client, self.stream, self.entry)
 
 
 class CommandConsumer(Protocol):
-    """Takes the received commands, in the receiver's thread. Errors of Redis may pass through."""
+    """Consumer of received commands, called in the receiver's thread. It may raise Redis errors."""
 
-    def receive(self, received: ReceivedCommand) -> None:
-        """A genuine command has come, perhaps not for the first time."""
-        ...
+    def receive(self, received: ReceivedCommand) -> None: ...
 
-    def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """A command has come whose signature is wrong, or which is for another addressee."""
-        ...
+    def refuse(self, received: ReceivedCommand, reason: str) -> None: ...
 
     def note_unreadable(self) -> None:
-        """A message was no command at all; it is off the stream."""
+        """Count a message that was not a command. It is off the stream."""
         ...
 
-    def connected(self, client: redis.Redis) -> None:
-        """Redis is connected, for the first time or again; no command has been read yet."""
-        ...
+    def connected(self, client: redis.Redis) -> None: ...
 
 
 class CommandReceiver:
-    """Receives the commands of one addressee and gives them to one consumer."""
-
     def __init__(
         self, connection: RedisConnection, addressee: Addressee, signer: Signer | None, consumer: CommandConsumer
     ) -> None:
@@ -116,7 +92,6 @@ class CommandReceiver:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Cut the wait for the next command short, so that it goes to the next process, and end."""
         self._stopping.set()
         self._connection.cut()
         self._thread.join(timeout)
@@ -125,7 +100,7 @@ class CommandReceiver:
         while not self._stopping.is_set():
             try:
                 self._follow()
-            # Every error is caught, because Redis may also answer in a shape that it should never use.
+            # Catch everything: Redis may answer in an unexpected shape.
             except Exception as error:
                 if self._stopping.is_set():
                     break
@@ -136,13 +111,13 @@ class CommandReceiver:
     def _follow(self) -> None:
         with self._connection.turn() as client:
             self._begin(client)
-        # "0" reads what was delivered before, here or to a process that died, and not answered; ">" what is new.
+        # "0" reads entries that were delivered earlier and not answered, to any process; ">" reads new ones.
         cursor = "0"
         read_pending_at = time.monotonic()
         while not self._stopping.is_set():
             with self._connection.turn() as current:
                 if current is not client or self._stopping.is_set():
-                    return  # the connection broke for another thread, and this is a new one
+                    return  # another thread's break replaced the client
                 asked_at = time.monotonic()
                 since = self._connection.since_command(_IN_HAND_SECONDS)
                 is_idle = since == math.inf
@@ -179,12 +154,12 @@ class CommandReceiver:
             self._take(client, entry, fields)
         except REDIS_ERRORS:
             raise
-        # Every error is caught, because one message that cannot be dealt with must not stop those behind it.
+        # Catch everything: one bad message must not block those after it.
         except Exception:
             if self._stopping.is_set():
-                raise  # the connection was cut beneath it; the command is left for the next process
+                raise  # the connection was cut; the next process reads the command
             name = self._addressee.log_name
-            log.exception("%s: a message among the commands could not be dealt with and is left out", name)
+            log.exception("%s: cannot process a message among the commands; skipping it", name)
             _drop(client, self._addressee.stream, entry)
 
     def _take(self, client: redis.Redis, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
@@ -195,7 +170,7 @@ class CommandReceiver:
                 raise EnvelopeError("the command is too large")
             command = Command.decode(raw)
         except EnvelopeError as error:
-            self._warn("an unreadable message was found among the commands and is ignored: %s", str(error)[:200])
+            self._warn("ignoring an unreadable message among the commands: %s", str(error)[:200])
             self._consumer.note_unreadable()
             _drop(client, addressee.stream, entry)
             return
@@ -214,9 +189,8 @@ class CommandReceiver:
         self._consumer.receive(received)
 
     def _warn(self, message: str, reason: str) -> None:
-        """Log what somebody has brought about who can write to Redis, if not too much of it was logged already."""
         if self._log_limit.lets_through():
-            more = ". Others of these are not logged for a minute" if self._log_limit.is_last else ""
+            more = "; not logging more of these for a minute" if self._log_limit.is_last else ""
             log.warning("%s: " + message + "%s", self._addressee.log_name, reason, more)
 
 

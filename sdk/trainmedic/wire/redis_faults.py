@@ -1,7 +1,6 @@
 """Explanations of Redis's refusals: wrong passwords, missing permissions, TLS failures, and unreachable hosts.
 
-Callers: ``connection``, the server's ``redis_connection`` and ``agent check``. No explanation shows any part of a URL,
-which may hold a password, nor what Redis repeats of a command.
+Explanations contain no part of a URL, which may hold a password, and nothing that Redis repeats of a command.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ _COMMAND = re.compile(r"run the '([a-z|._-]{1,40})' command")
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _UNTRUSTED = frozenset({2, 18, 19, 20, 21})
 _OTHER_NAME = frozenset({62, 64})
-"""OpenSSL's codes of X509_verify_cert_error_string."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _CLIENT_CERTIFICATE = "name one with ?ssl_certfile=/path/to/crt.pem&ssl_keyfile=/path/to/key.pem"
 _CLOSED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
@@ -25,7 +23,7 @@ _MOST_CAUSES = 8
 
 
 def explained(error: BaseException, url: str | None = None) -> str:
-    """Return what Redis refuses, or why TLS failed, and what to do, as half a sentence. Empty for other errors.
+    """Return the refusal or TLS failure with its remedy, as half a sentence. Empty for other errors.
 
     `url` is that of the connection, because some explanations differ with TLS.
     """
@@ -45,7 +43,6 @@ def explained(error: BaseException, url: str | None = None) -> str:
 
 
 def unreachable(error: BaseException) -> str:
-    """Return why nothing answers at the URL, as half a sentence. Empty if `error` does not state it."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
             return "the host name of the URL cannot be resolved"

@@ -1,9 +1,7 @@
-"""What the URL of a Redis behind Sentinels says: redis-py reads every other kind itself.
+"""Parser of URLs of a Redis with Sentinels: ``redis+sentinel://user:password@host:26379,host:26379/master-name/0``.
 
-``redis+sentinel://user:password@sentinel-1:26379,sentinel-2:26379/master-name/0`` names Sentinels, which say where
-the master is; user, password, database and the options behind ``?`` are the master's. ``rediss+sentinel://`` is TLS, to
-the Sentinels too. ``sentinel_username`` and ``sentinel_password`` are for Sentinels that ask for them. Who calls it:
-``connection`` and the server's ``redis_connection``. It connects to nothing.
+User, password, database and options are the master's, except ``sentinel_username`` and ``sentinel_password``.
+``rediss+sentinel://`` uses TLS for both.
 """
 
 from __future__ import annotations
@@ -19,18 +17,14 @@ _OF_SENTINELS = ("sentinel_username", "sentinel_password")
 
 
 class BehindSentinels(NamedTuple):
-    """A master that Sentinels know."""
-
     sentinels: tuple[tuple[str, int], ...]
-    """Hosts and ports."""
     master: str
     options: dict[str, Any]
-    """Of the connection to the master, as redis-py takes them; ``ssl`` for TLS."""
     sentinel_options: dict[str, Any]
 
 
 def behind_sentinels(url: str) -> BehindSentinels | None:
-    """What `url`, which was checked, says; None where it names a Redis itself. Raises ValueError for its options."""
+    """Parse a checked URL. Returns None if it names a Redis directly. Raises ValueError for its options."""
     parts = urlsplit(url)
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None:

@@ -1,7 +1,6 @@
-"""Whether a Redis URL says what it seems to say: redis-py passes over what it cannot read of one.
+"""Syntax check of Redis URLs, because redis-py silently ignores parts that it cannot read.
 
-Who calls it: who opens clients, ``connection`` and the server's ``redis_connection``. Not here: whether redis-py knows
-the options behind ``?``.
+It does not check the options after ``?``.
 """
 
 from __future__ import annotations
@@ -9,17 +8,17 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote, urlsplit
 
-from trainmedic.wire.places import is_host, is_port
+from trainmedic.wire.host_port import is_host, is_port
 
 SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 _PARTS = re.compile(r"(?P<scheme>[a-z+]+)://(?P<place>[^/?#]*)(?P<path>[^?#]*)(?P<options>\?[^#]*)?", re.DOTALL)
 _PLACE = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?P<port>:.*)?", re.DOTALL)
-_MASTER = re.compile(r"[A-Za-z0-9._-]+")  # as Sentinel has it
-_ESCAPES = "; what is special in a user or password is written %XX"
+_MASTER = re.compile(r"[A-Za-z0-9._-]+")  # Sentinel's own rule
+_ESCAPES = "; write special characters in a user or password as %XX"
 
 
 def check_redis_url(url: str) -> None:
-    """Raise ValueError, which says which part of `url` is wrong, and shows nothing of it: it may hold a password."""
+    """Raise ValueError that names the wrong part of `url` and shows none of it: it may hold a password."""
     if not url.startswith(SCHEMES):
         raise ValueError(f"must be a URL that begins with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
     if re.search(r"[\x00-\x1f\x7f]", url):
@@ -42,12 +41,12 @@ def check_redis_url(url: str) -> None:
     try:
         urlsplit(url)
     except ValueError:
-        raise ValueError(f"must be a URL that can be read{_ESCAPES}") from None
+        raise ValueError(f"must be a valid URL{_ESCAPES}") from None
 
 
 def _check_socket(place: str, path: str) -> None:
     if place:
-        raise ValueError("must name the socket with three slashes, unix:///path/to/redis.sock: it is of no host")
+        raise ValueError("must name the socket with three slashes, unix:///path/to/redis.sock: a socket has no host")
     if not path.strip("/"):
         raise ValueError("must name the socket: unix:///path/to/redis.sock")
 
@@ -65,14 +64,14 @@ def _check_place(place: str, whose: str, is_needed: bool) -> None:
 
 def _check_database(path: str) -> None:
     if not re.fullmatch(r"(/[0-9]{0,9})?/?", path):
-        raise ValueError("must have the number of a database, from 0, behind the host and nothing else: host:6379/0")
+        raise ValueError("must have the number of a database, from 0, after the host and nothing else: host:6379/0")
 
 
 def _check_master(path: str) -> None:
     master, _, database = path[1:].partition("/")
     if not master:
-        raise ValueError("must have the master's name behind the Sentinels: redis+sentinel://host:26379/master/0")
+        raise ValueError("must have the master's name after the Sentinels: redis+sentinel://host:26379/master/0")
     if not _MASTER.fullmatch(master):
         raise ValueError("must have a master's name of letters, digits, dots, dashes and underscores")
     if not re.fullmatch(r"[0-9]{0,9}/?", database):
-        raise ValueError("must have the number of a database, from 0, behind the master's name and nothing else")
+        raise ValueError("must have the number of a database, from 0, after the master's name and nothing else")

@@ -1,10 +1,7 @@
-"""What a receiver answers to an undo where there is nothing to take back, and how it may know that.
+"""Answers to an undo that has nothing to revert, and the proof they need.
 
-A receiver that has forgotten a command finds nothing to take back either, and must not say that there is nothing:
-it answers ``failed``, so that the undo stays owed. Job and node agent use the same rule: a command that is not
-remembered was never applied if the memory is whole since before the command was issued.
-
-Who calls it: ``trainmedic.job.queue``, the agent's ``command_runner``, and the server, which judges the answers.
+A receiver that lost its memory finds nothing either, and must answer ``failed``. A command without a record was never
+applied only if the memory is complete since before the command was issued.
 """
 
 from __future__ import annotations
@@ -14,27 +11,24 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
-"""The member of the output that says that nothing was taken back, because nothing was there."""
 KNOWN = "known"
-"""The member that says how the receiver knows. Without it the server does not believe it."""
+"""Member of the output with the receiver's proof. Without it the server does not trust the answer."""
 NEVER_APPLIED = "never_applied"
-"""The receiver remembers all that it was sent since before the command was issued, and has not applied it."""
+"""The receiver remembers everything since before the command was issued, and did not apply it."""
 NOT_IN_FORCE = "not_in_force"
-"""The receiver has a record of what is in force, and what the command did is not in it: it has ended, or was taken
-back before."""
+"""The receiver records active changes, and this one is not among them: it ended or was reverted earlier."""
 
-_RESOLUTION = timedelta(milliseconds=1)  # of the time in an id
+_RESOLUTION = timedelta(milliseconds=1)  # of the time in an ID
 
 
 def nothing_to_undo(known: str, **more: Any) -> Mapping[str, Any]:
-    """The output of an undo that found nothing to take back."""
     return {NOTHING: True, KNOWN: known, **more}
 
 
 def issued_at(command_id: str) -> datetime | None:
-    """When the command of this id was issued, by the server's clock; None where the id does not tell.
+    """Return when the command of this ID was issued, by the server's clock; None if the ID does not state it.
 
-    Ids are UUIDv7 (RFC 9562, section 5.7), which begin with Unix milliseconds.
+    IDs are UUIDv7 (RFC 9562, section 5.7), which begin with Unix milliseconds.
     """
     try:
         value = uuid.UUID(command_id)
@@ -46,17 +40,16 @@ def issued_at(command_id: str) -> datetime | None:
 
 
 def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
-    """Whether a memory that is whole since then would know the command, had it ever come.
+    """Return whether a memory that is complete since `remembered_since` would know this command if it had come.
 
-    The times are of two clocks, and are compared as they are: to be wrong, a receiver would have to apply a command,
-    lose its memory and begin anew within the time by which the clocks are apart.
+    The times of two clocks are compared as they are: an error would take a receiver that applies a command, loses its
+    memory and restarts within their difference.
     """
     issued = issued_at(command_id)
     return issued is not None and remembered_since is not None and remembered_since - _RESOLUTION < issued
 
 
 def unknown_command(who: str, remembered_since: datetime | None) -> str:
-    """The reason of the answer ``failed`` to the undo of a command that may have been forgotten."""
     since = f" (it remembers nothing from before {remembered_since:%Y-%m-%d %H:%M:%SZ})" if remembered_since else ""
     return (
         f"{who} does not know the command that is to be taken back, and its memory may have been lost{since}: look "

@@ -1,7 +1,6 @@
-"""The thread that writes to Redis: replies, notices, and the presence key that says that this process is connected.
+"""Thread that writes replies, notices and the presence key to Redis.
 
-Other threads only put what is to be sent into its bounded queue, and never wait. It stays there during a Redis outage.
-Not here: what the replies say (``trainmedic.job.queue``, the agent's ``replies``).
+Other threads put messages into its bounded queue without waiting. They stay there during an outage of Redis.
 """
 
 from __future__ import annotations
@@ -31,35 +30,28 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 STREAM_SECONDS = 24 * 3600
-"""The command stream vanishes this long after its receiver did."""
+"""The command stream expires this many seconds after its receiver ended."""
 LARGEST_PRESENCE = 1024 * 1024
-"""Bytes. The placement of a job with 8,192 ranks takes some 800 KB."""
+"""Bytes. The placement of a job with 8,192 ranks takes about 800 KB."""
 REPLIES_KEPT = 100_000
-"""About how many replies the stream keeps for a server that does not run."""
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
 _LONGEST_REFUSAL = 30.0
-"""Seconds. By then the server has mended what somebody may have done to the stream of replies."""
+"""Seconds. By then the server has repaired a tampered stream of replies."""
 
 
 @dataclass(frozen=True)
 class OutgoingReplies:
-    """The replies to one command on their way, and what is written to Redis in the same transaction."""
-
     replies: tuple[envelope.Reply, ...] = ()
     entry: bytes | None = None
-    """The command's stream entry, to be taken off the stream; None where the command stays there."""
     remember: CommandRecord | None = None
-    """The outcome to keep for later repeats of the command."""
     forget: bool = False
-    """Whether the mark of the command is deleted, because the command has expired and may come again."""
+    """True if the command expired and may come again: its record is deleted."""
     notice: Notice | None = None
-    """What the server is told without having asked; there are no replies then."""
 
     @property
     def subject(self) -> str:
-        """What it is, for a line of the log."""
         return f"the notice {self.notice.kind}" if self.notice is not None else f"the reply to {self.command_id}"
 
     @property
@@ -69,26 +61,21 @@ class OutgoingReplies:
 
 @dataclass(frozen=True)
 class PresenceKey:
-    """The expiring key by which this process says that it is connected."""
-
     name: str
     owner: str
-    """The job or node that it speaks for."""
     describe: Callable[[], Mapping[str, Any]]
-    """What the key says, asked in the writer's thread; the time is added to it."""
     on_conflict: Callable[[Mapping[str, Any]], None]
-    """Called in the writer's thread with the presence of another live process that has the same name."""
+    """Called in the writer's thread with the presence of another live process of the same name."""
     seconds: int = 15
-    """How long the key lives without being written again."""
     every: float = 5.0
-    """Seconds between two writings."""
+    """Seconds between two renewals."""
 
 
 class ReplyWriter:
-    """Sends the replies that are put into it, in order, until it is told to stop.
+    """Sender of queued replies, in order, until `stop`.
 
-    ``on_written`` is called in its thread with the replies that Redis has taken; with none of them when the
-    presence alone was written. ``signer`` signs replies and presence; None where no key is in use.
+    ``on_written`` is called in its thread with the replies that Redis has taken; with none if only the presence was
+    written. ``signer`` signs replies and presence; None without a key.
     """
 
     def __init__(
@@ -107,7 +94,7 @@ class ReplyWriter:
         self._signer = signer
         self._on_written = on_written
         self._announced_at: datetime | None = None
-        self._queue: queue.Queue[OutgoingReplies | None] = queue.Queue(_QUEUE)  # None only wakes the thread up
+        self._queue: queue.Queue[OutgoingReplies | None] = queue.Queue(_QUEUE)  # None only wakes the thread
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
         self._presence_due = 0.0
@@ -120,7 +107,7 @@ class ReplyWriter:
         self._thread.start()
 
     def put(self, outgoing: OutgoingReplies) -> bool:
-        """Never waits. Where a thousand replies wait already, this one is left out: the server asks again."""
+        """Queue replies without waiting. With 1,000 in the queue they are dropped: the server asks again."""
         if outgoing.entry is not None:
             self._connection.note_answered(outgoing.entry)
         try:
@@ -128,17 +115,16 @@ class ReplyWriter:
         except queue.Full:
             self._let_go([outgoing])
             if self._log_limit.lets_through():
-                log.error("too many replies wait for Redis; %s is left out", outgoing.subject)
+                log.error("too many replies are queued for Redis; dropping %s", outgoing.subject)
             return False
         return True
 
     def announce(self) -> None:
-        """Write the presence soon, because what it says has changed."""
         self._presence_due = 0.0
         self._wake()
 
     def stop(self, timeout: float) -> None:
-        """Send the waiting replies, delete the presence, and end. Gives up after `timeout` seconds."""
+        """Send the queued replies, delete the presence, and end. Gives up after `timeout` seconds."""
         self._stopping.set()
         self._wake()
         self._thread.join(timeout)
@@ -157,7 +143,7 @@ class ReplyWriter:
                 if self._stopping.is_set() and self._queue.empty():
                     self._delete_presence()
                     break
-            # Every error is caught, because Redis may also answer in a shape that it should never use.
+            # Catch everything: Redis may answer in an unexpected shape.
             except Exception as error:
                 wait = self._connection.failed(error)
                 if self._stopping.is_set():
@@ -167,7 +153,6 @@ class ReplyWriter:
         self._connection.close()
 
     def _collect(self) -> list[OutgoingReplies]:
-        """The batches that are queued by now; waits for one until the presence is due."""
         batches: list[OutgoingReplies | None] = []
         wait = 0.0 if self._stopping.is_set() else max(self._presence_due - time.monotonic(), 0.0)
         with contextlib.suppress(queue.Empty):
@@ -182,7 +167,7 @@ class ReplyWriter:
             return
         if is_due:
             self._presence_due = time.monotonic() + self._presence.every
-        presence = self._describe() if is_due else b""  # before the turn: what a card is asked for it may take long
+        presence = self._describe() if is_due else b""  # before the turn: querying GPUs for it may take long
         with self._connection.turn() as client:
             for batch in batches:
                 if batch.forget:
@@ -207,7 +192,6 @@ class ReplyWriter:
         self._on_written(batches)
 
     def _let_go(self, batches: Sequence[OutgoingReplies]) -> None:
-        """None of these waits any more, so an entry of theirs that is still read is to be answered anew."""
         for batch in batches:
             if batch.entry is not None:
                 self._connection.note_taken_off(batch.entry)
@@ -228,15 +212,17 @@ class ReplyWriter:
             pipeline.xdel(self._stream, batch.entry)
 
     def _append(self, pipeline: Any, name: bytes, raw: bytes) -> None:
-        """Add a message for the server, signed where a key is in use."""
         fields: dict[Any, Any] = {name: raw}
         if self._signer is not None:
             fields |= self._signer.fields(raw)
         pipeline.xadd(envelope.REPLIES, fields, maxlen=REPLIES_KEPT, approximate=True)
 
     def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
-        """The replies that are sent again: all of them, until Redis has refused them several times, because of a key
-        of another type for instance. Then none, so that they do not block later replies for ever."""
+        """Return the replies to send again: all, until Redis refused them several times, such as for a key of another
+        type.
+
+        Then none, so that they do not block later replies.
+        """
         self._presence_due = 0.0
         if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
             return unsent
@@ -248,7 +234,7 @@ class ReplyWriter:
             return unsent
         self._refusals = 0
         for batch in unsent:
-            log.error("Redis does not take %s; it is left out", batch.subject)
+            log.error("Redis repeatedly refuses %s; dropping it", batch.subject)
         self._let_go(unsent)
         return []
 
@@ -258,8 +244,9 @@ class ReplyWriter:
         return raw if self._signer is None else self._signer.seal(raw, self._presence.name)
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
-        """Check whether another process has announced itself under this name since this one did. An older presence
-        is that of an earlier process, or somebody has put it there again."""
+        """Report another process that announced itself under this name after this one. Older presences are of earlier
+        processes or replayed.
+        """
         if self._announced_at is None:
             return
         present = self._read_presence(client)
@@ -267,7 +254,9 @@ class ReplyWriter:
             self._presence.on_conflict(present)
 
     def _is_later(self, presence: Mapping[str, Any]) -> bool:
-        """Whether it was written after this process announced itself. Without a signature its time proves nothing."""
+        """Return whether the presence is later than this process's first. An unsigned time proves nothing and counts as
+        later.
+        """
         if self._signer is None or self._announced_at is None:
             return True
         try:
@@ -276,13 +265,11 @@ class ReplyWriter:
             return False
 
     def _delete_presence(self) -> None:
-        """Delete the presence, unless another process of the same name has written its own by now."""
         with self._connection.turn() as client:
             if self._read_presence(client).get("instance") == self._memory.owner:
                 client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
-        """The presence in Redis; empty if there is none that can be read, or none that is genuine."""
         try:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:
@@ -298,8 +285,7 @@ class ReplyWriter:
         return {}
 
     def _log_forged_presence(self, error: BadSignature) -> None:
-        """Say once that somebody without the key writes under this process's name; the presence is written anew."""
         if not self._has_seen_forgery:
             self._has_seen_forgery = True
-            message = "%s: somebody without the signing key has written %s: it %s"
+            message = "%s: a client without the signing key has written %s: it %s"
             log.warning(message, self._presence.owner, self._presence.name, error)

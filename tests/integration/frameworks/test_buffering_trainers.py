@@ -85,7 +85,7 @@ def test_the_answer_counts_batches_up_to_where_the_model_samples(stories: dict[s
     _, output = stories[kind]["answer"]
     batches = output["verified"]["batches"]
     assert (batches["compared"], batches["agreed"]) == (6, 6)
-    assert batches["why"] == "the model samples its batches, and from here on it does so anew"
+    assert batches["why"] == "the model samples its batches, and samples new ones from here on"
     assert output["data"] == "the same batches again, until the model samples the next ones"
 
 

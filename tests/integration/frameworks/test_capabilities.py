@@ -65,4 +65,4 @@ def test_a_step_that_the_job_cannot_carry_out_fails_with_the_jobs_reason(tmp_pat
     }
     assert run["status"] == "failed"
     assert [step["status"] for step in run["steps"]] == ["succeeded", "failed"]
-    assert "nobody restarts this one" in run["message"]
+    assert "which is not set up here" in run["message"]

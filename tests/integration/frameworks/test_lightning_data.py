@@ -236,7 +236,7 @@ def test_an_iterator_only_goes_on_and_the_answer_says_so(tmp_path: Path, medic: 
     """Nothing is claimed of its batches."""
     script = Script(at_7=sent("job.rollback"))
     run(tmp_path, medic, Line, lambda: iter(list(shuffled())), script, max_steps=12)
-    assert sent.reply().output["data"] == "not the same batches: an iterator only goes on"
+    assert sent.reply().output["data"] == "not the same batches: an iterator cannot go back"
 
 
 def test_a_checkpoint_of_lightnings_own_has_no_place_and_the_answer_says_so(

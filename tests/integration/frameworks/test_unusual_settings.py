@@ -103,7 +103,7 @@ def test_a_checkpoint_that_vanishes_before_the_restart_does_not_end_the_run(
     script = hf.Script(at_13=sent("job.rollback", step=7, skip_batches=skip_batches))
     trainer = hf.make_trainer(tmp_path, script, Cleaner(), max_steps=15, save_steps=5)
     assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 15
-    assert (sent.reply().status, "not there any more" in sent.reply().output["reason"]) == ("failed", True)
+    assert (sent.reply().status, "no longer exists" in sent.reply().output["reason"]) == ("failed", True)
     assert script.steps == [*range(1, 14), *range(11, 16)]
 
 

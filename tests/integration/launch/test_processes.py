@@ -201,7 +201,7 @@ def test_without_a_command_the_user_learns_how(launch: Launch) -> None:
     """Exit code 2, as of wrong options."""
     job = launch([])
     assert job.wait() == 2
-    assert "put it behind --" in job.printed()
+    assert "put it after --" in job.printed()
 
 
 def test_a_launch_keeps_its_logs_beside_those_of_the_one_before(launch: Launch) -> None:
@@ -230,7 +230,7 @@ def test_a_directory_that_cannot_be_written_keeps_no_job_from_running(launch: La
     job = launch(python("print('runs')"), "--log-dir=/proc/nowhere")
     assert job.wait() == 0
     assert job.out.read_text() == "runs\n"
-    assert "not kept" in job.printed()
+    assert "cannot store the job's output" in job.printed()
 
 
 def test_where_redis_is_away_the_job_just_runs(launch: Launch) -> None:
@@ -244,7 +244,7 @@ def test_settings_that_make_no_sense_keep_no_job_from_running(launch: Launch) ->
     """The job itself will say so; the launcher says what it does not do."""
     job = launch(python("print('runs')"), "--job=two words", TRAINMEDIC_REDIS_URL="http://example")
     assert job.wait() == 0
-    assert "the server is told nothing" in job.printed()
+    assert "cannot report to the server" in job.printed()
 
 
 _SAVES = """

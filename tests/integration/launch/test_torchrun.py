@@ -84,7 +84,7 @@ def test_a_rollback_that_waits_ends_the_hang_and_is_carried_out_by_the_next_atte
         commander.close()
     (failed,) = job.attempts()
     assert (failed["cause"], failed["checkpoint"]) == ("the job hung", 20)
-    assert "and a rollback waits; the attempt is ended" in job.printed()
+    assert "and a rollback waits; ending the attempt" in job.printed()
     assert {rank: (reply.status, reply.output["step"]) for rank, reply in final.items()} == {
         0: ("applied", 10),
         1: ("applied", 10),

@@ -103,11 +103,11 @@ def test_an_output_that_cannot_be_told_does_not_raise(
 ) -> None:
     """What was done is done: the answer says so, and that the rest is not known."""
     command.applied(output)
-    assert answers == [("applied", {"reason": "its output cannot be told: RuntimeError"})]
-    assert "cannot be told" in caplog.text
+    assert answers == [("applied", {"reason": "its output cannot be converted: RuntimeError"})]
+    assert "cannot convert the output" in caplog.text
 
 
 def test_a_whole_number_of_any_length_can_be_told(command: JobCommand, answers: list[Any]) -> None:
     """Python refuses to write out those of thousands of digits."""
     command.applied(a=10**5000, b=7)
-    assert json.loads(json.dumps(answers[0][1])) == {"a": "a whole number too long to be told", "b": 7}
+    assert json.loads(json.dumps(answers[0][1])) == {"a": "a whole number that is too long", "b": 7}

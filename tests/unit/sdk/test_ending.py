@@ -79,4 +79,4 @@ def test_a_place_that_cannot_be_written_ends_nothing(
     """It is said in the log."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "none" / "error.json"))
     ending.write_error_file(raised(ValueError("a bad batch")))
-    assert "cannot be left for its launcher" in caplog.text
+    assert "cannot write the error file" in caplog.text

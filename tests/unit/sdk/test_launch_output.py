@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic.job.kept_file import KeptFile
+from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.launch import output
 from trainmedic.launch.output import OutputCopies, bound_file
 
@@ -16,7 +16,7 @@ from trainmedic.launch.output import OutputCopies, bound_file
 def test_lines_of_two_streams_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginning of a line waits for its rest while the other stream prints."""
     monkeypatch.setattr(output, "_LONGEST_HOLD", 60.0)
-    kept = KeptFile(tmp_path / "kept", 1 << 20)
+    kept = RotatingFile(tmp_path / "kept", 1 << 20)
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     sink = os.open(tmp_path / "sink", os.O_WRONLY | os.O_CREAT)
     copies = OutputCopies([(out, sink), (err, sink)], kept)
@@ -40,7 +40,7 @@ def test_lines_of_two_streams_are_not_mixed(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_prompt_comes_without_the_end_of_its_line(tmp_path: Path) -> None:
     """It is passed on while the job waits for an answer."""
-    kept = KeptFile(None, 1 << 20)
+    kept = RotatingFile(None, 1 << 20)
     source, end = os.pipe()
     received, sink = os.pipe()
     copies = OutputCopies([(source, sink)], kept)
@@ -54,7 +54,7 @@ def test_a_line_that_grows_slowly_is_passed_on_before_it_ends(tmp_path: Path) ->
     """As the dots of a program that prints one for each batch: a pause between them is not needed."""
     source, end = os.pipe()
     received, sink = os.pipe()
-    copies = OutputCopies([(source, sink)], KeptFile(None, 1 << 20))
+    copies = OutputCopies([(source, sink)], RotatingFile(None, 1 << 20))
     is_passed_on = False
     for _ in range(60_000):
         os.write(end, b".")

@@ -81,7 +81,7 @@ def test_after_a_fault_only_the_first_must_agree() -> None:
     assert not comparison.problem
     member = comparison.told()
     assert (member["compared"], member["agreed"]) == (20, 1)
-    assert member["why"].startswith("from step 22 on other losses come: the training went back because of a fault")
+    assert member["why"].startswith("losses differ from step 22 on: the training went back because of a fault")
     first = repeated((log := trained()).go_back(20, LossCourse(trouble_at=27)), log, 1.1)
     assert "the loss of step 21 is" in first.problem
 

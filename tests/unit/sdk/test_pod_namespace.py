@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainmedic.job.pod_namespace import pod_namespace
+from trainmedic.job.server_connection import pod_namespace
 
 
 def test_the_namespace_is_that_of_the_pods_service_account(tmp_path: Path) -> None:

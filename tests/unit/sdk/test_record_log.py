@@ -13,11 +13,11 @@ import torch
 
 from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
-from trainmedic.job import kept_file, record_log
-from trainmedic.job.kept_file import KeptFile
+from trainmedic.job import record_log, rotating_file
 from trainmedic.job.progress import Progress
 from trainmedic.job.record_log import RecordLog, readable
 from trainmedic.job.reports import JobReports
+from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.settings import LogSettings, Settings, resolve_logs
 
 
@@ -186,7 +186,7 @@ def test_where_nothing_can_be_written_training_goes_on(tmp_path: Path) -> None:
 def test_a_file_that_is_full_is_kept_once_and_begun_anew(tmp_path: Path) -> None:
     """By its name, so that whoever follows it reads on; whole lines alone; never more than the bound."""
     file = tmp_path / "rank-0.jsonl"
-    kept = KeptFile(file, 1000)
+    kept = RotatingFile(file, 1000)
     for number in range(100):
         assert kept.add(b"%099d\n" % number)
     kept.close()
@@ -200,7 +200,7 @@ def test_a_second_process_of_an_attempt_adds_to_the_file(tmp_path: Path) -> None
     """As where torchrun starts the ranks anew."""
     file = tmp_path / "rank-0.jsonl"
     for _ in range(2):
-        kept = KeptFile(file, 1000)
+        kept = RotatingFile(file, 1000)
         kept.add(b"line\n")
         kept.close()
     assert file.read_text() == "line\nline\n"
@@ -210,8 +210,8 @@ def test_a_disk_that_is_full_for_a_while_costs_the_lines_of_that_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of a line that was written stays apart from the next one."""
-    kept = KeptFile(tmp_path / "file", 1000)
-    real, calls = kept_file.os.write, iter([5, OSError(28, "No space left on device")])
+    kept = RotatingFile(tmp_path / "file", 1000)
+    real, calls = rotating_file.os.write, iter([5, OSError(28, "No space left on device")])
 
     def write(file: int, chunk: bytes) -> int:
         outcome = next(calls, None)
@@ -219,7 +219,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_lines_of_that_time(
             raise outcome
         return real(file, chunk[:outcome])
 
-    monkeypatch.setattr(kept_file.os, "write", write)
+    monkeypatch.setattr(rotating_file.os, "write", write)
     assert not kept.add(b"the first\n")
     assert kept.add(b"the second\n")
     kept.close()

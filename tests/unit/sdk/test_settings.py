@@ -109,7 +109,7 @@ def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str)
         ({}, {"rank": -1}, "rank -1"),
         ({"RANK": "first"}, {}, "RANK"),
         ({}, {"signing_key": " "}, "empty"),
-        ({}, {"signing_key": 7}, "text or bytes, and was given as int"),
+        ({}, {"signing_key": 7}, "text or bytes, not int"),
         ({"TRAINMEDIC_SIGNING_KEY_FILE": "/nowhere/key"}, {}, "/nowhere/key"),
         ({"TRAINMEDIC_PREVIOUS_SIGNING_KEY": "old"}, {}, "TRAINMEDIC_SIGNING_KEY is not"),
     ],

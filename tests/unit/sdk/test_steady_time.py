@@ -101,7 +101,7 @@ def test_the_time_that_the_machine_sleeps_passes(machine: Machine) -> None:
         (ClockStep(7200, "stepped"), "set 7200 s forward; the time from before is kept"),
         (ClockStep(-7200, "stepped"), "set 7200 s back"),
         (ClockStep(-7200, "believed"), "which was set 7200 s back, is followed from now on"),
-        (ClockStep(0, "returned"), "is back at the time that was kept"),
+        (ClockStep(0, "returned"), "agrees with the kept time again"),
     ],
 )
 def test_a_person_is_told_what_it_was(step: ClockStep, said: str) -> None:

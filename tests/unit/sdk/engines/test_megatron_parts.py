@@ -59,7 +59,7 @@ def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path
     [
         ({}, ""),
         ({"save": None}, "there are no checkpoints: --save"),
-        ({"no_save_rng": True}, "with --no-save-rng the training cannot be gone back to as it was"),
+        ({"no_save_rng": True}, "with --no-save-rng the training cannot be restored to an earlier state"),
         ({"dataloader_type": "external"}, "with --dataloader-type external the"),
         ({"cuda_graph_impl": "none"}, ""),
         ({"cuda_graph_impl": "local"}, "with --cuda-graph-impl the"),
@@ -74,5 +74,5 @@ def test_options_with_which_a_training_cannot_go_back_are_named(options: dict[st
 
 def test_a_module_without_the_functions_that_are_replaced_is_refused() -> None:
     """By the name of the first that it lacks."""
-    with pytest.raises(ConfigurationError, match="training has no train: this release of Megatron-LM is not one"):
+    with pytest.raises(ConfigurationError, match="training has no train: this release of Megatron-LM is not supported"):
         trainmedic.megatron.protect(cast(Medic, None), module=ModuleType("training"))

@@ -20,7 +20,7 @@ from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.trainer.framework import Framework
 from trainmedic.trainer.loop import TrainerLoop
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.step_directories import StepDirectories
 
 LAYOUT = StepDirectories("step-", 1, Path.is_dir, lambda path, is_complete: path.stat().st_mtime)

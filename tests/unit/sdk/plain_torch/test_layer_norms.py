@@ -12,8 +12,7 @@ from torch import nn
 
 import trainmedic
 from trainmedic.errors import ConfigurationError
-from trainmedic.job.layer_samples import largest
-from trainmedic.job.metrics import JobCollector
+from trainmedic.job.metrics import JobCollector, largest_norms
 from trainmedic.torch.meters import layer_norms
 from trainmedic.torch.meters.layer_norms import LayerNorms, layer_of
 
@@ -142,8 +141,8 @@ def test_a_layer_is_what_is_numbered_or_else_a_module(name: str, layer: str) -> 
 def test_layers_that_are_no_number_come_first() -> None:
     """In the order of the model; what is not known is left out."""
     norms = {"c": 1.0, "b": math.nan, "x": None, "a": math.inf, "d": 5.0}
-    assert list(largest(norms, 3)) == ["b", "a", "d"]
-    assert largest(norms, 0) == {}
+    assert list(largest_norms(norms, 3)) == ["b", "a", "d"]
+    assert largest_norms(norms, 0) == {}
 
 
 @pytest.mark.parametrize("layers", [-1, True, 2.5])

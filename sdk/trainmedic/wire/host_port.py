@@ -1,7 +1,4 @@
-"""Hosts and ports, as URLs write them: whether there can be such ones. It asks nobody.
-
-Who calls it: ``redis_url_check``, and the server's check of http URLs.
-"""
+"""Syntax checks of hosts and ports in URLs. Nothing is resolved."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 
 
 def is_host(text: str) -> bool:
-    """Whether `text` is a host's name or address; that of IPv6 has no brackets here."""
+    """Return whether `text` is a valid host name or address. IPv6 is given without brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
     try:
@@ -23,5 +20,4 @@ def is_host(text: str) -> bool:
 
 
 def is_port(text: str) -> bool:
-    """Whether something can listen there."""
     return re.fullmatch(r"[0-9]{1,5}", text) is not None and 0 < int(text) <= 65535

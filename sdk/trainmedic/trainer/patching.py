@@ -1,4 +1,4 @@
-"""Replacement of a framework's functions and settings for a while. Not here: what is put in their place."""
+"""Temporary replacement of a framework's functions and settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Iterator
 
 @contextlib.contextmanager
 def replaced(holder: Any, **members: Any) -> Iterator[None]:
-    """While the context lasts, these attributes of ``holder``, an object or a class, have these values."""
     before = {name: getattr(holder, name) for name in members}
     own = getattr(holder, "__dict__", {})
     inherited = members.keys() - own.keys()

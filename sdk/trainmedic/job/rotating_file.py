@@ -1,7 +1,4 @@
-"""A file to which lines are added for as long as a job runs, and which stays bounded.
-
-Who calls it: the records of a rank (``record_log``), and ``trainmedic.launch`` for what a job prints.
-"""
+"""Bounded file to which lines are appended while a job runs."""
 
 from __future__ import annotations
 
@@ -18,15 +15,14 @@ log = logging.getLogger("trainmedic")
 _OWNER_ONLY = 0o600
 
 
-class KeptFile:
-    """A file of `most` bytes about: when half of that is written it is kept as ``….1``, and begun anew.
+class RotatingFile:
+    """A file of about `most` bytes. At half of that it is renamed to ``….1`` and a new one started. Thread-safe.
 
-    It is renamed and never truncated, so that whoever follows it reads on in the older half. What is there already
-    stays. While it cannot be written what comes is lost, with a line in the log at first and one when it is kept
-    again; ``kept`` says what that is. Any thread may call it.
+    It is never truncated, so that readers can finish the older half. Write errors lose data; the first error and the
+    recovery are logged, with ``kept`` as the name.
     """
 
-    def __init__(self, path: Path | None, most: int, kept: str = "what the job prints") -> None:
+    def __init__(self, path: Path | None, most: int, kept: str = "the job's output") -> None:
         self._path = path
         self._kept = kept
         self._half = max(most // 2, 1)
@@ -42,7 +38,6 @@ class KeptFile:
                 self._failed(error)
 
     def add(self, chunk: bytes) -> bool:
-        """Whether all of it is written now."""
         with self._lock:
             if self._path is None:
                 return False
@@ -53,7 +48,7 @@ class KeptFile:
                 return False
             if self._fails:
                 self._fails = False
-                log.warning("%s is kept again: %s", self._kept, self._path)
+                log.warning("%s is written again: %s", self._kept, self._path)
             return True
 
     def close(self) -> None:
@@ -84,7 +79,7 @@ class KeptFile:
     def _failed(self, error: OSError) -> None:
         if not self._fails:
             self._fails = True
-            log.warning("%s is not kept: %s: %s", self._kept, error.strerror, self._path)
+            log.warning("%s cannot be written: %s: %s", self._kept, error.strerror, self._path)
 
     def _drop(self) -> None:
         if self._file is not None:
