@@ -29,6 +29,11 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/server/test_behind_a_proxy.py",
         "tests/integration/server/test_console_in_a_browser.py",
     ),
+    "a real Slurm (mmdebstrap)": (
+        "tests/contract/test_slurm.py",
+        "tests/integration/server/test_slurm.py",
+        "tests/integration/test_slurm_actions.py",
+    ),
     "a container engine (dockerd)": ("tests/integration/agent/test_container_leftovers.py",),
     "trainings of several ranks": (
         "tests/integration/frameworks/test_lightning_ranks.py",

@@ -54,7 +54,7 @@ class SlurmRest:
     def __init__(
         self,
         url: str,
-        user: str = "",
+        user: str | None = None,
         token_file: Path | None = None,
         ca_file: Path | None = None,
         fence: Fence = no_fence,
@@ -181,7 +181,7 @@ class SlurmRest:
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> HttpReply:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._user:
+        if self._user is not None:
             headers["X-SLURM-USER-NAME"] = self._user
         if self._token_file is not None:
             token = await read_secret(self._token_file, "the token for slurmrestd")

@@ -1,4 +1,4 @@
-"""Settings of external programs that receive events, annotations and traces."""
+"""Settings of external programs: receivers of events, annotations and traces, and Slurm."""
 
 from __future__ import annotations
 
@@ -77,3 +77,22 @@ class IntegrationSettings(BaseModel):
     traces_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_TRACES_TOKEN_FILE", "--traces-token", "FILE")
     ] = Field(None, description="File with the bearer token for that collector. It is read for each call.")
+    slurm_url: Annotated[str | None, SettingSource("TRAINMEDIC_SLURM_URL", "--slurm-url", "URL")] = Field(
+        None,
+        description=(
+            "URL of slurmrestd (Slurm 24.11 or newer), for slurm.* actions: http://HOST:6820, https://HOST:6820 or "
+            "unix:///PATH."
+        ),
+    )
+    slurm_user: Annotated[str | None, SettingSource("TRAINMEDIC_SLURM_USER", "--slurm-user", "USER")] = Field(
+        None, description="Slurm user that the token belongs to. Default: the user in the token."
+    )
+    slurm_token: Annotated[
+        ExpandedPath | None, SettingSource("TRAINMEDIC_SLURM_TOKEN_FILE", "--slurm-token-file", "FILE")
+    ] = Field(
+        None,
+        description="File with the output of scontrol token. It is read for each call, so it can be renewed.",
+    )
+    slurm_ca: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_SLURM_CA_FILE", "--slurm-ca-file", "FILE")] = (
+        Field(None, description="File with the certificates to trust for https. Default: those of the system.")
+    )

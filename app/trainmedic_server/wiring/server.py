@@ -28,6 +28,7 @@ from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_capacity import RedisCapacity, check_is_no_cluster
 from trainmedic_server.adapters.redis_inbox import LateReply
+from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -217,7 +218,8 @@ class TrainmedicServer:
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology, pods = await self._cluster(stack, store.fence)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
-            services = await self._services(stack, bus, alerts, cluster, cluster_topology, prometheus)
+            slurm = self._slurm(stack, store.fence)
+            services = await self._services(stack, bus, alerts, cluster, cluster_topology, slurm, prometheus)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             notifications.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
@@ -350,6 +352,7 @@ class TrainmedicServer:
         alertmanager: AlertmanagerApi | None,
         cluster: Cluster | None,
         cluster_topology: Callable[[], ClusterTopology],
+        slurm: SlurmRest | None,
         prometheus: PrometheusApi | None,
     ) -> Services:
         settings = self._settings
@@ -365,6 +368,7 @@ class TrainmedicServer:
             alertmanager=alertmanager,
             cluster=cluster,
             cluster_topology=cluster_topology,
+            slurm=slurm,
             metrics=prometheus,
         )
 
@@ -377,6 +381,14 @@ class TrainmedicServer:
         alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
         stack.push_async_callback(alertmanager.close)
         return alertmanager
+
+    def _slurm(self, stack: contextlib.AsyncExitStack, fence: Fence) -> SlurmRest | None:
+        settings = self._settings
+        if settings.slurm_url is None:
+            return None
+        slurm = SlurmRest(settings.slurm_url, settings.slurm_user, settings.slurm_token, settings.slurm_ca, fence)
+        stack.push_async_callback(slurm.close)
+        return slurm
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
