@@ -18,7 +18,8 @@ from trainmedic_agent.log_opening.node_files import LogRefused, NodeFiles
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns, HourlyBudget
 from trainmedic_agent.log_reading.cut_record import CutRecord
-from trainmedic_agent.log_reading.discovery import FoundFile, Scan
+from trainmedic_agent.log_reading.discovery import Scan
+from trainmedic_agent.log_reading.scan_units import FoundFile
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.diagnosis.flight_recorder import digest
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump

@@ -17,6 +17,7 @@ from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.log_reading import scan_units
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns, HourlyBudget, SharedLines
 from trainmedic_agent.log_reading.cut_record import FORGOTTEN_AFTER, CutRecord
+from trainmedic_agent.log_reading.directory_look import DirectoryLook
 from trainmedic_agent.log_reading.discovery import Discovery
 from trainmedic_agent.log_reading.file_shares import shares
 from trainmedic_agent.log_reading.scan_units import FoundFile
@@ -133,7 +134,8 @@ def test_a_scan_that_has_no_time_left_keeps_what_was_found_before(
     discovery = Discovery(policy_of(roots=[str(tmp_path)]), NODE, cuts=cuts)
     assert [file.path for file in discovery.scan((), lambda: False).files] == [str(path)]
     (unit,) = discovery._units[0].by_name.values()
-    unit.allowed, unit.due, unit.changed_ns = 0.0, 0.0, -1
+    unit.due, unit.changed_ns = 0.0, -1
+    monkeypatch.setattr("trainmedic_agent.log_reading.discovery.SMALL_SECONDS", 0.0)
     assert [file.path for file in discovery.scan((), lambda: False, 60.0).files] == [str(path)]
     assert [(cut.job, cut.what) for cut in cuts.cuts()] == [("slow", CutKind.SECONDS)]
 
@@ -148,13 +150,13 @@ def test_files_that_a_job_names_are_listed_once_for_each_directory(
     ]
     say(attempt, files=files)
     listings: list[str] = []
-    real = Discovery._listed
+    real = DirectoryLook.listed
 
-    def listed(self: Discovery, look: Any, *units: Any) -> Any:
-        listings.append(look.path)
-        return real(self, look, *units)
+    def listed(self: DirectoryLook, place: Any, *units: Any) -> Any:
+        listings.append(place.path)
+        return real(self, place, *units)
 
-    monkeypatch.setattr(Discovery, "_listed", listed)
+    monkeypatch.setattr(DirectoryLook, "listed", listed)
     scan = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE).scan((), lambda: False)
     assert len(scan.files) == 64
     assert len(listings) <= 5  # the root, the job, its attempt, "own" as a job, and "own" by its name

@@ -52,7 +52,7 @@ def test_a_scan_that_does_not_end_is_a_problem_until_it_ends(tmp_path: Path, mon
         files=files,
     )
     reader.start()
-    eventually(lambda: "does not answer" in reader.problem, 60, "the problem", every=0.02)
+    eventually(lambda: "does not respond" in reader.problem, 60, "the problem", every=0.02)
     monkeypatch.setattr(log_reader, "HUNG_SECONDS", 30.0)
     files.answers.set()
     eventually(lambda: not reader.problem, 60, "the end of the problem", every=0.02)
