@@ -114,7 +114,7 @@ def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gp
     [
         (standin.NOT_SUPPORTED, NotSupported, "does not support this"),
         (standin.NO_PERMISSION, NoPermission, "root"),
-        (standin.GPU_IS_LOST, GpuLost, "does not answer any more"),
+        (standin.GPU_IS_LOST, GpuLost, "no longer responds"),
         (standin.DRIVER_NOT_LOADED, DriverAbsent, "not loaded"),
         (standin.TIMEOUT, GpuFailure, "Timeout"),
         (standin.UNKNOWN, GpuFailure, "999"),
@@ -276,7 +276,7 @@ def test_a_gpu_that_is_lost_when_the_agent_starts_is_found_when_it_is_back(make_
     clock = [0.0]
     gpus = NvmlGpus(lambda: clock[0])
     assert [one.uuid for one in gpus.inventory().gpus] == [FIRST]
-    assert gpus.inventory().problems == ("GPU 1 does not answer: GPU is lost",)
+    assert gpus.inventory().problems == ("GPU 1 does not respond: GPU is lost",)
     driver.lose(1, lost=False)
     assert len(gpus.inventory().gpus) == 1
     clock[0] = 61

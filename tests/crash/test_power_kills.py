@@ -127,7 +127,7 @@ class Trial:
         back_at = self._go(caps, kills=kill_at == "cap")
         replies = [self.node.final(cap, within=20) for cap in caps]
         for reply in replies:  # one that was down for longer than the lease finds that it has ended
-            late = reply.status == envelope.FAILED and "it has ended" in str(reply.output["reason"])
+            late = reply.status == envelope.FAILED and "has ended" in str(reply.output["reason"])
             assert reply.status == envelope.APPLIED or late, reply
         undos = [self.node.cap(str(gpu), undo_of=cap.id) for gpu, cap in enumerate(caps) if gpu % 2]
         if kill_at == "restore":

@@ -192,7 +192,7 @@ def alerts(watts: Sequence[tuple[int, int]]) -> dict[str, Any]:
 
 def may_have_acted(attempt: Mapping[str, Any]) -> bool:
     """A cap whose lease ran out before anybody was told of it has failed; another attempt may make it anew."""
-    return attempt["status"] not in ("failed", "rejected") or "it has ended since" in attempt["error"]
+    return attempt["status"] not in ("failed", "rejected") or "has ended since" in attempt["error"]
 
 
 class Trial:

@@ -103,7 +103,7 @@ def test_a_full_disk_is_cleaned_by_the_agent_whose_journal_is_on_it(node: FullDi
     assert output["free_percent_before"] < 5
     assert node.do("disk.clean", rules=["scratch"])[0] == envelope.APPLIED
     assert reserve.stat().st_size == kept
-    assert "works from its reserve" in node.agent.log.read_text()
+    assert "using reserved space" in node.agent.log.read_text()
 
 
 def test_what_fills_the_disk_at_once_does_not_bar_the_agent(node: FullDiskNode) -> None:

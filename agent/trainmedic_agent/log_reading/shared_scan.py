@@ -18,7 +18,7 @@ _TURN = 0.1
 
 
 class SharedScan:
-    """The last scan, and whether a search waits for the next. Implements ``log_search``'s `LooksForFiles`."""
+    """The last scan, and whether a search waits for the next. Implements ``log_search``'s `FileScanner`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -72,7 +72,7 @@ class LogPage(Struct, frozen=True):
     job_files: int = 0
 
 
-class LooksForFiles(Protocol):
+class FileScanner(Protocol):
     """Scanner for files, see `Discovery.scan`."""
 
     def scan(
@@ -91,7 +91,7 @@ class LogSearcher:
         self,
         policy: LogsPolicy,
         node: str,
-        discovery: LooksForFiles | None = None,
+        discovery: FileScanner | None = None,
         *,
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,

@@ -137,14 +137,14 @@ def test_it_refuses_a_node_of_kubernetes(engine: DockerEngine) -> None:
     """By a process, or by the labels of a container; the kubelet counts on what it has pulled."""
     filled(engine)
     policy = ContainersPolicy(ALL, timedelta(0), str(engine.path))
-    with pytest.raises(CommandRejected, match="the process kubelet runs here, so this node is of Kubernetes"):
+    with pytest.raises(CommandRejected, match="the process kubelet runs here, so this is a Kubernetes node"):
         PruneContainersExecutor(policy, kubelet_sign=lambda: "the process kubelet runs here").perform(ordered({}))
     engine.ask(
         "POST",
         "/containers/create?name=pause",
         b'{"Image": "localhost/job:old", "Cmd": ["/busybox"], "Labels": {"io.kubernetes.pod.name": "web-0"}}',
     )
-    with pytest.raises(CommandRejected, match="has containers of Kubernetes"):
+    with pytest.raises(CommandRejected, match="has Kubernetes containers"):
         pruned(engine)
     assert "ended" in engine.states()
 

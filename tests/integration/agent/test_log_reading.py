@@ -198,7 +198,7 @@ def test_rules_that_are_forged_older_or_unreadable_are_not_taken(tmp_path: Path,
         node.hand_out()
         node.has_rules()
         node.hand_out(RuleSet(), signer=Signer.of(b"somebody else's key"))
-        eventually(lambda: "new log rules are not taken" in node.agent.log.read_text(), 60, "the forgery is refused")
+        eventually(lambda: "rejecting new log rules" in node.agent.log.read_text(), 60, "the forgery is refused")
         node.hand_out(RuleSet(), at=datetime.now(UTC) - timedelta(hours=1))
         time.sleep(6)  # nothing tells that they were passed over
         append(logs / "a.log", "MARK 1\n")

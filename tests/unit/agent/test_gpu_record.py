@@ -180,7 +180,7 @@ def test_a_disk_that_takes_nothing_costs_no_error(
         driver.xid(0, 48)
         agent.look()
         assert agent.xids() == {FIRST: {48: 1}}
-        assert "cannot be written" in caplog.text
+        assert "cannot write" in caplog.text
     agent.look()
     agent.stop()
     agent.start()

@@ -306,7 +306,7 @@ def test_a_look_for_files_that_takes_too_long_is_cut_and_that_is_said(
     monkeypatch.setattr(searcher, "SCAN_SECONDS", 0.0)
     page = node.search.page(QUERY, {})
     assert not page.lines
-    assert any("2 jobs on n1 were not looked through in time" in note for note in page.notes)
+    assert any("2 jobs on n1 were not scanned in time" in note for note in page.notes)
 
 
 def test_listing_directories_for_older_parts_is_cut_and_that_is_said(

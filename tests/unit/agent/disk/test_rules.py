@@ -67,7 +67,7 @@ def test_no_cleaning_part_allows_nothing() -> None:
         ({"roots": ["/"]}, "roots.0: / cannot be a root"),
         ({"roots": ["/usr/local/tmp"]}, "belongs to the system"),
         ({"roots": ["/var/lib/containerd/io"]}, "belongs to the container runtime"),
-        ({"roots": ["/a", "/a/b"]}, "lie in each other"),
+        ({"roots": ["/a", "/a/b"]}, "are nested"),
         ({"roots": [7]}, "must be text"),
         ({"globs": ["/etc/*"]}, "relative to the roots"),
         ({"min_age": 7}, "7 is not a duration"),

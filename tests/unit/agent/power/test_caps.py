@@ -85,7 +85,7 @@ def test_a_cap_never_raises_a_limit(node: Node) -> None:
     node.driver.set_watts(0, 400)
     output = node.cap("a", percent=80)
     assert (output["limit_watts"], output["previous_watts"], node.watts()) == (400, 400, 400)
-    assert "a lower limit of 400 W is in force already" in output["note"]
+    assert "a lower limit of 400 W is already active" in output["note"]
     assert node.driver.sets() == []
     node.undo("a")
     assert node.watts() == 400
@@ -137,9 +137,9 @@ def test_one_gpu_is_capped_by_whatever_name_the_alert_has(node: Node) -> None:
 @pytest.mark.parametrize(
     ("code", "error", "says"),
     [
-        (standin.NOT_SUPPORTED, CommandUnsupported, "does not offer"),
+        (standin.NOT_SUPPORTED, CommandUnsupported, "does not support"),
         (standin.NO_PERMISSION, CommandUnsupported, "root"),
-        (standin.GPU_IS_LOST, CommandFailed, "does not answer"),
+        (standin.GPU_IS_LOST, CommandFailed, "no longer responds"),
         (standin.DRIVER_NOT_LOADED, CommandFailed, "not loaded"),
         (standin.UNKNOWN, CommandFailed, "999"),
     ],
@@ -170,7 +170,7 @@ def test_a_cap_that_failed_and_took_effect_all_the_same_is_taken_back(node: Node
 def test_without_a_default_limit_a_percentage_is_unsupported(node: Node) -> None:
     """And watts are not; the floor is then a share of the card's most."""
     node.driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.NOT_SUPPORTED)
-    with pytest.raises(CommandUnsupported, match="give watts"):
+    with pytest.raises(CommandUnsupported, match="use watts"):
         node.cap("a", percent=80)
     assert node.cap("b", watts=100)["limit_watts"] == 350
 
@@ -292,7 +292,7 @@ def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) ->
     node.cap("a", percent=80, lease_seconds=5)
     node.restart()
     node.passes(6)
-    with pytest.raises(CommandFailed, match="it has ended since: its lease had run out"):
+    with pytest.raises(CommandFailed, match="has ended since: its lease had run out"):
         node.cap("a", resumed=True, percent=80, lease_seconds=5)
     assert node.watts() == 700
 
@@ -374,7 +374,7 @@ def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.driver.lose(0)
-    with pytest.raises(CommandFailed, match="goes on trying"):
+    with pytest.raises(CommandFailed, match="keeps trying"):
         node.undo("a")
     node.restart()
     node.passes(600)

@@ -316,7 +316,7 @@ def test_the_gpus_of_a_command_are_set_again_together_or_not_at_all(node: Node) 
     node.driver.fail(SET_LIMIT, standin.UNKNOWN, gpu=1, times=1)
     told = node.renew("a", again=["a"])
     assert (told["renewed"], told["lapsed"]) == ([], ["a"])
-    assert "could not be set again" in told["ended"]["a"]
+    assert "could not be reapplied" in told["ended"]["a"]
     node.passes(30)
     assert (node.watts(0), node.watts(1)) == (700, 700)
     assert node.renew("a", again=["a"])["renewed"] == ["a"]
