@@ -22,7 +22,8 @@ from msgspec import Struct, field
 
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.errors import JournalUnavailable
-from trainmedic_agent.log_reading.discovery import OLD_SECONDS, FoundFile
+from trainmedic_agent.log_reading.job_look import OLD_SECONDS
+from trainmedic_agent.log_reading.scan_units import FoundFile
 
 log = logging.getLogger(__name__)
 

@@ -1,46 +1,37 @@
 """Search for log files below the policy's directories, without following symbolic links.
 
 ``finders`` identify logs and owners. Each job's directory is a unit (``scan_units``), scanned as often as its cost
-allows; users and jobs take turns by used time.
+allows; users and jobs take turns by used time. A thread of its own looks at large jobs (``job_look``).
 """
 
 from __future__ import annotations
 
-import errno
-import logging
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
-from trainmedic.wire.log_limit import LogLimit
-from trainmedic_agent.log_opening.node_files import (
-    FileFacts,
-    ListedName,
-    Listing,
-    LogRefused,
-    NamedBy,
-    NodeFiles,
-    UnreadReason,
-    check_readable,
-)
+from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NodeFiles, UnreadReason
 from trainmedic_agent.log_opening.own_files import OwnFiles
-from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns
+from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_agent.log_reading.cut_record import CutRecord
+from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, Place
 from trainmedic_agent.log_reading.directory_names import DirectoryNames
-from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder, readable
+from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder
+from trainmedic_agent.log_reading.job_look import OLD_SECONDS, DueUnit, LargeLooks, Looked, looked_at
 from trainmedic_agent.log_reading.job_sources import JobSources
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.scan_units import (
     CHEAP_SECONDS,
     MOST_FOUND,
     MOST_OF_USER,
+    SMALL_ENTRIES,
+    SMALL_SECONDS,
     USER_SECONDS,
+    FoundFile,
     ScanBudget,
     ScanUnit,
     UnitTable,
@@ -49,23 +40,12 @@ from trainmedic_agent.log_reading.scan_units import (
     newest_of_users,
     trim,
 )
-from trainmedic_agent.log_reading.scan_units import FoundFile as FoundFile
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
-from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
-
-log = logging.getLogger(__name__)
 
 PODS = "/var/log/pods"
 MOST_ENTRIES = 2_000_000
 """Entries of a policy directory. Each job below it has its own bound."""
-OLD_SECONDS = 6 * 3600.0
-"""A job whose logs were not written for this long is scanned every `_OLD_EVERY` seconds."""
-_OLD_EVERY = 60.0
-FileKey = tuple[int, int]
-"""Device and inode."""
-_ROTATED = re.compile(r"(.+?)(?:\.\d{1,3}|-\d{8}(?:-?\d{1,6})?|\.\d{4}-?\d\d-?\d\d\S{0,16})\Z")
-_PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 
 
 class Scan(Struct, frozen=True):
@@ -85,12 +65,6 @@ class _Top(Struct):
     path: str
     files: tuple[FoundFile, ...] = ()
     units: Mapping[str, ScanUnit] = {}
-
-
-class _Look(Struct, frozen=True):
-    path: str
-    finder: Finder
-    named_by: NamedBy | None = None
 
 
 class Discovery:
@@ -127,14 +101,11 @@ class Discovery:
         self._turns = FairTurns()
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
-        self._refused: Counter[UnreadReason] = Counter()
-        self._budget = ScanBudget(0, lambda: False)
-        self._owner: BudgetOwner | None = None
-        self._sources: JobSources | None = None
+        self.large = LargeLooks(files, policy.max_job_entries)
+        """The large jobs' looks, for a thread of its own. `scan` with a time leaves these jobs to it."""
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._errors = 0
-        self._log_limit = LogLimit()
 
     def scan(
         self,
@@ -153,10 +124,9 @@ class Discovery:
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
         for (path, finder), units in zip(self._tops, self._units, strict=True):
-            self._refused, self._owner, self._sources = refused, None, None
-            self._budget = ScanBudget(MOST_ENTRIES, is_stopping)
-            tops.append(self._top(path, finder, units))
-            is_cut |= self._budget.is_cut
+            budget = ScanBudget(MOST_ENTRIES, is_stopping)
+            tops.append(self._top(path, finder, units, budget, refused))
+            is_cut |= budget.is_cut
         self._late = 0
         is_cut |= self._look_at_units(tops, is_stopping, seconds, job_seconds, CHEAP_SECONDS if is_asked else 0.0)
         return self._assembled(tops, refused, is_cut)
@@ -173,8 +143,6 @@ class Discovery:
             for file in unit.named:
                 self._keep(files, file)
             refused += unit.refused
-            if unit.sources is not None:
-                refused[UnreadReason.OUTSIDE] += unit.sources.outside
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
         return Scan(logs, +refused, dumps, is_cut, self._late, self._errors)
@@ -185,19 +153,23 @@ class Discovery:
 
     # --- policy directories ---
 
-    def _top(self, path: str, finder: Finder, units: UnitTable) -> _Top:
-        look = _Look(path, finder)
+    def _top(
+        self, path: str, finder: Finder, units: UnitTable, budget: ScanBudget, refused: Counter[UnreadReason]
+    ) -> _Top:
+        look, place = DirectoryLook(self._files, self._known, budget), Place(path, finder)
+        top = _Top(path)
         try:
-            deeper, files, listing = self._listed(look, units.by_name)
-            found = list(self._logs_among(look, files, listing.device))
+            deeper, files, listing = look.listed(place, units.by_name)
+            found = list(look.logs_among(place, files, listing.device))
             units.renew(path, deeper, may_be_renamed=listing.may_be_renamed)
+            top = _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
         except (OSError, LogRefused) as error:
-            self._count(error)
+            look.count(error)
             units.by_name.clear()
-            return _Top(path)
-        if self._budget.is_cut:
+        if budget.is_cut:
             self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)
-        return _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
+        refused += look.refused
+        return top
 
     # --- job directories ---
 
@@ -209,9 +181,14 @@ class Discovery:
         job_seconds: float,
         cheap: float,
     ) -> bool:
-        now, is_cut = time.monotonic(), False
+        now = time.monotonic()
         count = sum(len(top.units) for top in tops)
-        waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
+        is_cut = False
+        for looked in self.large.results():
+            is_cut |= self._take(looked, count)
+            self._late += self._is_partial(looked)
+        waiting: dict[BudgetOwner, list[DueUnit]] = {}
+        large: dict[BudgetOwner, list[DueUnit]] = {}
         for top, table in zip(tops, self._units, strict=True):
             every = [unit for unit in top.units.values() if seconds is None or unit.due <= now or unit.cost < cheap]
             self._late += len(every)
@@ -219,26 +196,26 @@ class Discovery:
             due = every if seconds is None else first_of_users(list(filter(self._may_look_at, every)))
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
                 seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
-                waiting.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
+                lane = large if seen.is_large and seconds is not None else waiting
+                lane.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
+        self.large.wait_for(large, self._known, is_stopping)
+        entries = self._policy.max_job_entries if seconds is None else min(SMALL_ENTRIES, self._policy.max_job_entries)
         for _, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 break
-            if seconds is not None and not self._may_look_at(unit):
-                continue
-            allowed = None if seconds is None else max(unit.allowed, job_seconds)
-            try:
-                self._look_at(unit, changed_ns, is_stopping, count, allowed)
-            except Exception:  # boundary of one job: its files must not hide other logs
-                self._errors += 1
-                unit.looked(now, self._budget, count)
-                if self._log_limit.lets_through():
-                    log.exception("scanning a job's logs failed unexpectedly", extra={"path": unit.path})
-            is_cut |= self._budget.is_cut
-            self._late -= not self._budget.is_late
+            allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
+            budget = ScanBudget(entries, is_stopping, allowed)
+            looked = looked_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
+            is_cut |= self._take(looked, count)
+            self._late -= not self._is_partial(looked)
         return is_cut
 
     def _may_look_at(self, unit: ScanUnit) -> bool:
-        if unit.cost <= CHEAP_SECONDS or self._turns.used_by(unit.owner.uid) <= USER_SECONDS:
+        if not unit.is_large:
+            return True
+        if unit.is_looked_at:
+            return False
+        if self.large.used_by(unit.owner.uid) <= USER_SECONDS:
             return True
         self._cuts.add(unit.owner, CutKind.SECONDS)
         return False
@@ -248,121 +225,44 @@ class Discovery:
             return []
         try:
             return self._files.facts(path, [unit.name for unit in units])
-        except (OSError, LogRefused) as error:
-            self._count(error)
+        except (OSError, LogRefused):
             return [None] * len(units)
 
-    def _look_at(
-        self, unit: ScanUnit, changed_ns: int, is_stopping: Callable[[], bool], units: int, seconds: float | None
-    ) -> None:
-        began = time.monotonic()
-        self._owner, self._refused, self._sources = unit.owner, Counter(), unit.sources
-        budget = self._budget = ScanBudget(self._policy.max_job_entries, is_stopping, seconds)
-        if changed_ns < 0:
-            unit.files, unit.named, unit.refused = (), (), self._refused
-            return
-        if unit.is_old and unit.changed_ns == changed_ns and began - unit.looked_at < _OLD_EVERY:
-            unit.looked(began, budget, units)
-            return
-        if unit.sources is not None:
-            unit.sources.begin_scan()
-        # The newest attempt is scanned first, in case time runs out. Lines are read in the order of attempts.
-        files, named = sorted(self._walk(_Look(unit.path, unit.finder)), key=_attempt_of), list(self._named(unit))
-        if is_stopping():
-            return  # earlier results still hold, and the next look is due
-        if budget.is_late:  # files not reached may still exist
+    def _is_partial(self, looked: Looked) -> bool:
+        """Return whether a further look, with the bounds of a large job, can find more."""
+        budget = looked.budget
+        return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
+
+    def _take(self, looked: Looked, units: int) -> bool:
+        """Take the result of a look. Return whether the job's entries are cut."""
+        unit, budget = looked.unit, looked.budget
+        if looked.is_stopped:
+            return False  # earlier results still hold, and the next look is due
+        if looked.changed_ns < 0:
+            unit.files, unit.named, unit.refused = (), (), looked.refused
+            return False
+        unit.looked(looked.began, looked.ended, units)
+        if looked.is_failed:
+            self._errors += 1
+            return False
+        is_partial = self._is_partial(looked)
+        unit.is_large = is_partial or budget.taken > SMALL_ENTRIES or unit.cost > SMALL_SECONDS
+        if looked.is_unchanged:
+            return False
+        files, named = looked.files, looked.named
+        if is_partial:  # files not reached may still exist
             files, named = _joined(unit.files, files), _joined(unit.named, named)
+        if budget.is_late:
             self._cuts.add(unit.owner, CutKind.SECONDS)
-        if budget.is_cut:
+        is_cut = budget.is_cut and not is_partial
+        if is_cut:
             self._cuts.add(unit.owner, CutKind.ENTRIES)
         self._cuts.stands_at(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
         unit.files, unit.named = newest(files, MOST_FOUND, self._known), newest(named, MOST_FOUND, self._known)
-        unit.changed_ns, unit.looked_at, unit.refused = changed_ns, began, self._refused
-        newest_ns = max((changed_ns, *(file.written_ns for file in unit.all_files)))
+        unit.changed_ns, unit.looked_at, unit.refused = looked.changed_ns, looked.began, looked.refused
+        newest_ns = max((looked.changed_ns, *(file.written_ns for file in unit.all_files)))
         unit.is_old = time.time() - newest_ns / 1e9 > OLD_SECONDS
-        unit.looked(began, budget, units)
-
-    def _named(self, unit: ScanUnit) -> Iterator[FoundFile]:
-        directories: dict[tuple[str, NamedBy], dict[str, Origin]] = {}
-        for path, origin, named_by in unit.sources.named_files() if unit.sources is not None else ():
-            directory, _, name = path.rpartition("/")
-            directories.setdefault((directory, named_by), {}).setdefault(name, origin)
-        for (directory, named_by), origins in directories.items():
-            if not self._budget.goes_on() or self._budget.is_cut:
-                return
-            yield from self._walk(_Look(directory, NamedFiles(origins), named_by))
-
-    def _walk(self, look: _Look) -> Iterator[FoundFile]:
-        try:
-            deeper, files, listing = self._listed(look)
-            yield from self._logs_among(look, files, listing.device)
-        except (OSError, LogRefused) as error:
-            self._count(error)
-            return
-        for name, inner in sorted(deeper, key=_newest_attempt_first):
-            if not self._budget.goes_on():
-                return
-            yield from self._walk(_Look(f"{look.path}/{name}", inner, look.named_by))
-
-    def _logs_among(self, look: _Look, files: Sequence[ListedName], device: int) -> Iterator[FoundFile]:
-        sources = [entry.name for entry in files if entry.name.startswith(log_layout.SOURCES)]
-        if sources and self._sources is not None:
-            self._sources.look_at(look.path, sources)
-        logs: list[tuple[str, Origin | None]] = []
-        # Sources files come first, because they describe the ranks' logs.
-        for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):
-            if not self._budget.goes_on():
-                break
-            origin = look.finder.origin(entry.name)
-            if origin is not None or (device, entry.inode) in self._known:
-                logs.append((entry.name, origin))
-        if not logs:
-            return
-        names = {entry.name for entry in files}
-        every = self._files.facts(look.path, [name for name, _ in logs], look.named_by)
-        for (name, origin), facts in zip(logs, every, strict=True):
-            file = self._file(look, name, facts, origin, names) if facts is not None else None
-            if file is not None and (file.origin is not None or file.key in self._known):
-                yield file
-
-    def _listed(
-        self, look: _Look, units: Mapping[str, ScanUnit] = {}
-    ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
-        deeper: list[tuple[str, Finder]] = []
-        files: list[ListedName] = []
-        listing = self._files.listing(look.path, self._budget.room, look.named_by)
-        self._budget.take_entries(len(listing.entries) + listing.is_cut)
-        for entry in listing.entries if self._budget.goes_on() else ():
-            if not entry.is_directory:
-                files.append(entry)
-            elif (unit := units.get(entry.name)) is not None:
-                deeper.append((entry.name, unit.found_by))
-            elif (inner := look.finder.enter(entry.name)) is not None:
-                deeper.append((entry.name, inner))
-        return deeper, files, listing
-
-    def _file(
-        self, look: _Look, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]
-    ) -> FoundFile | None:
-        try:
-            check_readable(facts.mode, facts.links)
-        except LogRefused as refused:
-            self._refused[refused.reason] += 1
-            return None
-        whole = f"{look.path}/{name}"
-        owner = self._owner or BudgetOwner(facts.uid, origin.job if origin is not None else None)
-        if origin is not None:
-            owner = NODE_ITSELF if origin.source in KERNEL_SOURCES else owner
-            origin = None if is_rotated(name, names) else replace(origin, stream=readable(whole))
-        return FoundFile(whole, facts.device, facts.inode, facts.size, facts.written_ns, origin, owner, look.named_by)
-
-    def _count(self, error: OSError | LogRefused) -> None:
-        if isinstance(error, LogRefused):
-            self._refused[error.reason] += 1
-        elif isinstance(error, PermissionError):
-            self._refused[UnreadReason.FORBIDDEN] += 1
-        elif isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP:
-            self._refused[UnreadReason.LINK] += 1
+        return is_cut
 
 
 def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[FoundFile]:
@@ -373,17 +273,5 @@ def _attempt_of(file: FoundFile) -> int:
     return (file.origin.attempt or 0) if file.origin is not None else 0
 
 
-def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
-    return -(log_layout.attempt_number(entry[0]) or 0)
-
-
 def is_dump(file: FoundFile) -> bool:
     return file.origin is not None and file.origin.source == log_layout.FLIGHT_RECORDER
-
-
-def is_rotated(name: str, names: Collection[str]) -> bool:
-    """Return whether this is a packed log, or a rotated one next to its successor. Its lines were read already."""
-    if _PACKED.match(name):
-        return True
-    match = _ROTATED.match(name)
-    return match is not None and match[1] in names

@@ -18,7 +18,8 @@ from trainmedic_agent.log_opening.node_files import LogRefused, NodeFiles
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns, HourlyBudget
 from trainmedic_agent.log_reading.cut_record import CutRecord
-from trainmedic_agent.log_reading.discovery import FoundFile, Scan
+from trainmedic_agent.log_reading.discovery import Scan
+from trainmedic_agent.log_reading.scan_units import FoundFile
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.diagnosis.flight_recorder import digest
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
@@ -101,12 +102,12 @@ class DumpReading:
             for file in files:
                 if file.path in settled and not self._is_known(file):
                     waiting.setdefault(file.owner, []).append((directory, file))
-        taken = self._take_in_turn(waiting)
+        taken, has_more = self._take_in_turn(waiting)
         for directory in dict.fromkeys(taken):
             self._tell(directory, [file for file in current[directory] if file.path in self._lines])
         if taken:
             self._findings.settle()
-        return 0.0 if len(taken) == _AT_ONCE else _LOOK_SECONDS
+        return 0.0 if has_more else _LOOK_SECONDS
 
     def _current(self) -> dict[str, list[FoundFile]]:
         """Return recent dumps by directory, for each job those of its newest attempts."""
@@ -132,21 +133,27 @@ class DumpReading:
         seen = self._first_seen.get(file.path)
         return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
 
-    def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> list[str]:
+    def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
+        """Read some dumps, and refuse those without budget. Return their directories, and whether there are more.
+
+        Refusing costs little, so that it is done for all at once: each call ends with a write to the disk.
+        """
         taken: list[str] = []
+        count = 0
         for owner, (directory, file) in self._turns.turns(waiting):
-            if len(taken) == _AT_ONCE:
-                break
+            if count == _AT_ONCE:
+                return taken, True
             began = self._monotonic()
             has_budget = self._seconds.has_left(owner) and self._size.has_left(owner)
             self._take(file, None if has_budget else _NO_BUDGET)
             if has_budget:
                 self._seconds.spend(owner, self._monotonic() - began)
                 self._size.spend(owner, min(file.size, MOST_BYTES))
+                count += 1
             else:
                 self._cuts.add(owner, CutKind.DUMPS)
             taken.append(directory)
-        return taken
+        return taken, False
 
     def _is_known(self, file: FoundFile) -> bool:
         return file.path in self._lines and self._lines[file.path][0] == _mark(file)

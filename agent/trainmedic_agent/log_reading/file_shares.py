@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -34,8 +34,8 @@ def shares(
     left_out: Counter[BudgetOwner] = Counter()
     closed: list[FileKey] = []
     for owner, queue in queues.items():
-        while owner.job is not None and len(queue) > most_of_job:
-            _leave_out(queue.pop(), owner, closed, left_out)
+        if owner.job is not None and len(queue) > most_of_job:
+            _leave_out([queue.pop() for _ in range(len(queue) - most_of_job)], owner, closed, left_out)
     opened: list[FoundFile] = []
     room = most
     users: dict[int | None, deque[BudgetOwner]] = {}
@@ -57,14 +57,13 @@ def shares(
         jobs.append(owner)
         waiting.append(jobs)
     for owner, queue in queues.items():
-        for each in queue:
-            _leave_out(each, owner, closed, left_out)
+        _leave_out(queue, owner, closed, left_out)
     return FileShares(opened, closed, left_out)
 
 
 def _leave_out(
-    each: FoundFile | FileKey, owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
+    rest: Collection[FoundFile | FileKey], owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
 ) -> None:
-    left_out[owner] += 1
-    if not isinstance(each, FoundFile):
-        closed.append(each)
+    if rest:
+        left_out[owner] += len(rest)
+        closed.extend(each for each in rest if not isinstance(each, FoundFile))

@@ -15,19 +15,22 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_agent.log_opening.node_files import LogRefused, NodeFiles, UnreadReason
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_agent.log_reading.cut_record import CutRecord
-from trainmedic_agent.log_reading.discovery import FoundFile, Scan
+from trainmedic_agent.log_reading.discovery import Scan
 from trainmedic_agent.log_reading.file_shares import shares
 from trainmedic_agent.log_reading.followed_file import KnownFile, known_file, microseconds
-from trainmedic_agent.log_reading.log_files import FARTHEST_BEHIND, FilePosition, GrowingFile, ReadSizes
+from trainmedic_agent.log_reading.log_files import FARTHEST_BEHIND, LARGEST_READ, FilePosition, GrowingFile, ReadSizes
 from trainmedic_agent.log_reading.log_policy import DEFAULT_MAX_JOB_FILES
+from trainmedic_agent.log_reading.scan_units import FoundFile
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
@@ -86,8 +89,24 @@ class Followed(Protocol):
 FollowedT = TypeVar("FollowedT", bound=Followed)
 
 
-def _expected_seconds(item: tuple[tuple[int, int], Followed]) -> float:
-    return item[1].file.waiting * _SECONDS_A_BYTE
+class _Wanted(Struct):
+    """A file to open in its owner's turn."""
+
+    found: FoundFile
+    since: float
+    """Monotonic time of the scan that first asked for it."""
+    is_first: bool
+    """True if that was the first scan on this node."""
+
+
+_FileKey = tuple[int, int]
+_Turn = tuple[_FileKey, FollowedT | _Wanted]
+
+
+def _expected_seconds(turn: _Turn[FollowedT]) -> float:
+    _, file = turn
+    waiting = min(file.found.size, LARGEST_READ) if isinstance(file, _Wanted) else file.file.waiting
+    return waiting * _SECONDS_A_BYTE
 
 
 class Positions(Protocol):
@@ -145,6 +164,11 @@ class FileFollowing(Generic[FollowedT]):
         self._scan: Scan | None = None
         self._followed: dict[tuple[int, int], FollowedT] = {}
         self._polled_at: dict[tuple[int, int], float] = {}
+        self._wanted: dict[_FileKey, _Wanted] = {}
+        self._unopened: dict[_FileKey, UnreadReason] = {}
+        """Files of the last scan that could not be opened."""
+        self._refused: Counter[UnreadReason] = Counter()
+        """What the last scan and the shares left out."""
         self._known: dict[tuple[int, int], KnownFile] = {}
         self._missing: dict[tuple[int, int], float] = {}
         self._is_first = positions.is_first
@@ -166,32 +190,50 @@ class FileFollowing(Generic[FollowedT]):
         return list(self._followed.values())
 
     def read(self) -> bool:
-        """Read for up to `ROUND_SECONDS`, with users and jobs in turn. Return whether there is more."""
+        """Open and read for up to `ROUND_SECONDS`, with users and jobs in turn. Return whether there is more."""
         if not self._positions.can_take:
             return False
         with self._lock:
             scan, self._scan = self._scan, None
         if scan is not None:
             self._adopt(scan)
+        has_opened = bool(self._wanted)
+        try:
+            return self._take_turns()
+        finally:
+            if has_opened or scan is not None:
+                self._count()
+
+    def _take_turns(self) -> bool:
         began = self._monotonic()
         has_more = False
         for _, (key, file) in self._turns.turns(self._due(began), _expected_seconds):
             monotonic = self._monotonic()
             if monotonic - began >= ROUND_SECONDS:
                 return True
+            followed = self._follow(key, self._wanted.pop(key)) if isinstance(file, _Wanted) else file
+            if followed is None:
+                continue
             self._polled_at[key] = monotonic
-            has_more |= self._poll(key, file, monotonic)
+            has_more |= self._poll(key, followed, monotonic)
             self._positions.hurry()
         return has_more
 
-    def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[tuple[tuple[int, int], FollowedT]]]:
-        due: dict[BudgetOwner, list[tuple[tuple[int, int], FollowedT]]] = {}
+    def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[_Turn[FollowedT]]]:
+        """Return files to poll and to open, those of an owner that wait longest first."""
+        due: dict[BudgetOwner, list[tuple[float, _Turn[FollowedT]]]] = {}
         for key, file in self._followed.items():
-            if now - file.grown_at < _BUSY_SECONDS or now - self._polled_at.get(key, 0.0) >= 1.0:
-                due.setdefault(file.file.owner, []).append((key, file))
-        for files in due.values():
-            files.sort(key=lambda item: self._polled_at.get(item[0], 0.0))
-        return due
+            polled_at = self._polled_at.get(key, 0.0)
+            if now - file.grown_at < _BUSY_SECONDS or now - polled_at >= 1.0:
+                due.setdefault(file.file.owner, []).append((polled_at, (key, file)))
+        for key, wanted in self._wanted.items():
+            due.setdefault(wanted.found.owner, []).append((wanted.since, (key, wanted)))
+        return {owner: [turn for _, turn in sorted(turns, key=itemgetter(0))] for owner, turns in due.items()}
+
+    def _count(self) -> None:
+        refused = self._refused + Counter(self._unopened.values())
+        self._counters.refused = {reason.value: count for reason, count in refused.items() if count}
+        self._counters.files = Counter(file.origin.source for file in self._followed.values())
 
     def close(self) -> None:
         for file in self._followed.values():
@@ -220,12 +262,13 @@ class FileFollowing(Generic[FollowedT]):
         self._polled_at.pop(key, None)
 
     def _adopt(self, scan: Scan) -> None:
-        """Open found files with new data, within each owner's share, most recently written first.
+        """Choose files with new data to open, within each owner's share, most recently written first.
 
-        They are read in the order of their last writes, because a failure belongs to the first attempt that shows it.
+        A job's are opened and read in the order of their last writes, because a failure belongs to the first attempt
+        that shows it.
         """
         refused = Counter(scan.refused)
-        now = self._now().timestamp()
+        now, monotonic = self._now().timestamp(), self._monotonic()
         wanted: list[FoundFile] = []
         for found in sorted(scan.files, key=lambda file: -file.written_ns):
             followed = self._followed.get(found.key)
@@ -242,15 +285,18 @@ class FileFollowing(Generic[FollowedT]):
         chosen = shares(owners, wanted, self._max_files, self._max_job_files)
         for key in chosen.closed:
             self._put_away(key, self._followed[key])
+        earlier = self._wanted
+        self._wanted = {}
         for found in sorted(chosen.opened, key=lambda file: file.written_ns):
-            self._follow(found.key, found, refused)
+            before = earlier.get(found.key) or _Wanted(found, monotonic, self._is_first)
+            self._wanted[found.key] = _Wanted(found, before.since, before.is_first)
+        self._unopened = {key: reason for key, reason in self._unopened.items() if key in self._wanted}
         for owner, count in chosen.left_out.items():
             refused[UnreadReason.TOO_MANY] += count
             self._cuts.stands_at(owner, CutKind.FILES, count)
         self._forget(scan)
         self._is_first = False
-        self._counters.refused = {reason.value: count for reason, count in refused.items() if count}
-        self._counters.files = Counter(file.origin.source for file in self._followed.values())
+        self._refused = refused
 
     def _put_away(self, key: tuple[int, int], file: FollowedT) -> None:
         self._drop(key)
@@ -267,18 +313,21 @@ class FileFollowing(Generic[FollowedT]):
             return False
         return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
 
-    def _follow(self, key: tuple[int, int], found: FoundFile, refused: Counter[UnreadReason]) -> None:
+    def _follow(self, key: _FileKey, wanted: _Wanted) -> FollowedT | None:
+        """Open the file. Return None if it cannot be opened now; the next scan that finds it asks again."""
+        found = wanted.found
+        self._unopened.pop(key, None)
         try:
             file, known = self._opened(key, found)
         except LogRefused as unread:
-            refused[unread.reason] += 1
-            return
+            self._unopened[key] = unread.reason
+            return None
         except PermissionError:
-            refused[UnreadReason.FORBIDDEN] += 1
-            return
+            self._unopened[key] = UnreadReason.FORBIDDEN
+            return None
         except OSError:
-            return  # vanished or replaced; see the next scan
-        if self._is_first and key not in self._known:
+            return None  # vanished or replaced
+        if wanted.is_first and key not in self._known:
             is_whole = known.origin.source in KERNEL_SOURCES
             file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))
         file.owner = found.owner
@@ -289,6 +338,7 @@ class FileFollowing(Generic[FollowedT]):
             self._followed[key] = followed
         with contextlib.suppress(OSError):  # the next look reports errors
             followed.begin()
+        return followed
 
     def _opened(self, key: tuple[int, int], found: FoundFile) -> tuple[GrowingFile, KnownFile]:
         """Open a file at its stored position, or at the beginning. Raises OSError, LogRefused."""

@@ -45,6 +45,7 @@ TURN_SECONDS = 0.5
 HUNG_SECONDS = 30.0
 """Seconds after which a round of reading or scanning counts as hung."""
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
+_FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
 _PAUSE_AFTER_ERROR = 1.0
 _KERNEL_WAIT = 0.5
 
@@ -122,6 +123,7 @@ class LogReader:
         self._sender = FindingSender(port, self._store, self.runner.has_findings, context.counters)
         self._dumps = DumpReading(self.runner, read_dumps, context.now, cuts, files=files)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
+        loops["log-large-jobs"] = self._discovery.large.look
         if policy.kernel is not None:
             loops["log-kernel"] = self._read_kernel
         if policy.roots:
@@ -164,7 +166,7 @@ class LogReader:
     def problem(self) -> str:
         """Why this node's logs are not read, empty if they are."""
         now = time.monotonic()
-        is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in ("log-files", "log-scan"))
+        is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in _FILE_LOOPS)
         return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")
 
     # --- threads ---
@@ -183,16 +185,17 @@ class LogReader:
                 self._stopping.wait(wait)
 
     def _read_files(self) -> float:
-        began = time.monotonic()
+        began, used = time.monotonic(), time.thread_time()
         has_more = self._following.read()
         self.runner.settle()
         if self._arrivals is not None:
             self._arrivals.settle(began)
-        took = time.monotonic() - began
-        return took if has_more else max(POLL_SECONDS, took)
+        # At most half of a core's time. Time spent waiting for a core or a file system is no reason to wait longer.
+        used = time.thread_time() - used
+        return used if has_more else max(POLL_SECONDS, used)
 
     def _scan(self) -> float:
-        began = time.monotonic()
+        used = time.thread_time()
         users: list[FileFollowing[FollowedFile] | ShipsLines] = [self._following]
         if self._shipping is not None:
             users.append(self._shipping)
@@ -208,7 +211,7 @@ class LogReader:
             self._context.counters.loop_error("log-scan")
         for user in (*users, self._dumps) if not self._stopping.is_set() else ():
             user.found(scan)
-        self.scans.pause(max(SCAN_SECONDS, time.monotonic() - began))
+        self.scans.pause(max(SCAN_SECONDS, time.thread_time() - used))
         return 0.0
 
     def _read_kernel(self) -> float:

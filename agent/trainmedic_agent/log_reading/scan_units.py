@@ -1,7 +1,7 @@
 """Scan units: job directories with owner, last result and next scan time.
 
-Each look is bounded by entries and seconds. An expensive unit is scanned rarely, so that a job with a large directory
-delays only its own logs.
+Each look is bounded by entries and seconds. A unit that exceeds the bounds of a small one is looked at by a thread of
+its own (``large_looks``), and rarely, so that a job with a large directory delays only its own logs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
-FIRST_SECONDS = 0.25
-"""Seconds for the first look at a job, doubled after each incomplete look."""
-MOST_SECONDS = 3.0
+SMALL_SECONDS = 0.5
+SMALL_ENTRIES = 2_000
+"""A job whose look takes longer, or finds more entries, is a large one."""
+LARGE_SECONDS = 3.0
+"""Seconds for a look at a large job."""
 CHEAP_SECONDS = 0.02
-"""Cheaper looks are made even if the user's share is used up."""
+"""Looks that took less are repeated early for a caller who waits."""
 USER_SECONDS = 5.0
-"""Seconds, as counted by ``FairTurns``, for scanning one user: about a seventeenth of the time."""
+"""Seconds, as counted by ``FairTurns``, for large jobs of one user: about a seventeenth of the time."""
 MOST_DUE = 2_000
 """Job directories per user and scan, longest due first. Their metadata takes about 10 ms. As many become due in two
 seconds, so this bounds only late ones.
@@ -68,7 +70,7 @@ class FoundFile(Struct, frozen=True):
 
 class ScanBudget:
     def __init__(self, entries: int, is_stopping: Callable[[], bool], seconds: float | None = None) -> None:
-        self._left = entries
+        self._left = self.most = entries
         self._is_stopping = is_stopping
         self._ends_at = None if seconds is None else time.monotonic() + seconds
         self.is_late = False
@@ -76,6 +78,10 @@ class ScanBudget:
     @property
     def is_cut(self) -> bool:
         return self._left <= 0
+
+    @property
+    def taken(self) -> int:
+        return self.most - self._left
 
     @property
     def room(self) -> int:
@@ -110,15 +116,15 @@ class ScanUnit(Struct):
     """Monotonic time."""
     is_old: bool = False
     cost: float = 0.0
-    allowed: float = FIRST_SECONDS
+    is_large: bool = False
+    is_looked_at: bool = False
+    """True while the thread for large jobs has it."""
     due: float = float("-inf")
 
-    def looked(self, began: float, budget: ScanBudget, units: int) -> None:
+    def looked(self, began: float, ended: float, units: int) -> None:
         """Record a look. `units` is the number of all units, which share the time."""
-        now = time.monotonic()
-        self.cost = now - began
-        self.allowed = min(2 * self.allowed, MOST_SECONDS) if budget.is_late else self.allowed
-        self.due = now + max(_OFTEN, _SHARE * self.cost, units / _UNITS_A_SECOND)
+        self.cost = ended - began
+        self.due = ended + max(_OFTEN, _SHARE * self.cost, units / _UNITS_A_SECOND)
 
     @property
     def all_files(self) -> tuple[FoundFile, ...]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from trainmedic_agent.log_reading.discovery import FileKey, Scan
+from trainmedic_agent.log_reading.directory_look import FileKey
+from trainmedic_agent.log_reading.discovery import Scan
 
 _TURN = 0.1
 

@@ -22,7 +22,8 @@ from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFil
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import kernel_log
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.discovery import Discovery, FileKey, Scan
+from trainmedic_agent.log_reading.directory_look import FileKey
+from trainmedic_agent.log_reading.discovery import Discovery, Scan
 from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_agent.log_search import packed_lines
 from trainmedic_agent.log_search.file_lines import FileLines

@@ -14,8 +14,9 @@ from trainmedic.errors import ConfigurationError
 from trainmedic_agent.log_opening.node_files import LogRefused, NodeFiles, others_may_rename
 from trainmedic_agent.log_opening.rights import UserDatabase
 from trainmedic_agent.log_reading import kernel_log
-from trainmedic_agent.log_reading.discovery import PODS, Discovery, FoundFile
+from trainmedic_agent.log_reading.discovery import PODS, Discovery
 from trainmedic_agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
+from trainmedic_agent.log_reading.scan_units import FoundFile
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring.agent_files import node_files

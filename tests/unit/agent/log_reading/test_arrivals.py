@@ -13,7 +13,7 @@ import pytest
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.log_reading import arrivals
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.discovery import FoundFile
+from trainmedic_agent.log_reading.scan_units import FoundFile
 
 BEGAN = datetime(2026, 3, 9, 7, tzinfo=UTC)
 KEY = (1, 2)

@@ -14,13 +14,21 @@ from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
 from tests.unit.agent.log_reading.test_discovery import say, touch
 from tests.unit.agent.log_reading.test_dumps import Node, write_dump
 from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_agent.log_opening.node_files import Listing, NamedBy
+from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import scan_units
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns, HourlyBudget, SharedLines
 from trainmedic_agent.log_reading.cut_record import FORGOTTEN_AFTER, CutRecord
-from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.directory_look import DirectoryLook
+from trainmedic_agent.log_reading.discovery import Discovery, Scan
 from trainmedic_agent.log_reading.file_shares import shares
+from trainmedic_agent.log_reading.files import FileFollowing
+from trainmedic_agent.log_reading.followed_file import KnownFile
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_reading.log_files import GrowingFile
 from trainmedic_agent.log_reading.scan_units import FoundFile
 from trainmedic_logs.diagnosis.flight_recorder import digest
+from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import MOST_REPORTED, CutKind, LogCut, cuts_in
 
 HOSTILE, OTHER, NORMAL = BudgetOwner(1000, "hostile"), BudgetOwner(1000, "other"), BudgetOwner(2000, "normal")
@@ -133,7 +141,8 @@ def test_a_scan_that_has_no_time_left_keeps_what_was_found_before(
     discovery = Discovery(policy_of(roots=[str(tmp_path)]), NODE, cuts=cuts)
     assert [file.path for file in discovery.scan((), lambda: False).files] == [str(path)]
     (unit,) = discovery._units[0].by_name.values()
-    unit.allowed, unit.due, unit.changed_ns = 0.0, 0.0, -1
+    unit.due, unit.changed_ns = 0.0, -1
+    monkeypatch.setattr("trainmedic_agent.log_reading.discovery.SMALL_SECONDS", 0.0)
     assert [file.path for file in discovery.scan((), lambda: False, 60.0).files] == [str(path)]
     assert [(cut.job, cut.what) for cut in cuts.cuts()] == [("slow", CutKind.SECONDS)]
 
@@ -148,13 +157,13 @@ def test_files_that_a_job_names_are_listed_once_for_each_directory(
     ]
     say(attempt, files=files)
     listings: list[str] = []
-    real = Discovery._listed
+    real = DirectoryLook.listed
 
-    def listed(self: Discovery, look: Any, *units: Any) -> Any:
-        listings.append(look.path)
-        return real(self, look, *units)
+    def listed(self: DirectoryLook, place: Any, *units: Any) -> Any:
+        listings.append(place.path)
+        return real(self, place, *units)
 
-    monkeypatch.setattr(Discovery, "_listed", listed)
+    monkeypatch.setattr(DirectoryLook, "listed", listed)
     scan = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE).scan((), lambda: False)
     assert len(scan.files) == 64
     assert len(listings) <= 5  # the root, the job, its attempt, "own" as a job, and "own" by its name
@@ -314,3 +323,206 @@ def test_what_is_no_cut_in_a_presence_is_skipped(cut: object) -> None:
     good = {"what": "lines", "count": 1, "since": 0, "job": None, "uid": None}
     assert len(list(cuts_in("n1", {"logs": {"cuts": [cut, good]}}))) == 1
     assert list(cuts_in("n1", {"logs": {"cuts": "x"}})) == list(cuts_in("n1", {})) == []
+
+
+class SlowFiles(OwnFiles):
+    """Files of this process that take 0.1 s of a virtual clock to open."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.most_listed = 0
+
+    def open(self, path: str, named_by: NamedBy | None = None) -> int:
+        self.clock.now += 0.1
+        return super().open(path, named_by)
+
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+        listing = super().listing(path, most, named_by)
+        self.most_listed = max(self.most_listed, len(listing.entries))
+        return listing
+
+
+class NoPositions:
+    is_first = False
+    can_take = True
+
+    def kept(self) -> dict[str, Any]:
+        return {}
+
+    def forget(self, key: str) -> None: ...
+    def hurry(self) -> None: ...
+
+
+class OpenFile:
+    def __init__(self, file: GrowingFile, known: KnownFile, monotonic: float) -> None:
+        self.file, self.origin, self.grown_at = file, known.origin, monotonic
+        self.polled = 0
+
+    def begin(self) -> None: ...
+
+    def poll(self, now: datetime, monotonic: float) -> bool:
+        self.polled += 1
+        return False
+
+    def known(self) -> KnownFile:
+        raise NotImplementedError
+
+    def is_of(self, origin: Origin) -> bool:
+        return True
+
+    def change_origin(self, origin: Origin) -> None: ...
+    def end(self, now: datetime) -> None: ...
+
+
+class Opening:
+    """`FileFollowing` of files that a test owns for several users, in virtual time."""
+
+    def __init__(self, place: Path) -> None:
+        self.clock = Clock()
+        self.place = place
+        self.counters = LogCounters()
+        self.following = FileFollowing(
+            NoPositions(),
+            OpenFile,
+            self.counters,
+            max_files=1000,
+            now=lambda: datetime.now(UTC),
+            monotonic=self.clock,
+            files=SlowFiles(self.clock),
+        )
+        self.found: list[FoundFile] = []
+
+    def write(self, owner: BudgetOwner, name: str, seconds_ago: float = 0.0, mode: int = 0o600) -> str:
+        path = touch(self.place / f"{owner.job}-{name}", "line\n")
+        path.chmod(mode)
+        at = path.stat().st_mtime_ns - int(seconds_ago * 1e9)
+        os.utime(path, ns=(at, at))
+        facts = path.stat()
+        origin = Origin("training", NODE, owner.job, stream=str(path))
+        self.found.append(FoundFile(str(path), facts.st_dev, facts.st_ino, facts.st_size, at, origin, owner))
+        return str(path)
+
+    def scanned(self) -> None:
+        self.following.found(Scan(tuple(self.found), {}))
+
+    @property
+    def polled(self) -> dict[str, int]:
+        return {file.file.position(None).path: file.polled for file in self.following.followed}
+
+
+def test_opening_the_files_of_one_user_delays_no_line_of_another(tmp_path: Path) -> None:
+    """A hundred older files of one user are opened in the time of that user; each round goes to the others first."""
+    opening = Opening(tmp_path)
+    for number in range(100):
+        opening.write(HOSTILE, str(number), seconds_ago=60.0)
+    first = opening.write(NORMAL, "first")
+    opening.scanned()
+    assert opening.following.read()
+    assert opening.polled[first] == 1
+    assert opening.clock.now < 1.0
+    second = opening.write(NORMAL, "second")
+    opening.scanned()
+    opening.following.read()
+    assert opening.polled[first] == 2
+    assert opening.polled[second] == 1
+    rounds = 0
+    while opening.following.read():
+        rounds += 1
+        assert opening.polled[first] == 3 + rounds - 1
+    assert len(opening.polled) == 102
+    assert dict(opening.counters.files) == {"training": 102}
+
+
+def test_files_of_a_job_are_opened_in_the_order_of_their_last_writes(tmp_path: Path) -> None:
+    """Also if that takes several rounds, and later scans find more."""
+    opening = Opening(tmp_path)
+    expected = [opening.write(NORMAL, str(number), seconds_ago=60.0 - number) for number in range(10)]
+    opening.found.reverse()
+    opening.scanned()
+    opening.following.read()
+    expected.append(opening.write(NORMAL, "older, found later", seconds_ago=100.0))
+    opening.scanned()
+    while opening.following.read():
+        pass
+    assert list(opening.polled) == expected
+
+
+def test_a_file_that_may_not_be_opened_is_counted_until_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scan asks once more."""
+    opening = Opening(tmp_path)
+    path = opening.write(NORMAL, "closed")
+    real, is_closed = OwnFiles.open, [True]
+
+    def opened(self: OwnFiles, path: str, named_by: NamedBy | None = None) -> int:
+        if is_closed[0]:
+            raise PermissionError(path)
+        return real(self, path, named_by)
+
+    monkeypatch.setattr(OwnFiles, "open", opened)
+    for _ in range(2):
+        opening.scanned()
+        opening.following.read()
+        assert dict(opening.counters.refused) == {"forbidden": 1}
+    is_closed[0] = False
+    opening.following.read()
+    assert opening.polled == {}
+    opening.scanned()
+    opening.following.read()
+    assert opening.polled == {path: 1}
+    assert dict(opening.counters.refused) == {}
+
+
+def test_a_large_job_is_left_to_a_thread_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan lists a few of its entries once, then none. The other look finds the rest, until it is small again."""
+    monkeypatch.setattr("trainmedic_agent.log_reading.discovery.SMALL_ENTRIES", 50)
+    crowd = AttemptLogs.of(tmp_path, "crowd", 1)
+    launcher = touch(crowd.launcher(NODE))
+    others = [touch(crowd.path / f"other-{number}", "") for number in range(300)]
+    normal = touch(AttemptLogs.of(tmp_path, "normal", 1).launcher(NODE))
+    files = SlowFiles(Clock())
+    discovery = Discovery(policy_of(roots=[str(tmp_path)]), NODE, files=files)
+
+    def paths() -> set[str]:
+        for unit in discovery._units[0].by_name.values():
+            unit.due = 0.0 if not unit.is_looked_at else unit.due
+        return {file.path for file in discovery.scan((), lambda: False, 60.0).files}
+
+    assert str(normal) in paths()
+    assert files.most_listed <= 50
+    assert discovery._units[0].by_name["crowd"].is_large
+    assert not discovery._units[0].by_name["normal"].is_large
+    files.most_listed = 0
+    paths()
+    assert files.most_listed < 10
+    discovery.large.look()
+    assert files.most_listed == 301
+    files.most_listed = 0
+    assert paths() == {str(normal), str(launcher)}
+    assert files.most_listed < 10
+    for path in others:
+        path.unlink()
+    paths()
+    discovery.large.look()
+    assert paths() == {str(normal), str(launcher)}
+    assert not discovery._units[0].by_name["crowd"].is_large
+
+
+def test_large_jobs_of_users_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has many of them waits longer than whoever has one. A job that is looked at is not looked at twice."""
+    table = Discovery(policy_of(roots=[str(tmp_path)]), NODE)
+    units = []
+    for number in range(4):
+        touch(AttemptLogs.of(tmp_path, f"job-{number}", 1).launcher(NODE))
+    table.scan((), lambda: False)
+    for name, unit in table._units[0].by_name.items():
+        unit.owner = BudgetOwner(2000 if name == "job-3" else 1000, name)
+        units.append(unit)
+    due: dict[BudgetOwner, list[Any]] = {unit.owner: [(unit, 1)] for unit in units}
+    looks = table.large
+    looks.wait_for(due, (), lambda: False)
+    for _ in range(5):
+        looks.look()
+    results = looks.results()
+    assert sorted(looked.unit.name for looked in results) == ["job-0", "job-1", "job-2", "job-3"]
+    assert "job-3" in {looked.unit.name for looked in results[:2]}
+    assert not any(unit.is_looked_at for unit in units)

@@ -14,7 +14,8 @@ from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.log_opening.node_files import Listing, NamedBy
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import discovery as discovering
-from trainmedic_agent.log_reading.discovery import Discovery, Scan, is_rotated
+from trainmedic_agent.log_reading.directory_look import is_rotated
+from trainmedic_agent.log_reading.discovery import Discovery, Scan
 from trainmedic_logs.domain.finding import Origin
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from tests.unit.agent.log_reading.test_discovery import say, scan, touch
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_agent.log_reading.budgets import BudgetOwner
+from trainmedic_agent.log_reading.budgets import BudgetOwner, HourlyBudget
 from trainmedic_agent.log_reading.discovery import Discovery
 from trainmedic_agent.log_reading.dumps import MOST_BYTES, DumpReading
 from trainmedic_logs.diagnosis.flight_recorder import digest
@@ -29,7 +29,7 @@ class Node:
         self.discovery = Discovery(policy_of(roots=[str(root)]), node)
         self.now = datetime.now(UTC)
         self.told: dict[str, tuple[Finding, Excerpt]] = {}
-        self.times = 0
+        self.times = self.writes = 0
         self.can_take = True
         self.reading = DumpReading(self, dump_reader.read_raw, lambda: self.now)
 
@@ -37,7 +37,8 @@ class Node:
         self.times += 1
         self.told[finding.id] = (finding, excerpt)
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        self.writes += 1
 
     def look(self, rounds: int = 3) -> None:
         for _ in range(rounds):
@@ -126,3 +127,15 @@ def test_nothing_is_read_while_nothing_can_be_taken(tmp_path: Path, attempt: Att
     node.can_take, node.now = True, node.now + timedelta(hours=2)
     node.look()
     assert not node.told
+
+
+def test_dumps_without_budget_are_refused_at_once(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Their number costs no writes to the disk, for which others would wait."""
+    for rank in range(20):
+        touch(attempt.dump(rank), "no dump")
+    node = Node(tmp_path / "logs")
+    node.reading._seconds = HourlyBudget(0.0)
+    node.look()
+    ((_, excerpt),) = node.told.values()
+    assert len(excerpt.lines) == 20
+    assert (node.times, node.writes) == (1, 1)

@@ -95,8 +95,8 @@ def test_jobs_that_wait_for_their_users_time_take_no_places(tmp_path: Path, monk
         reader.scan((), lambda: False, 60.0)
     units = reader._units[0].by_name
     for name, unit in units.items():
-        unit.cost, unit.due = (0.0, 0.0) if name == "quick" else (1.0, -1.0)
+        unit.is_large, unit.due = name != "quick", 0.0 if name == "quick" else -1.0
     AttemptLogs.of(tmp_path, "quick", 1).launcher(NODE).unlink()
-    reader._turns._users[units["quick"].owner.uid] = 2 * scan_units.USER_SECONDS
+    reader.large._turns._users[units["quick"].owner.uid] = 2 * scan_units.USER_SECONDS
     assert len(reader.scan((), lambda: False, 60.0).files) == 5
     assert {name for name, unit in units.items() if unit.due > 0.0} == {"quick"}

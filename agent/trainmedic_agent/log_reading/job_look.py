@@ -1,0 +1,148 @@
+"""Looks at jobs' directories, and the thread that looks at the large ones (`LargeLooks`).
+
+A look changes nothing of the unit but its sources files. The scanning thread takes the results (`Discovery`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from msgspec import Struct, field
+
+from trainmedic.wire.log_limit import LogLimit
+from trainmedic_agent.log_opening.node_files import NodeFiles, UnreadReason
+from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
+from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, Place
+from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FoundFile, ScanBudget, ScanUnit
+
+log = logging.getLogger(__name__)
+
+OLD_SECONDS = 6 * 3600.0
+"""A job whose logs were not written for this long is scanned every `_OLD_EVERY` seconds."""
+_OLD_EVERY = 60.0
+_IDLE_SECONDS = 0.5
+_log_limit = LogLimit()
+
+DueUnit = tuple[ScanUnit, int]
+"""A unit, and the last change of its directory in nanoseconds since 1970. -1 if it is gone."""
+
+
+class Looked(Struct):
+    """The result of a look."""
+
+    unit: ScanUnit
+    changed_ns: int
+    budget: ScanBudget
+    began: float
+    ended: float = 0.0
+    files: Sequence[FoundFile] = ()
+    named: Sequence[FoundFile] = ()
+    refused: Counter[UnreadReason] = field(default_factory=Counter)
+    is_unchanged: bool = False
+    """True if nothing was looked for, because an old job has not changed."""
+    is_stopped: bool = False
+    is_failed: bool = False
+
+
+def looked_at(
+    unit: ScanUnit,
+    changed_ns: int,
+    files: NodeFiles,
+    known: Collection[FileKey],
+    budget: ScanBudget,
+    is_stopping: Callable[[], bool],
+) -> Looked:
+    """Look at a job's directory. An unexpected error is logged, so that it does not hide other jobs' logs."""
+    looked = Looked(unit, changed_ns, budget, time.monotonic())
+    try:
+        if unit.is_old and unit.changed_ns == changed_ns and looked.began - unit.looked_at < _OLD_EVERY:
+            looked.is_unchanged = True
+        elif changed_ns >= 0:
+            _look(looked, DirectoryLook(files, known, budget, unit.owner, unit.sources))
+        looked.is_stopped = is_stopping()
+    except Exception:  # boundary of one job
+        looked.is_failed = True
+        if _log_limit.lets_through():
+            log.exception("scanning a job's logs failed unexpectedly", extra={"path": unit.path})
+    looked.ended = time.monotonic()
+    return looked
+
+
+def _look(looked: Looked, look: DirectoryLook) -> None:
+    unit = looked.unit
+    if unit.sources is not None:
+        unit.sources.begin_scan()
+    # The newest attempt is scanned first, in case time runs out. Lines are read in the order of attempts.
+    looked.files = sorted(look.walk(Place(unit.path, unit.finder)), key=_attempt_of)
+    looked.named = list(look.named())
+    looked.refused = look.refused
+    if unit.sources is not None and unit.sources.outside:
+        looked.refused[UnreadReason.OUTSIDE] += unit.sources.outside
+
+
+class LargeLooks:
+    """Due large jobs, and the results of looks at them. Users and jobs take turns by used time."""
+
+    def __init__(self, files: NodeFiles, most_entries: int) -> None:
+        self._files = files
+        self._most_entries = most_entries
+        self._lock = threading.Lock()
+        self._turns = FairTurns()
+        self._waiting: Mapping[BudgetOwner, Sequence[DueUnit]] = {}
+        self._known: Collection[FileKey] = ()
+        self._is_stopping: Callable[[], bool] = lambda: False
+        self._results: list[Looked] = []
+
+    # --- called by the scanning thread ---
+
+    def used_by(self, uid: int | None) -> float:
+        """Return the seconds that looks at a user's large jobs took, halved every minute."""
+        return self._turns.used_by(uid)
+
+    def wait_for(
+        self,
+        due: Mapping[BudgetOwner, Sequence[DueUnit]],
+        known: Collection[FileKey],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        """Replace the jobs to look at."""
+        with self._lock:
+            self._waiting, self._known, self._is_stopping = due, known, is_stopping
+
+    def results(self) -> list[Looked]:
+        """Return the results since the last call."""
+        with self._lock:
+            results, self._results = self._results, []
+            for looked in results:
+                looked.unit.is_looked_at = False
+            return results
+
+    # --- called by the thread for large jobs ---
+
+    def look(self) -> float:
+        """Look at the next job. Return the seconds until the next call."""
+        with self._lock:
+            known, is_stopping = self._known, self._is_stopping
+            waiting = {
+                owner: left
+                for owner, due in self._waiting.items()
+                if (left := [each for each in due if not each[0].is_looked_at])
+            }
+        for _, (unit, changed_ns) in self._turns.turns(waiting, lambda due: due[0].cost):
+            with self._lock:
+                unit.is_looked_at = True
+            budget = ScanBudget(self._most_entries, is_stopping, LARGE_SECONDS)
+            used = time.thread_time()
+            looked = looked_at(unit, changed_ns, self._files, known, budget, is_stopping)
+            with self._lock:
+                self._results.append(looked)
+            return time.thread_time() - used
+        return _IDLE_SECONDS
+
+
+def _attempt_of(file: FoundFile) -> int:
+    return (file.origin.attempt or 0) if file.origin is not None else 0
