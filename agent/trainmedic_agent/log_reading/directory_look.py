@@ -35,7 +35,7 @@ _ROTATED = re.compile(r"(.+?)(?:\.\d{1,3}|-\d{8}(?:-?\d{1,6})?|\.\d{4}-?\d\d-?\d
 _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 
 
-class Place(Struct, frozen=True):
+class LookPlace(Struct, frozen=True):
     path: str
     finder: Finder
     named_by: NamedBy | None = None
@@ -60,7 +60,7 @@ class DirectoryLook:
         self.refused: Counter[UnreadReason] = Counter()
 
     def listed(
-        self, place: Place, units: Mapping[str, ScanUnit] = {}
+        self, place: LookPlace, units: Mapping[str, ScanUnit] = {}
     ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
         """Return the directories to enter, the other entries, and the listing. Raises OSError, LogRefused."""
         deeper: list[tuple[str, Finder]] = []
@@ -76,7 +76,7 @@ class DirectoryLook:
                 deeper.append((entry.name, inner))
         return deeper, files, listing
 
-    def logs_among(self, place: Place, files: Sequence[ListedName], device: int) -> Iterator[FoundFile]:
+    def logs_among(self, place: LookPlace, files: Sequence[ListedName], device: int) -> Iterator[FoundFile]:
         """Raises OSError, LogRefused."""
         sources = [entry.name for entry in files if entry.name.startswith(log_layout.SOURCES)]
         if sources and self._sources is not None:
@@ -100,7 +100,7 @@ class DirectoryLook:
                 if file is not None and (file.origin is not None or file.key in self._known):
                     yield file
 
-    def walk(self, place: Place) -> Iterator[FoundFile]:
+    def walk(self, place: LookPlace) -> Iterator[FoundFile]:
         try:
             deeper, files, listing = self.listed(place)
             yield from self.logs_among(place, files, listing.device)
@@ -110,7 +110,7 @@ class DirectoryLook:
         for name, inner in sorted(deeper, key=_newest_attempt_first):
             if not self._budget.goes_on():
                 return
-            yield from self.walk(Place(f"{place.path}/{name}", inner, place.named_by))
+            yield from self.walk(LookPlace(f"{place.path}/{name}", inner, place.named_by))
 
     def named(self) -> Iterator[FoundFile]:
         """Return the files that the job's sources files name."""
@@ -121,7 +121,7 @@ class DirectoryLook:
         for (directory, named_by), origins in directories.items():
             if not self._budget.goes_on() or self._budget.is_cut:
                 return
-            yield from self.walk(Place(directory, NamedFiles(origins), named_by))
+            yield from self.walk(LookPlace(directory, NamedFiles(origins), named_by))
 
     def count(self, error: OSError | LogRefused) -> None:
         if isinstance(error, LogRefused):
@@ -132,7 +132,7 @@ class DirectoryLook:
             self.refused[UnreadReason.LINK] += 1
 
     def _file(
-        self, place: Place, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]
+        self, place: LookPlace, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]
     ) -> FoundFile | None:
         try:
             check_readable(facts.mode, facts.links)

@@ -18,7 +18,7 @@ from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NodeF
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_agent.log_reading.cut_record import CutRecord
-from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, Place
+from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, LookPlace
 from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder
 from trainmedic_agent.log_reading.job_look import OLD_SECONDS, DueUnit, LargeLooks, Looked, looked_at
@@ -156,7 +156,7 @@ class Discovery:
     def _top(
         self, path: str, finder: Finder, units: UnitTable, budget: ScanBudget, refused: Counter[UnreadReason]
     ) -> _Top:
-        look, place = DirectoryLook(self._files, self._known, budget), Place(path, finder)
+        look, place = DirectoryLook(self._files, self._known, budget), LookPlace(path, finder)
         top = _Top(path)
         try:
             deeper, files, listing = look.listed(place, units.by_name)

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic_agent.log_opening.node_files import NodeFiles, UnreadReason
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
-from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, Place
+from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, LookPlace
 from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FoundFile, ScanBudget, ScanUnit
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
     if unit.sources is not None:
         unit.sources.begin_scan()
     # The newest attempt is scanned first, in case time runs out. Lines are read in the order of attempts.
-    looked.files = sorted(look.walk(Place(unit.path, unit.finder)), key=_attempt_of)
+    looked.files = sorted(look.walk(LookPlace(unit.path, unit.finder)), key=_attempt_of)
     looked.named = list(look.named())
     looked.refused = look.refused
     if unit.sources is not None and unit.sources.outside:
