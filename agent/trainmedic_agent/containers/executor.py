@@ -1,5 +1,5 @@
-"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or may do so. A resumed command's output
-counts only its second part.
+"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or if that cannot be checked. A resumed
+command's output counts only its second part.
 """
 
 from __future__ import annotations

@@ -209,8 +209,8 @@ class CheckpointSearch(_Search):
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
     def find(self) -> list[MatchedCheckpoint]:
-        """Return matching checkpoints, oldest first. None if the throttle ended the search: the newest, which stay, are
-        known only at the end.
+        """Return matching checkpoints, oldest first; none if the throttle ended the search, because only its end shows
+        the newest, which stay.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)
