@@ -70,7 +70,9 @@ class Journal(AgentDatabase):
         return _record(*rows[0]) if rows else None
 
     def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
-        """Add a command and return None, or return its record. A resent expired command (never applied) is added again."""
+        """Add a command and return None, or return its record. A resent, expired command was never applied, so it is
+        added.
+        """
 
         def enter(connection: sqlite3.Connection) -> CommandRecord | None:
             record = self.look_up(command.id)

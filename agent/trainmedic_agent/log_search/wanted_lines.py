@@ -107,7 +107,7 @@ class WantedLines(ABC):
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """Number of lines excluded by attribute because it is unknown."""
+        """By attribute: number of lines excluded because it is unknown."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 

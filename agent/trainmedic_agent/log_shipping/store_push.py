@@ -46,7 +46,7 @@ class Outcome(StrEnum):
     TAKEN = "taken"
     """The store has all lines except lost ones."""
     LATER = "later"
-    """Perhaps nothing is stored; a retry may succeed."""
+    """Nothing is known to be stored; a retry may succeed."""
     SMALLER = "smaller"
     """As `LATER`, in smaller pieces: a rate or size limit applies."""
     REFUSED = "refused"
