@@ -95,6 +95,7 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
+        """Return False if the GPU is not on record."""
         with self._lock:
             if uuid not in self._gpus:
                 return False

@@ -29,7 +29,6 @@ class JsonLines(logging.Formatter):
 
 
 def command_fields(command: Command, **fields: str) -> dict[str, str]:
-    """Return the extra values for a line about a command."""
     return {"action": command.action, "command": command.id, "run_id": command.run_id, **fields}
 
 

@@ -1,4 +1,4 @@
-"""Limit on what the compiler compiles of one file."""
+"""Limit on compilation per file."""
 
 from __future__ import annotations
 

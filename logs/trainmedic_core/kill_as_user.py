@@ -29,6 +29,7 @@ def kill_group(group: int, uid: int) -> bool:
 
 
 def _ended(send: Callable[[], None], uid: int) -> bool:
+    """Return whether `send` was permitted, as `uid`; False also if it did not return in time."""
     if uid == os.geteuid():
         return _sent(send)
     outcome: list[bool] = []

@@ -1,4 +1,4 @@
-"""Locks between processes of one machine: on a file, under any of its names, or on a name. Both end with the process."""
+"""Locks between a machine's processes until their end: on a file, under any of its names, or on a name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ class FileLock:
             return lock
 
     def is_in_place(self) -> bool:
-        """Return whether the path still refers to the file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -78,6 +77,7 @@ class FileLock:
 
 
 def _locked(descriptor: int) -> bool:
+    """Return False if another process holds the lock; True also where no such locks exist."""
     if _SET_LOCK is None:
         return True
     # struct flock: type, whence, start, length, pid (must be 0)

@@ -40,7 +40,6 @@ class SettingSource(Struct, frozen=True):
 
     @property
     def can_be_a_file(self) -> bool:
-        """Return whether ``<variable>_FILE`` may name a file with the value."""
         return self.secret or self.has_file
 
 

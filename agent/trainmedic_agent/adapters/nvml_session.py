@@ -239,6 +239,7 @@ def offered(ask: Callable[[], Any]) -> Any:
 
 
 def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
+    """Return the card's identity and handle."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     address = pynvml.nvmlDeviceGetPciInfo(handle).busId
     address = address.decode() if isinstance(address, bytes) else address

@@ -1,5 +1,5 @@
-"""Time limits for driver calls, which may never return. A late call's thread is abandoned, and its card raises
-`GpuStuck` until the call returns. Other cards are unaffected. A card takes at most `_MOST_CALLS` of the reused threads.
+"""Time limits for driver calls, which may never return and then affect only their card. A card takes at most
+`_MOST_CALLS` of the reused threads.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class _Call(Generic[T]):
         self._ended.set()
 
     def wait(self) -> bool:
+        """Return whether it ended in time."""
         return self._ended.wait(self.timeout)
 
     def result(self) -> T:

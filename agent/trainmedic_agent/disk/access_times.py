@@ -112,4 +112,5 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
+    """Return device and root of the visible mount at ``/``, or None."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

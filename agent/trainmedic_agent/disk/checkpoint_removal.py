@@ -167,6 +167,7 @@ class _ContentsRemoval(Struct):
                 os.close(descriptor)
 
     def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
+        """Remove the last level's directory. Return why not, or None. Raises OSError."""
         emptied, path = levels.pop()
         os.close(emptied)
         parent, parents_path = levels[-1]

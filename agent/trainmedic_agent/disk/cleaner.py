@@ -62,7 +62,6 @@ class Cleaner(Struct, frozen=True):
     clocks: Clocks = field(default_factory=Clocks)
     measure: MeasureSpace = measure_space
     proc: str = "/proc"
-    """Mount point of the process file system."""
     batch_size: int = BATCH_SIZE
     state_dir: Path | None = None
 
@@ -150,6 +149,7 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
+        """Return False, and record why, if the root's free space is unreadable."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:
@@ -175,6 +175,7 @@ class _RuleRun(Struct):
         return not self.run.filesystems.has_enough(root.device)
 
     def _clean_files(self, roots: tuple[Root, ...]) -> Reason | None:
+        """Return what ended the rule early, or None."""
         run = self.run
         search = FileSearch(
             self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone, run.cleaner.batch_size
@@ -231,6 +232,7 @@ class _RuleRun(Struct):
         return remover.delete(parent, file)
 
     def _clean_checkpoints(self, roots: tuple[Root, ...]) -> Reason | None:
+        """Return what ended the rule early, or None."""
         run = self.run
         with closing(MetadataReader()) as metadata:
             search = CheckpointSearch(

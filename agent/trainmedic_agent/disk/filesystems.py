@@ -41,7 +41,6 @@ def inode_of(facts: os.stat_result) -> Inode:
 
 
 def stored_bytes(facts: os.stat_result) -> int:
-    """Return the bytes that a file uses on disk."""
     return facts.st_blocks * _BLOCK_BYTES
 
 

@@ -149,6 +149,7 @@ class FileUsage:
                     yield self._proc / entry.name
 
     def _add_process(self, snapshot: OpenFileSnapshot, process: Path) -> bool:
+        """Return False if the process's files could not all be seen."""
         try:
             with os.scandir(process / "fd") as descriptors:
                 for count, descriptor in enumerate(descriptors):

@@ -92,9 +92,8 @@ class FileRemover(Struct, frozen=True):
         return self._change(parent, file, empty)
 
     def shrink(self, parent: int, file: MatchedFile, keep_tail: int) -> int | Reason:
-        """Free all but the last `keep_tail` bytes. Return the freed bytes, or why the file was left.
-
-        Length and end stay, so writers are unaffected; the beginning reads as zeros.
+        """Free all but the last `keep_tail` bytes; the beginning reads as zeros, and the length stays. Return the freed
+        bytes, or why the file was left.
         """
 
         def shrink_open(fd: int) -> int | Reason:

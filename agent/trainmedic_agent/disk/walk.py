@@ -123,6 +123,7 @@ class Walk(Struct, frozen=True):
             self.skip(Reason.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
+        """Return whether a subdirectory was entered, as the new last level."""
         name = entry.name.removeprefix(DELETING)
         is_matched, globs = level.globs.accepts(name), level.globs.below(name)
         if not is_matched and globs is None:

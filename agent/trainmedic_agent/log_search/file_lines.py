@@ -127,7 +127,6 @@ class FileLines(WantedLines):
         return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with a checksum of the bytes before it. Raises OSError."""
         return place._replace(mark=self._mark(place.offset))
 
     def _mark(self, offset: int) -> int:

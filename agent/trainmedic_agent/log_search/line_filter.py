@@ -85,9 +85,11 @@ class LineFilter(Struct, frozen=True):
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def is_out(self, level: LogLevel, moment: LineTime) -> bool:
+        """Return whether level or time certainly exclude a line."""
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
+        """Return the answer, and for UNKNOWN the unknown attribute."""
         is_known = self._is_in_window(moment)
         if is_known is False or line.level not in self.levels:
             return Answers.NO, ""

@@ -130,6 +130,7 @@ class EntryMaker:
 
 
 def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
+    """Return the line's own time, and how it is known; None if the arrival counts."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE
     at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None

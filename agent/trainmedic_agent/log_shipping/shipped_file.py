@@ -142,6 +142,7 @@ class ShippedFile:
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
+        """Return whether lines were read."""
         for _ in range(_MOST_PIECES):
             if not self.file.has_more:
                 return False

@@ -77,6 +77,7 @@ class ShippedKernel:
         return {"at": self._at}
 
     def _read(self) -> bool:
+        """Return whether lines were read."""
         placed = self.reader.read()
         self._counters.lose_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
         self._lost = self.reader.lost

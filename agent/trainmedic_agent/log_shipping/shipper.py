@@ -188,6 +188,7 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
+        """Return the next entries of all sources by time, taken from them."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -263,6 +264,7 @@ class LogShipping:
         return False
 
     def _piece(self) -> list[tuple[Source, StoreEntry]]:
+        """Return the beginning of the batch that fits into the next push."""
         piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:

@@ -15,8 +15,8 @@ class GpuInfo(Struct, frozen=True):
 
     - ``index``: number on the node, from 0; may change when the driver is reloaded
     - ``uuid``: the driver's ``GPU-…``, constant
-    - ``name``: model, such as ``NVIDIA H100 80GB HBM3``
-    - ``pci_address``: such as ``0000:18:00.0``
+    - ``name``: ``NVIDIA H100 80GB HBM3``
+    - ``pci_address``: ``0000:18:00.0``
     """
 
     index: int
@@ -44,7 +44,6 @@ class PowerLimits(Struct, frozen=True):
     - ``limit_mw``: configured
     - ``enforced_mw``: effective, the lowest of several limiters
     - ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, a restart of this process
-    - ``default_mw``, ``min_mw``, ``max_mw``: the card's
     - ``draw_mw``: current draw
     """
 

@@ -26,10 +26,7 @@ class LimitReached(OSError):
 
 
 class ReadingLimits:
-    """Limits that stay reached.
-
-    `memory` is in bytes, in addition to the resident memory at the start.
-    """
+    """Limits that stay reached. `memory` in bytes, beyond the resident memory at the start."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class CheckedRules(Struct, frozen=True):
     rules: RuleSet
     problems: tuple[FileProblem, ...]
     beyond_logs: tuple[FileProblem, ...]
-    """First part of each test file that only the server can check; not an error."""
+    """Each test file's first part that only the server can check; not an error."""
 
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
