@@ -13,7 +13,7 @@ class TooLarge(Exception):
 
 
 class Allowance:
-    """Rest for one file, shared by its playbooks."""
+    """Remaining allowance of one file, shared by its playbooks."""
 
     def __init__(self) -> None:
         self._left = MOST_PARTS

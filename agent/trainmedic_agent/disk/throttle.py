@@ -66,9 +66,9 @@ class Clocks(Struct, frozen=True):
     """Since the epoch, unaffected by clock changes."""
     steady: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = seconds_waited_for_core
-    """Time in which this thread was ready but not running."""
+    """Steady time in which this thread was ready but not running."""
     stalled: Callable[[], float] = seconds_stalled_for_disk
-    """Time in which some task waited for a disk."""
+    """Steady time in which some task waited for a disk."""
     sleep: Callable[[float], None] = time.sleep
 
 

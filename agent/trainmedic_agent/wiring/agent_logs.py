@@ -34,7 +34,7 @@ from trainmedic_logs.files import dump_child, dump_reader
 _MEMORY_OF_DUMPS = 192 * 1024**2
 """Address space of the dump parser in bytes; a dump of 5 MB with 2,000 entries needs 45 MiB."""
 _LONGEST_ANSWER = 1024**2
-"""Bytes of its answer per dump, which takes ten times as much parsed."""
+"""Bytes of the parser's answer per dump; parsed, it takes ten times as much."""
 _LONGEST_PROBLEM = 1000
 _STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 

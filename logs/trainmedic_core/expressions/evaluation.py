@@ -104,7 +104,7 @@ def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
 
 
 class ValueTemplate:
-    """Value with templates in its strings at any depth; keys are none."""
+    """Value with templates in its strings at any depth; keys are no templates."""
 
     def __init__(self, value: Any, name: str, compiled: Mapping[str, Expression | TextTemplate] | None = None) -> None:
         """`compiled`: templates by text. Raises Malformed."""

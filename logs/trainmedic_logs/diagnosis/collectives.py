@@ -103,7 +103,7 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the minority's ranks, without a majority all, or None if they agree."""
+    """Return the ranks in the minority, all ranks without a majority, or None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)

@@ -58,7 +58,7 @@ _QUOTED = re.compile(
     r"""['"`](?:[\w.]{1,80}(?:Error|Exception): )?(?:CUDA|HIP) error|['"`][\w.]{1,80}(?:Error|Exception): """
     r"""|[a-z,=>] (?:CUDA|HIP) (?:error|out of memory)"""
 )
-"""Quoted errors, from elsewhere or of none."""
+"""Quoted errors, which happened elsewhere or not at all."""
 _SAID = re.compile(
     r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
     r"|output text|target text)\b[^:=>]{0,20}[:=>]"

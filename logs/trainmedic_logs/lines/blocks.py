@@ -146,7 +146,7 @@ def _is_broken_message(lines: list[str], text: str) -> bool:
 
 
 def unwrapped(lines: list[str]) -> list[str]:
-    """Return a traceback's lines with messages joined again that Rich wrapped."""
+    """Return a traceback's lines, with messages that Rich wrapped joined again."""
     joined: list[str] = []
     for line in lines:
         if joined and _is_at_margin(joined[-1]) and _is_at_margin(line):
