@@ -22,7 +22,6 @@ class AgentCounters:
             self._loop_errors[loop] += 1
 
     def redis_answered(self, at: float) -> None:
-        """Record that Redis accepted a message at this Unix time."""
         self._redis_answered_at = at
 
     def redis_answered_at(self) -> float | None:

@@ -83,7 +83,6 @@ class AgentReplies:
         self._writer.put(OutgoingReplies((replace(reply, is_to_genuine=False),), entry))
 
     def send_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Send an outcome, which the journal has as unsent."""
         with self._lock:
             self._in_flight.add(command_id)
         if not self._writer.put(OutgoingReplies((self._reply(command_id, outcome),))):

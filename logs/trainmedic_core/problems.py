@@ -60,7 +60,6 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def cut(text: str, limit: int = 200) -> str:
-    """Return one line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 

@@ -50,7 +50,6 @@ class ProgramSource:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no program can be started any more."""
         with self._lock:
             if not self._has_failed:
                 with contextlib.suppress(ChildProcessError):

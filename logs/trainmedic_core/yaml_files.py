@@ -27,7 +27,6 @@ _ENDINGS = (".yaml", ".yml")
 
 
 def read_text(path: Path) -> str | FileProblem:
-    """Return a file's text, or the problem."""
     raw = read(path)
     return raw if isinstance(raw, FileProblem) else yaml_text.decode(raw, str(path))
 
@@ -70,7 +69,6 @@ def document_files(root: Path) -> Iterator[Path | FileProblem]:
 
 
 def test_files(root: Path) -> Iterator[Path]:
-    """Yield the test files, as `document_files`."""
     yield from (path for path in _yaml_files(root) if isinstance(path, Path) and (path == root or is_test(path)))
 
 

@@ -297,7 +297,6 @@ def _line_column(text: str, index: int) -> tuple[int, int]:
 
 
 def _unquoted(line: str) -> str:
-    """Return the advice for unquoted braces, with the line's text."""
     found = _BRACED.search(line[:_LONGEST_SHOWN])  # bounded: each brace is searched to its end
     text = found[0].rstrip() if found else "{{ … }}"
     return "text that begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')

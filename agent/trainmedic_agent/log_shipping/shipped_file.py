@@ -73,7 +73,6 @@ class ShippedFile:
 
     @property
     def behind(self) -> int:
-        """Bytes that the store does not have."""
         oldest = self._oldest_place()
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 

@@ -271,7 +271,6 @@ def _is_in(value: Any, values: Any) -> bool:
 
 
 def _urlencode(value: Any) -> str:
-    """Return a URL path segment or query value, '/' escaped too."""
     if isinstance(value, jinja2.Undefined):
         str(value)  # raises, as for every use of an undefined value
     return quote(value if isinstance(value, str) else str(value), safe="")
@@ -293,7 +292,6 @@ def _weigh(value: Any) -> Any:
 
 
 def _loop(values: Any, steps: int) -> list[Any]:
-    """Return a loop's values, each counted as `steps`."""
     return work_meter.current().listed(values, steps)
 
 

@@ -38,7 +38,6 @@ class WorkMeter:
             raise TooMuchWork("it takes too much work; use less data, or fewer loops and repetitions")
 
     def spend_on_text(self, length: int) -> None:
-        """Count reading or making `length` characters."""
         self.spend(1 + length // _CHARACTERS_PER_STEP)
 
     def spend_on_search(self, text: str, part: str) -> None:
@@ -84,7 +83,6 @@ class WorkMeter:
             self.spend(1)
 
     def listed(self, values: Iterable[Any], steps: int = 1) -> list[Any]:
-        """Return the values as a list, counting each as it arrives."""
         made: list[Any] = []
         for value in values:
             self.spend(steps)

@@ -46,7 +46,6 @@ class Relevant(Struct, frozen=True):
         return frozenset(own.union(*(finding.ranks for finding in waited)))
 
     def is_said_by_victims(self, words: str) -> bool:
-        """Return whether these are a victim's last words."""
         return bool(words) and any(words[:_FEW_WORDS] in finding.line for finding in self.cascades)
 
 

@@ -183,7 +183,6 @@ def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
 
 
 def is_printed(finding: Finding) -> bool:
-    """Return whether a job could have printed it."""
     return finding.origin.source not in KERNEL_SOURCES
 
 

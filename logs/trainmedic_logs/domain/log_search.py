@@ -209,7 +209,6 @@ def left_out(most: int, last: datetime) -> str:
 
 
 def left_out_notes(left_out: Mapping[str, LeftOut]) -> list[str]:
-    """Return notes on excluded lines by unknown attribute."""
     return [_left_out_note(name, each) for name, each in sorted(left_out.items()) if each.files or each.lines]
 
 

@@ -1,4 +1,4 @@
-"""Time and memory limits for reading a folder."""
+"""Limits for reading a folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,6 @@ def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
 
 
 def has_controls(raw: bytes) -> bool:
-    """Return whether there are control characters besides tab and line feed."""
     return len(raw.translate(None, _CONTROLS)) < len(raw)
 
 
