@@ -1,13 +1,12 @@
-"""Admission and execution of a node's commands, with exactly one journaled outcome each.
+"""Admission and execution of a node's commands, with exactly one journaled outcome each. Commands answered without
+execution:
 
-Commands that are not executed are answered at once:
-
-- ``rejected``: wrong signature or node, or not allowed by the policy
+- ``rejected``: wrong signature or node, or against the policy
 - ``unsupported``: unknown action
 - ``expired``: too late
 - ``failed``: no journal, too many waiting commands, or another agent with the same name
 
-The receiver's thread admits commands; the worker queues' threads execute them.
+The receiver's thread admits commands; worker queues' threads execute them.
 """
 
 from __future__ import annotations
@@ -71,9 +70,8 @@ class CommandRunner:
         self._unwritten: dict[str, CommandRecord] = {}
 
     def begin(self, queues: Mapping[str, WorkerQueue]) -> None:
-        """Use these queues from now on, and first resume the commands that an earlier process left open.
-
-        Call it before the first command is read. Raises JournalUnavailable.
+        """Use these queues, and resume commands left open by an earlier process. Call it before reading the first
+        command. Raises JournalUnavailable.
         """
         self._queues = queues
         for command in self._journal.open_commands():
@@ -99,7 +97,7 @@ class CommandRunner:
         self._context.counters.command("", "unreadable")
 
     def connected(self, client: redis.Redis) -> None:
-        """Do nothing: the agent keeps its state in the journal, not in Redis."""
+        """Do nothing: the journal has the agent's state."""
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command
@@ -172,7 +170,7 @@ class CommandRunner:
     # --- called by the worker queues' threads ---
 
     def carry_out(self, accepted: AcceptedCommand) -> None:
-        """Execute a command to its end. If the agent stops in between, it stays open in the journal."""
+        """Execute a command. If the agent stops in between, it stays open in the journal."""
         try:
             outcome = self._outcome(accepted)
         except CommandInterrupted as interrupted:
@@ -213,9 +211,8 @@ class CommandRunner:
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Undo what an earlier process may have begun of a command that is not to be finished.
-
-        Return whether it certainly has no effect left.
+        """Undo a command that an earlier process may have begun and that will not be finished. Return whether certainly
+        no effect is left.
         """
         if not accepted.resumed:
             return True

@@ -1,4 +1,4 @@
-"""State shared by all parts of one node's agent."""
+"""State shared by all parts of the agent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trainmedic_agent.policy import Policy
 class AgentContext:
     """State of the agent.
 
-    - ``node``: name to which commands are addressed
-    - ``find_redis``: returns the URL of Redis. None until a server has stored one
+    - ``node``: name in commands
+    - ``find_redis``: returns Redis's URL. None until a server has stored one
     - ``redis``: connection shared by all threads
-    - ``signer``: verifies commands, and signs replies and presence. None without a signing key
+    - ``signer``: verifies commands; signs replies and presence. None without a signing key
     """
 
     node: str

@@ -22,11 +22,10 @@ class AgentCounters:
             self._loop_errors[loop] += 1
 
     def redis_answered(self, at: float) -> None:
-        """Record that Redis accepted a message at this Unix time."""
         self._redis_answered_at = at
 
     def redis_answered_at(self) -> float | None:
-        """Return when Redis last accepted a message, as Unix time. None before the first."""
+        """Return the Unix time of that, None before the first."""
         return self._redis_answered_at
 
     def commands(self) -> dict[tuple[str, str], int]:

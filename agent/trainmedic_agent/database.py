@@ -1,8 +1,7 @@
 """The agent's SQLite file, ``<state-dir>/agent.db``. Every failure raises `JournalUnavailable`.
 
 Each write is synced. On a full disk it uses reserved space (``reserved_space``), because the command that frees the
-disk must be journaled first. `Journal` extends `AgentDatabase`; other parts of the agent add tables with
-`AgentDatabase.install`.
+disk must be journaled first. `Journal` extends `AgentDatabase`; other parts add tables with `AgentDatabase.install`.
 """
 
 from __future__ import annotations
@@ -37,16 +36,15 @@ _NO_SPACE = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_CANTOPEN,  # no space for a directory entry
 )
-"""Error codes that SQLite uses for a full disk, among other things. An unnecessary retry costs little."""
+"""SQLite's error codes for a full disk, among others. A needless retry costs little."""
 
 
 class AgentDatabase:
     """The open file. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the file in `directory`, which is created if missing.
-
-        Raises ConfigurationError if another agent uses the file, JournalUnavailable if it cannot be written.
+        """Open the file in `directory`, created if missing. Raises ConfigurationError if another agent uses it,
+        JournalUnavailable if it cannot be written.
         """
         self._lock = threading.RLock()  # reentrant: a transaction may read what it changes
         self._name: NameLock | None = None
@@ -84,10 +82,10 @@ class AgentDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection within a synced transaction.
+        """Yield the connection within a synced transaction. Raises JournalUnavailable for every SQLite error.
 
-        Do not nest it, and keep the block fast: it blocks the whole agent. Use `write` for what must also succeed on a
-        full disk. Raises JournalUnavailable for every SQLite error.
+        Do not nest it, and keep the block fast: it blocks the whole agent. Use `write` for what must succeed on a full
+        disk.
         """
         with self._lock, self._translated():
             if not self._file.is_in_place():  # SQLite would continue on the unlinked file, and the data be lost
@@ -105,9 +103,8 @@ class AgentDatabase:
                 raise
 
     def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `change` in one transaction and return its result. On a full disk, retry with reserved space.
-
-        Raises JournalUnavailable; nothing is written then.
+        """Return the result of `change` in one transaction, which uses reserved space on a full disk. Raises
+        JournalUnavailable; nothing is written then.
         """
 
         def attempt() -> T:
@@ -120,14 +117,13 @@ class AgentDatabase:
         return result
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows that a query selects. Raises JournalUnavailable."""
+        """Return a query's rows. Raises JournalUnavailable."""
         with self._lock, self._translated():
             return self._connection.execute(query, parameters).fetchall()
 
     def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
-        """Migrate the tables of one part of the agent: ``versions[n]`` migrates version n to n + 1.
-
-        Raises ConfigurationError if a newer agent has written the file.
+        """Migrate the tables of one part: ``versions[n]`` leads from version n to n + 1. Raises ConfigurationError if a
+        newer agent has written the file.
         """
         if self._installed_version(part) == len(versions):
             return  # no write: the agent must start, and restore power, on a full disk too
@@ -148,7 +144,7 @@ class AgentDatabase:
         self.write(bring_up_to_date)
 
     def _take_identity(self) -> None:
-        """Lock the database's ID against agents that run on a copy. Raises ConfigurationError if one does."""
+        """Lock the database's ID against agents on a copy. Raises ConfigurationError if one runs."""
         self.install("identity", [_IDENTITY])
         ((identity,),) = self.rows("SELECT id FROM identity")
         lock = NameLock.take(f"agent:{identity}")
@@ -213,9 +209,9 @@ class AgentDatabase:
 
 
 def _locked_file(directory: Path) -> IO[bytes]:
-    """Lock a file for the lifetime of the process, so that two agents never share a journal.
+    """Lock a file for the process's lifetime, so that agents never share a journal.
 
-    Mode 0600: another user who can open the file could lock it, and so prevent the agent from starting.
+    Mode 0600: a user who can open it could lock it and prevent the agent's start.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")

@@ -34,7 +34,7 @@ class JournalUnavailable(TrainmedicError):
 
 
 class GpuError(TrainmedicError):
-    """The GPU or its driver cannot do what was requested."""
+    """GPU or driver cannot do what was requested."""
 
 
 class GpuAbsent(GpuError):
@@ -50,7 +50,7 @@ class DriverAbsent(GpuError):
 
 
 class NotSupported(GpuError):
-    """This GPU or its MIG mode does not support the operation."""
+    """This GPU or its MIG mode does not support it."""
 
 
 class NoPermission(GpuError):
@@ -70,9 +70,8 @@ class GpuStuck(GpuFailure):
 
 
 class CommandNotExecuted(TrainmedicError):
-    """An executor did not execute its command.
-
-    The message becomes the reply's ``reason``, ``output`` its further fields, and ``status`` its status.
+    """An executor did not execute its command. The reply gets the message as ``reason``, ``status``, and ``output`` as
+    further fields.
     """
 
     status: ClassVar[str] = envelope.FAILED
@@ -83,7 +82,7 @@ class CommandNotExecuted(TrainmedicError):
 
 
 class CommandRejected(CommandNotExecuted):
-    """The command is invalid here, or the policy does not allow it."""
+    """Invalid here, or against the policy."""
 
     status = envelope.REJECTED
 
@@ -95,14 +94,14 @@ class CommandUnsupported(CommandNotExecuted):
 
 
 class CommandFailed(CommandNotExecuted):
-    """The executor tried and did not succeed; another attempt may succeed."""
+    """Tried without success; another attempt may succeed."""
 
 
 class CommandWithdrawn(CommandNotExecuted):
-    """The server withdrew a command that only reads, because its caller has left."""
+    """The server withdrew a read-only command whose caller has left."""
 
     status = envelope.EXPIRED
 
 
 class CommandInterrupted(CommandNotExecuted):
-    """The agent ends in the middle of the command. The command gets no reply now, and is resumed at the next start."""
+    """The agent stops during the command, which gets no reply now and is resumed at the next start."""

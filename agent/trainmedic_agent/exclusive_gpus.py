@@ -1,4 +1,4 @@
-"""Exclusive control of GPUs: no second agent on the machine can set their limits.
+"""Exclusive control of GPUs between agents of one machine.
 
 Each agent restores the limit from before its first cap. A second agent would take the first one's cap for that limit,
 and leave the GPU capped permanently. Agents in other network namespaces are not detected; pods of one node share the
@@ -27,14 +27,14 @@ class ExclusiveGpus:
         self._held: dict[str, NameLock] = {}
 
     def claim(self) -> None:
-        """Take all GPUs that the driver lists now. Raises ConfigurationError if another agent holds one."""
+        """Take all GPUs listed now. Raises ConfigurationError if another agent holds one."""
         listed = self._inner.inventory().gpus
         refusals = [reason for info in listed if (reason := self._refusal(info.uuid))]
         if refusals:
             raise ConfigurationError("\n".join(refusals))
 
     def inventory(self) -> gpus.Inventory:
-        """See the port. GPUs held by another agent are among the problems."""
+        """See the port. Others' GPUs are among the problems."""
         inventory = self._inner.inventory()
         refusals = {info.uuid: self._refusal(info.uuid) for info in inventory.gpus}
         free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)
@@ -87,7 +87,7 @@ class ExclusiveGpus:
 
 
 def agents_of(uuids: list[str]) -> Mapping[str, int]:
-    """Return by UUID the process IDs of the agents that hold these GPUs. The driver must be open."""
+    """Return by UUID the process IDs of agents that hold these GPUs. The driver must be open."""
     holders = {
         uuid: holder
         for uuid in uuids
@@ -111,8 +111,7 @@ def _name(uuid: str) -> str:
 def _simulated_in() -> list[str]:
     """Return device and inode of a simulated driver's state files, none for a real driver.
 
-    Several simulations on one machine may have the same UUIDs, but each has its own mapped file. SQLite's shared
-    mappings are excluded.
+    Several simulations on one machine may share UUIDs, but not the mapped file. SQLite's shared mappings are excluded.
     """
     try:
         mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]

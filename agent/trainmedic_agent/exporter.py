@@ -1,4 +1,4 @@
-"""Prometheus metrics of the node's GPUs and of the agent, listed in ``docs/reference/metrics.md``.
+"""Prometheus metrics of GPUs and agent (``docs/reference/metrics.md``).
 
 A scrape reads the GPUs in its own thread; concurrent scrapes share one reading. No lock here delays a command. While a
 slow driver blocks one scrape, others return the agent's metrics without GPUs.
@@ -30,14 +30,12 @@ from trainmedic_agent.power.caps import GpuPowerState
 _REUSED_SECONDS = 0.5
 """Seconds for which other scrapes reuse a reading."""
 _WAIT_SECONDS = 3.0
-"""Seconds a scrape waits for another scrape's reading. Prometheus times out after 10 s."""
+"""Wait for another scrape's reading. Prometheus times out after 10 s."""
 _CONNECTED_SECONDS = 25.0
 
 
 class AgentCollector(Collector):
-    """All metrics of a scrape. `power` returns each GPU's recorded power state by UUID, `logs` the log reader's
-    metrics.
-    """
+    """All metrics of a scrape. `power`: recorded power states by UUID; `logs`: the log reader's metrics."""
 
     def __init__(
         self,
@@ -77,6 +75,7 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> bool:
+        """Return whether the readings are recent; False if another scrape's takes too long."""
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._late += 1
             return False
@@ -169,10 +168,10 @@ class AgentCollector(Collector):
 
 
 class Exporter:
-    """HTTP endpoint that serves the metrics on every path, as Prometheus's own library does."""
+    """HTTP endpoint with the metrics on every path, as in Prometheus's own library."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """Start listening. Raises ConfigurationError if the address cannot be used."""
+        """Listen. Raises ConfigurationError if the address cannot be used."""
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)

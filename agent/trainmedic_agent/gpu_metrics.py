@@ -1,6 +1,5 @@
-"""Prometheus metrics from GPU readings and records. A reading that the GPU does not support has no series.
-
-The labels are ``gpu_id`` (index), ``gpu_name`` and ``uuid``. Prometheus adds the node when it scrapes.
+"""Prometheus metrics of GPU readings and records, without unsupported readings. Labels: ``gpu_id`` (index),
+``gpu_name``, ``uuid``; Prometheus adds the node.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ _DRIVERS_WORD = {
     "reboot": "restart_node",
     "system_reboot": "restart_node",
 }
-"""Catalogue action for each recovery action of NVML. Others need an operator (``ask``)."""
+"""Catalogue action by NVML's recovery action; others need an operator (``ask``)."""
 
 
 def labels(info: GpuInfo) -> list[str]:
@@ -97,7 +96,7 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
-    """Every reason has a series, 0 or 1, so that its end is visible."""
+    """Every reason has a series, 0 or 1, to show its end."""
     family = GaugeMetricFamily(
         "gpu_throttle_reason", "1 while clocks are reduced for this reason.", labels=[*LABELS, "reason"]
     )
@@ -153,8 +152,6 @@ def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
 
 
 def _action(code: int, recovery_action: str | None) -> str:
-    """Return the action for an XID from ``trainmedic_logs/domain/xids.toml``, or the driver's if the catalogue defers
-    to it.
-    """
+    """Return an XID's action by ``trainmedic_logs/domain/xids.toml``, or the driver's if the catalogue defers to it."""
     action = xid(code).action
     return action if action != "driver_says" else _DRIVERS_WORD.get(recovery_action or "", "ask")

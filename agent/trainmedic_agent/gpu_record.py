@@ -1,8 +1,7 @@
-"""Record of the node's GPUs and their XID errors, which survives restarts of the agent.
+"""Persistent record of the node's GPUs and XID errors.
 
-The driver reports an XID error once, so errors count until a reboot or GPU reset. An absent GPU stays missing until
-another GPU has its PCI address. A reset is detected when the driver's energy counter decreases, or when the recovery
-action it requested is gone.
+The driver reports an XID error once, so errors count until a reboot or GPU reset: the energy counter decreases, or the
+requested recovery action is gone. An absent GPU stays missing until another has its PCI address.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ log = logging.getLogger(__name__)
 _TABLES = ("CREATE TABLE gpu_record (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",)
 
 _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot"})
-"""Recovery actions whose end shows that the GPU was reset."""
+"""Recovery actions whose end shows a reset."""
 
 
 class KnownGpu(Struct, frozen=True):
-    """A GPU that this node has or had.
+    """A present or former GPU.
 
-    - ``is_present``: whether the driver lists it now, even if it is stuck
-    - ``xids``: its errors by code, since the last reboot or reset
+    - ``is_present``: listed by the driver now, even if stuck
+    - ``xids``: errors by code, since the last reboot or reset
     - ``recovery_action``: requested by the driver. None if unknown
-    - ``energy_mj``: last reading of its energy counter, in mJ
+    - ``energy_mj``: last energy reading, in mJ
     """
 
     info: GpuInfo
@@ -46,9 +45,8 @@ class KnownGpu(Struct, frozen=True):
     energy_mj: int | None = None
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
-        """Return the GPU updated from a reading, without its errors if it was reset since the last one.
-
-        Readings fail during a reset, so the last known energy and requested reset are retained.
+        """Return the GPU with a reading, without its errors if it was reset. Readings fail during a reset, so the last
+        energy and requested reset are retained.
         """
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
@@ -59,7 +57,7 @@ class KnownGpu(Struct, frozen=True):
 
 
 class GpuRecord:
-    """Record of one node's GPUs. Thread-safe. `boot` is the kernel's boot ID."""
+    """Thread-safe. `boot`: the kernel's boot ID."""
 
     def __init__(self, journal: Journal, boot: str | None = None) -> None:
         """Raises JournalUnavailable, or ConfigurationError if a newer agent has written the record."""
@@ -82,9 +80,7 @@ class GpuRecord:
         readings: Iterable[tuple[GpuInfo, GpuReading]],
         xids: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Update the record from the driver's current state. `xids` count since this process began to listen
-        (`Gpus.xids`).
-        """
+        """Update from the driver. `xids` count since this process began to listen (`Gpus.xids`)."""
         with self._lock:
             gpus = _listed(self._gpus, inventory)
             for info, reading in readings:
@@ -99,6 +95,7 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
+        """Return False if the GPU is not on record."""
         with self._lock:
             if uuid not in self._gpus:
                 return False
@@ -107,7 +104,7 @@ class GpuRecord:
             return True
 
     def _write(self) -> None:
-        """Write changes. If the disk is full, they are written with a later change."""
+        """Write changes; on a full disk, with a later change."""
         changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _kept(gpu) != _kept(self._written.get(uuid))}
         gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
         if not changed and not gone:
@@ -156,5 +153,5 @@ def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, Kno
 
 
 def _kept(gpu: KnownGpu | None) -> KnownGpu | None:
-    """Return the fields whose change triggers a write. Energy changes constantly, so it is written with the others."""
+    """Return the fields whose change is written at once; energy, which changes constantly, is written with them."""
     return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

@@ -1,4 +1,4 @@
-"""Journal of commands, which survives restarts of the agent and of Redis.
+"""Journal of commands, which survives restarts of agent and Redis.
 
 A command is written before it is executed, and its outcome afterwards. On `JournalUnavailable` the caller must not act:
 the agent could execute a command twice. An undo of an unknown command is safe only if the journal is complete since
@@ -19,9 +19,9 @@ from trainmedic.wire.command_book import REVOKED, CommandRecord
 from trainmedic_agent.database import AgentDatabase
 
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""Retention of outcomes. An undo arrives when its alert resolves, which can take days."""
+"""Retention of outcomes. An undo arrives when its alert resolves, possibly days later."""
 KEPT_ENTRIES = 50_000
-"""Maximum number of retained outcomes, about 20 MB."""
+"""Retained outcomes, about 20 MB."""
 
 _TABLES = (
     """CREATE TABLE commands (
@@ -49,7 +49,7 @@ _MEMORY_TABLES = (
 
 
 class Journal(AgentDatabase):
-    """Commands in the agent's database. Every method raises JournalUnavailable."""
+    """Commands in the database. Every method raises JournalUnavailable."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -61,7 +61,7 @@ class Journal(AgentDatabase):
             raise
 
     def whole_since(self) -> datetime:
-        """Return since when all received commands are in the journal."""
+        """Return since when the journal has all received commands."""
         ((since,),) = self.rows("SELECT whole_since FROM memory")
         return datetime.fromtimestamp(since, UTC)
 
@@ -70,9 +70,8 @@ class Journal(AgentDatabase):
         return _record(*rows[0]) if rows else None
 
     def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
-        """Add a command to be executed and return None, or return its existing record.
-
-        An expired command was never applied, so it is added again when it is resent.
+        """Add a command and return None, or return its record. A resent, expired command was never applied, so it is
+        added.
         """
 
         def enter(connection: sqlite3.Connection) -> CommandRecord | None:
@@ -86,11 +85,11 @@ class Journal(AgentDatabase):
         return self.write(enter)
 
     def record_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Record a command's outcome; its reply is still unsent."""
+        """Record an outcome with an unsent reply."""
         self._put(command_id, outcome, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:
-        """Record a command that was never applied as rejected, because its undo came first."""
+        """Record a never-applied command as rejected, because its undo came first."""
         self._put(command_id, replace(REVOKED, at=now), is_sent=True)
 
     def open_commands(self) -> list[envelope.Command]:
@@ -104,17 +103,17 @@ class Journal(AgentDatabase):
         return [(command_id, _record(*record)) for command_id, *record in rows]
 
     def mark_sent(self, command_ids: Sequence[str]) -> None:
-        """Record that Redis has these replies. If this is lost, they are sent again, which is harmless."""
+        """Record that Redis has these replies. A lost mark only repeats them harmlessly."""
         ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
     def newest_at(self) -> datetime | None:
-        """Return the time of the newest entry. None if the journal is empty."""
+        """Return the newest entry's time, None without any."""
         ((at,),) = self.rows("SELECT max(at) FROM commands")
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 
     def prune(self, now: datetime) -> int:
-        """Delete commands older than the retention and return their number. Open commands and unsent replies stay."""
+        """Delete commands older than the retention, except open ones and unsent replies. Return their number."""
         beyond = "SELECT at FROM commands ORDER BY at DESC LIMIT 1 OFFSET ?"
         with self.transaction() as connection:
             ((latest,),) = connection.execute(

@@ -24,8 +24,8 @@ FieldPath = tuple[str | int, ...]
 class FieldFault(Struct, frozen=True):
     """An invalid field.
 
-    - ``path``: keys and positions from the top of the policy: ("cleaning", "rules", "tmp", "do")
-    - ``message``: the error, which follows the path
+    - ``path``: keys and positions from the top: ("cleaning", "rules", "tmp", "do")
+    - ``message``: follows the path
     """
 
     path: FieldPath
@@ -36,7 +36,7 @@ class FieldFault(Struct, frozen=True):
 
 
 class MappingReader:
-    """Reader of one mapping's fields. Readers of nested mappings share one list of `faults`."""
+    """Reader of a mapping's fields; nested ones share the list `faults`."""
 
     def __init__(self, path: FieldPath, raw: object, faults: list[FieldFault] | None = None) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class MappingReader:
             return otherwise
 
     def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
-        """Return the parsed values of a list. A single value counts as a list of one."""
+        """Return a list's parsed values. A single value counts as a list of one."""
         raw = self._raw.get(key)
         values = raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
         if required and not values and self._is_usable:

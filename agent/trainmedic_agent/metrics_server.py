@@ -1,6 +1,5 @@
-"""HTTP server for one page, which bounds its clients' use of threads, memory and open files.
-
-When all places are taken, a new connection replaces the one that has been sending its request longest.
+"""HTTP server for one page, which bounds its clients' threads, memory and open files. With all places taken, a new
+connection replaces the one that has been sending its request longest.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 
 _PLACES = 16
-"""Concurrent connections. Each has a thread and an open file."""
+"""Concurrent connections, each with a thread and an open file."""
 _EXCHANGE_SECONDS = 10.0
-"""Time limit for a request and its response. Prometheus times out after 10 s."""
+"""For request and response. Prometheus times out after 10 s."""
 _REQUEST_BYTES = 16 * 1024
 _BACKLOG = 64
 
@@ -39,12 +38,12 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         """Deadline by connection, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
         self._open: set[socket.socket] = set()
-        """Connections that are not closed yet, including those without a place."""
+        """Connections not yet closed, even without a place."""
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 
     def server_bind(self) -> None:
-        """Bind without the DNS lookup that the base class makes."""
+        """Bind without the base class's DNS lookup."""
         super(HTTPServer, self).server_bind()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -75,7 +74,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close connections past their deadline. The serving loop calls this between connections and twice a second."""
+        """Close connections past their deadline. Called by the serving loop between connections and twice a second."""
         now = time.monotonic()
         with self._lock:
             for request in [request for request, deadline in self._places.items() if deadline < now]:
@@ -127,7 +126,7 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
 
     @abc.abstractmethod
     def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
-        """Return headers and content for a request with this path and these headers."""
+        """Return headers and content."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Do nothing: scrapes are not logged."""

@@ -1,6 +1,5 @@
-"""The agent's log: one JSON object per line on standard error, from the standard library alone.
-
-Event texts are constant; values are passed with ``extra``.
+"""The agent's log: JSON lines on standard error, from the standard library alone. Event texts are constant; values are
+passed with ``extra``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonLines(logging.Formatter):
-    """Formatter: ``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` if any."""
+    """``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {name: value for name, value in vars(record).items() if name not in _OWN}
@@ -30,7 +29,6 @@ class JsonLines(logging.Formatter):
 
 
 def command_fields(command: Command, **fields: str) -> dict[str, str]:
-    """Return the extra values for a line about a command, including `fields`."""
     return {"action": command.action, "command": command.id, "run_id": command.run_id, **fields}
 
 

@@ -1,6 +1,5 @@
-"""Lookup of the pods that processes belong to, from their control groups. A container needs ``hostPID``.
-
-The kubelet gives each pod a group with its UID in the name:
+"""Lookup of processes' pods by control group. A container needs ``hostPID``. The kubelet gives each pod a group with
+its UID in the name:
 
 - ``/kubepods/burstable/pod1a2b…-…/cri-containerd…`` with the driver cgroupfs
 - ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a2b…_….slice/crio-….scope`` with systemd
@@ -16,9 +15,9 @@ from pathlib import Path
 
 PROC = Path("/proc")
 MOST_PROCESSES = 256
-"""Maximum processes looked up per GPU; others are ignored."""
+"""Looked up per GPU; others are ignored."""
 MOST_PODS = 32
-"""Maximum pods reported per GPU, to bound the presence. Seven MIG instances have fewer."""
+"""Reported per GPU, to bound the presence. Seven MIG instances have fewer."""
 _LONGEST = 16 * 1024
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.
@@ -35,7 +34,7 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 
 
 def pod_in(groups: bytes) -> str | None:
-    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text, version 1 or 2. None if there is none.
+    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text, version 1 or 2, or None.
 
     The outermost pod is the cluster's. Groups of a login are ignored: the user chooses their names.
     """

@@ -1,8 +1,8 @@
-"""The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``).
+"""The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``), applied by
+executors.
 
 Reading actions are always allowed. The undo of a power limit is always allowed, so that a stricter policy never leaves
-a GPU capped. Other actions have no undo, so no command can bypass the policy by claiming to be one. Executors apply the
-bounds.
+a GPU capped. Other actions have no undo, so no command can bypass the policy by claiming to be one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_LEASE = timedelta(days=1)
 class PowerBounds(Struct, frozen=True):
     """Bounds of ``gpu.power_limit``.
 
-    - ``floor_percent``: minimum limit, in percent of the card's default
+    - ``floor_percent``: minimum, in percent of the card's default
     - ``max_lease``: maximum duration of an unrenewed cap
     """
 
@@ -51,8 +51,8 @@ class Policy(Struct, frozen=True):
     - ``allow``: allowed changing actions
     - ``containers``: None: nothing may be removed
     - ``logs``: None: the log reader is not loaded
-    - ``source``: the file. None without one
-    - ``digest``: first 12 hexadecimal digits of the file's SHA-256. None without a file
+    - ``source``: the file, if any
+    - ``digest``: first 12 hexadecimal digits of its SHA-256
     """
 
     allow: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ class Policy(Struct, frozen=True):
         return action in READING or _PART_OF.get(action, action) in self.allow
 
     def refusal(self, command: envelope.Command) -> str | None:
-        """Return why the command is not allowed. None if it is."""
+        """Return why the command is not allowed, or None."""
         is_undo = command.undo_of is not None and command.action in _TAKES_BACK
         if is_undo or self.allows(command.action):
             return None
@@ -77,7 +77,7 @@ class Policy(Struct, frozen=True):
 
 
 def load(path: Path) -> Policy:
-    """Read the policy from a file. Raises ConfigurationError with all errors, by line and column."""
+    """Raises ConfigurationError with all errors, by line and column."""
     try:
         raw = path.read_bytes()
         mode = path.stat().st_mode
@@ -92,7 +92,7 @@ def load(path: Path) -> Policy:
 
 
 def parse(text: str, source: str) -> Policy:
-    """Read the policy from the `text` of the file `source`. Raises ConfigurationError."""
+    """Read the `text` of the file `source`. Raises ConfigurationError."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         raise ConfigurationError("\n".join(map(str, problems)))
@@ -169,7 +169,7 @@ def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
 
 
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
-    """Add line and column: the key's if it is unknown, else the value's."""
+    """Add line and column: an unknown key's, else the value's."""
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.path, str(fault), at_key=is_about_a_key))
 

@@ -21,12 +21,11 @@ _CAPABILITIES = {
     "CAP_LEASE": 28,
 }
 POWER = ("CAP_SYS_ADMIN",)
-"""Required by NVIDIA's driver to set a power limit."""
+"""Needed by NVIDIA's driver to set a power limit."""
 FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
-"""Required to delete other users' files: write to their directories, even sticky ones, and check that a file is unused.
-"""
+"""Needed to delete others' files: write to their directories, even sticky ones, and check that a file is unused."""
 PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
-"""Required to see other users' open files where the kernel grants no lease."""
+"""Needed to see others' open files where the kernel grants no lease."""
 
 
 class Privileges(Struct, frozen=True):
@@ -47,7 +46,7 @@ def current_privileges(proc: Path = Path("/proc")) -> Privileges:
 
 
 def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str]:
-    """Return a process's relevant capabilities, none if they cannot be read."""
+    """Return a process's relevant capabilities, none if unreadable."""
     mask = 0
     try:
         for line in (proc / str(pid) / "status").read_text().splitlines():
@@ -59,9 +58,8 @@ def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str
 
 
 def is_agent(holder: Holder, needed: Sequence[str]) -> bool:
-    """Return whether a name's holder could be an agent with the privileges `needed`.
-
-    Any other process may hold the name only to block the agent.
+    """Return whether a name's holder could be an agent with the privileges `needed`. Any other process may hold the
+    name only to block the agent.
     """
     if holder.user in {0, os.geteuid()}:
         return True

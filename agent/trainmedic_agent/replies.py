@@ -1,7 +1,6 @@
-"""Replies to the server, and the agent's presence.
-
-Unsent outcomes are sent from the journal after an outage or restart. Other replies (``accepted``, refusals) answer a
-stream entry, which stays on the stream until Redis has the reply.
+"""Replies to the server, and the agent's presence. Unsent outcomes are sent from the journal after an outage or
+restart. Other replies (``accepted``, refusals) answer a stream entry, which stays on the stream until Redis has the
+reply.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 _PRESENCE_SECONDS = 30
 _PRESENCE_EVERY = 10.0
 _REFILL = 500
-"""Unsent outcomes read from the journal at once; the writer's queue holds twice as many."""
+"""Unsent outcomes read at once; the writer's queue holds twice as many."""
 
 
 class AgentReplies:
@@ -63,28 +62,27 @@ class AgentReplies:
         self._writer.start()
 
     def stop(self, timeout: float) -> None:
-        """Send pending replies and delete the presence. Unsent replies stay in the journal."""
+        """Send pending replies and delete the presence. Unsent ones stay in the journal."""
         self._writer.stop(timeout)
         self._mark_sent()
 
     def name_conflict(self) -> str | None:
-        """Return the other agent that recently used this node's name. None if there is none."""
+        """Return the other agent that recently used this node's name, or None."""
         conflict = self._conflict
         if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
             return None
         return conflict[1]
 
     def answer(self, command_id: str, record: CommandRecord, entry: bytes) -> None:
-        """Answer a received command. The reply also removes `entry` from the stream."""
+        """Answer a command; the reply also removes `entry` from the stream."""
         self._writer.put(OutgoingReplies((self._reply(command_id, record),), entry))
 
     def refuse(self, command_id: str, reason: str, entry: bytes) -> None:
-        """Reject a command that is not authentic or not for this node. Its ID may belong to another command."""
+        """Reject a command that is not authentic or not for this node; its ID may be another command's."""
         reply = self._reply(command_id, ended(envelope.REJECTED, reason))
         self._writer.put(OutgoingReplies((replace(reply, is_to_genuine=False),), entry))
 
     def send_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Send the outcome of a command, which is in the journal as unsent."""
         with self._lock:
             self._in_flight.add(command_id)
         if not self._writer.put(OutgoingReplies((self._reply(command_id, outcome),))):
@@ -106,9 +104,8 @@ class AgentReplies:
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Handle replies that Redis has accepted. Called in the writer's thread.
-
-        They are marked in the journal in batches, because each mark is a disk write. Sending a reply twice is harmless.
+        """Mark sent replies in the journal, in the writer's thread: in batches, because each mark is a disk write and
+        sending twice is harmless.
         """
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:

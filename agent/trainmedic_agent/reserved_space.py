@@ -1,7 +1,8 @@
-"""Disk space reserved for the journal by a file of random bytes.
+"""Disk space reserved for the journal by a file of random bytes, because ``disk.clean`` must be journaled even on a
+full disk.
 
-``disk.clean`` must be journaled even on a full disk. The file gives up one piece at a time, because other writers may
-take the freed space first. The bytes are random, because compressing file systems would store nothing for zeros.
+The file gives up one piece at a time: other writers may take the freed space first. Compressing file systems would
+store nothing for zeros.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 PIECE = 128 * 1024
-"""Bytes freed at once, enough for about ten transactions."""
+"""Bytes freed at once, about ten transactions."""
 PIECES = 8
 _RETRY_SECONDS = 30.0
 """Delay before a failed refill is retried."""
 _ROOM = 8
-"""Refill only if this many times the file's size is available."""
+"""Free space needed for a refill, in sizes of the file."""
 
 
 class ReservedSpace:
@@ -34,7 +35,7 @@ class ReservedSpace:
         return self._size < PIECES * PIECE
 
     def give_up(self) -> bool:
-        """Free a piece. Return False if none is left."""
+        """Free a piece. Return False without any left."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE

@@ -1,6 +1,5 @@
-"""The agent as a whole: ordered start and clean stop of its parts.
-
-On stop no further command begins; running ones have a few seconds to end, and otherwise are resumed at the next start.
+"""The agent as a whole: ordered start and clean stop. On a stop no further command begins; running ones have a few
+seconds, or are resumed at the next start.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts", "logs")
 STOP_SECONDS = 8.0
-"""Seconds that running commands have to end on a stop. With the three times below it stays under the 20 s after which
-systemd kills the agent (``packaging/systemd``).
+"""Seconds for running commands on a stop. With the three times below it stays under the 20 s after which systemd kills
+the agent (``packaging/systemd``).
 """
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
@@ -52,10 +51,10 @@ class ReadsLogs(Protocol):
 
 
 class AgentParts(Struct, frozen=True):
-    """The parts that act on the node.
+    """Parts that act on the node.
 
     - ``executors``: one for each known action
-    - ``inventory``: returns the GPUs' part of the presence
+    - ``inventory``: the GPUs' part of the presence
     - ``log_reader``: None if the policy names no logs
     """
 
@@ -68,8 +67,8 @@ class AgentParts(Struct, frozen=True):
 class _Pruning:
     """Regular pruning of the journal.
 
-    The age of commands counts from the newest one at start, plus the time since boot. So a clock set forward, even
-    while the agent was stopped, prunes nothing early.
+    Commands' age counts from the newest one at start, plus the time since boot. So a clock set forward, even while the
+    agent was stopped, prunes nothing early.
     """
 
     queue = "facts"

@@ -1,6 +1,5 @@
-"""Worker queues: one thread each, so that a long cleanup never delays a power cap.
-
-A queue runs commands in order of arrival, and periodic tasks between them.
+"""Worker queues: one thread each, so that a long cleanup never delays a power cap. Commands run in order of arrival,
+periodic tasks between them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from trainmedic_agent.executors import AcceptedCommand, PeriodicTask
 log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_ERROR = 1.0
-"""Seconds, so that a task that fails at once does not use a whole core."""
+"""Seconds, so that a failing task does not use a whole core."""
 
 
 class WorkerQueue:
@@ -46,7 +45,7 @@ class WorkerQueue:
         self._queue.put(None)
 
     def join(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the thread. Return whether it has ended."""
+        """Wait up to `timeout` seconds. Return whether the thread has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -1,15 +1,15 @@
-"""Limit on what the compiler compiles of one file."""
+"""Limit on compilation per file."""
 
 from __future__ import annotations
 
 MOST_PARTS = 50_000
-"""Nodes (names, constants, operators) of all templates in a file. Compiling them takes about 3 s."""
+"""Nodes (names, constants, operators) of a file's templates; compiling them takes about 3 s."""
 _PARTS_OF_ANY_TEMPLATE = 10
 _CHARACTERS_PER_PART = 16
 
 
 class TooLarge(Exception):
-    """The templates of a file have too many parts."""
+    """A file's templates have too many parts."""
 
 
 class Allowance:
@@ -23,7 +23,7 @@ class Allowance:
         self._spend(nodes + _PARTS_OF_ANY_TEMPLATE)
 
     def spend_on_manifest(self, characters: int) -> None:
-        """Count a manifest, which is compiled for each step that names it. Raises TooLarge."""
+        """Count a manifest, compiled for each step that names it. Raises TooLarge."""
         self._spend(characters // _CHARACTERS_PER_PART)
 
     def _spend(self, parts: int) -> None:

@@ -1,7 +1,6 @@
-"""The command group ``trainmedic``.
-
-Each installed distribution registers its commands under the entry point group ``trainmedic.commands``. A command's
-module is imported when the command runs, so that ``--help`` and client commands do not load the server's libraries.
+"""The command group ``trainmedic``. Each distribution registers commands under the entry point group
+``trainmedic.commands``. A command's module is imported when it runs, so that ``--help`` and client commands do not load
+the server's libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trainmedic_core import __version__
 
 GROUP = "trainmedic.commands"
 ORDER = ("server", "agent", "logs")
-"""Precedence of the tables: the server's ``logs`` includes all of the ``logs`` of trainmedic-logs."""
+"""Precedence of the tables: the server's ``logs`` includes all of trainmedic-logs' ``logs``."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -59,11 +58,11 @@ ABSENT = {
         "key",
     ),
 }
-"""Commands of each distribution, to name the missing one."""
+"""Commands by distribution, to name a missing one."""
 
 
 class CommandEntry(Struct, frozen=True):
-    """Module of a command, which defines the command by its own name, and its line in the list of commands."""
+    """Module that defines a command by its own name, and its line in the list."""
 
     module: str
     help: str
@@ -93,7 +92,7 @@ def _table(point: EntryPoint) -> Mapping[str, CommandEntry]:
 
 
 class LazyGroup(click.Group):
-    """Group that imports a command's module at first use."""
+    """Group that imports commands at first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(commands())
@@ -115,7 +114,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does. For unknown names, suggest the missing distribution or similar commands."""
+        """For unknown names, suggest the missing distribution or similar commands."""
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
             if commands().keys() == _OWN.keys():
                 ctx.fail(f"{args[0]!r} is not available: no distribution has registered its commands. {_AGAIN}")

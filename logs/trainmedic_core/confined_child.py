@@ -1,4 +1,4 @@
-"""Limits that a process sets on itself before it parses untrusted input."""
+"""Limits that a process sets on itself before parsing untrusted input."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PARSER_IDS = (2_100_000_018, 60_998)
-"""User and group IDs of parsers that root starts; the first mapped in this user namespace is used. They lie outside the
-ranges of distributions, systemd and SSSD, so no account has them.
+"""User and group IDs of parsers started by root, of which the first mapped in this user namespace is used. They lie
+outside the ranges of distributions, systemd and SSSD, so no account has them.
 """
 _OF_PYTHON = 64 * 1024**2
-"""Bytes of address space that Python itself takes at start."""
+"""Bytes of address space that Python takes at start."""
 _SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
@@ -30,16 +30,15 @@ _SIGNAL_CALLS = {
 }
 """Numbers of kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal and ptrace, by machine."""
 _X32 = 0x40000000
-"""First system call number of the x32 ABI on x86_64."""
+"""First system call of the x32 ABI on x86_64."""
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_LARGER, _RETURN, _ARCHITECTURE_AT = 0x20, 0x15, 0x35, 0x06, 4
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 
 
 def give_up_everything(most_memory: int) -> None:
-    """Give up other users' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes.
-
-    Address space inherited by a fork does not count. Raises OSError.
+    """Give up others' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes, not
+    counting address space inherited by a fork. Raises OSError.
     """
     most_memory += max(_address_space() - _OF_PYTHON, 0)
     # If memory runs out anyway, the kernel should kill this process, not its parent.
@@ -71,9 +70,8 @@ def _address_space() -> int:
 
 
 def refuse_signals() -> None:
-    """Have the kernel refuse signals and tracing to any process. Call it after `drop_capabilities`.
-
-    Needed when this process keeps its parent's user. Does nothing without seccomp or on other machine types.
+    """Have the kernel refuse signals and tracing to any process, needed when this one keeps its parent's user. Call it
+    after `drop_capabilities`. Does nothing without seccomp or on other machine types.
     """
     if (known := _SIGNAL_CALLS.get(platform.machine())) is None:
         return
@@ -91,7 +89,7 @@ def refuse_signals() -> None:
 
 
 def first_mapped(ids: Sequence[int]) -> int | None:
-    """Return the first number that is a user and a group of this user namespace; None if none is."""
+    """Return the first number that is a user and a group of this user namespace, or None."""
     ranges = [_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
     return next((number for number in ids if all(any(number in each for each in part) for part in ranges)), None)
 
@@ -105,14 +103,14 @@ def _ranges(path: Path) -> list[range]:
 
 
 def drop_bounding_set() -> None:
-    """Deny capabilities to all executed programs. Does nothing without CAP_SETPCAP."""
+    """Deny capabilities to executed programs; without CAP_SETPCAP, do nothing."""
     library = ctypes.CDLL(None, use_errno=True)
     for capability in range(_MOST_CAPABILITIES):
         library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability permanently. Call it after changing the user. Raises OSError."""
+    """Give up every capability permanently, after changing the user. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
     header, nothing = struct.pack("Ii", _CAP_VERSION, 0), struct.pack("6I", *([0] * 6))

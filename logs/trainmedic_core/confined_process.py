@@ -1,6 +1,5 @@
-"""Process that parses untrusted input without any rights, and answers each request with one line.
-
-The program gives up its rights with ``confined_child``. Calls block.
+"""Process without rights (``confined_child``) that parses untrusted input and answers each request with one line. Calls
+block.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ProgramProcess(Protocol):
         ...
 
     def close(self) -> None:
-        """Close its pipes and reap it. Call it after `kill`."""
+        """Close its pipes and reap it, after `kill`."""
         ...
 
 
@@ -61,7 +60,7 @@ class ExecutedProgram:
         return self.process.stdout
 
     def kill(self) -> None:
-        """End the process, even as another user without CAP_KILL."""
+        """End it, even as another user without CAP_KILL."""
         try:
             self.process.kill()
         except PermissionError:
@@ -75,7 +74,7 @@ class ExecutedProgram:
 
 
 class ConfinedProcess:
-    """One program with one request at a time. It starts on demand, and again after it has ended."""
+    """One program, one request at a time. It starts on demand, again after its end."""
 
     def __init__(
         self,
@@ -92,10 +91,8 @@ class ConfinedProcess:
         self._process: ProgramProcess | None = None
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """Return the answer line, cut after `longest_answer` bytes.
-
-        It has no final line feed if the process ended or took longer than `seconds`. Raises OSError if the process
-        cannot start.
+        """Return the answer line, cut after `longest_answer` bytes, without final line feed if the process ended or
+        took longer than `seconds`. Raises OSError if it cannot start.
         """
         process = self._process = self._process or self._start(self._module, self._arguments)
         watchdog = threading.Timer(seconds, process.kill)

@@ -33,16 +33,15 @@ def parse(text: str) -> timedelta:
 
 
 def write_rounded(value: timedelta) -> str:
-    """Return the duration for display, rounded up to seconds, or to minutes from one day on.
-
-    Rounded up so that an excess over a limit does not look like the limit.
+    """Return the duration for display, rounded up to seconds, or to minutes from one day on: an excess over a limit
+    must not look like the limit.
     """
     step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
     return write(-(-value // step) * step)
 
 
 def write(value: timedelta) -> str:
-    """Return the shortest form, to the millisecond; negative durations begin with a minus."""
+    """Return the shortest form, to the millisecond, with a minus if negative."""
     if value < timedelta(0):
         return f"-{write(-value)}"
     left = round(value / _UNITS["ms"])

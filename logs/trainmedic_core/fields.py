@@ -1,4 +1,4 @@
-"""Field types for pydantic models. Separate from ``duration`` because the agent loads no pydantic."""
+"""Field types for pydantic models; the agent loads ``duration``, but no pydantic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisation of GPU names: exporters write UUIDs and PCI addresses in many ways."""
+"""Normal forms of GPU UUIDs and PCI addresses, which exporters write in many ways."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST_PCI = 16
 
 
 def normal_pci(text: str) -> str | None:
-    """Return a PCI address as ``0000:18:00.0``; None if `text` is none."""
+    """Return a PCI address as ``0000:18:00.0``, or None."""
     address = _PCI.fullmatch(text.strip().lower())
     if address is None:
         return None
@@ -27,8 +27,8 @@ _OLD_MIG = re.compile(r"mig-(gpu-[0-9a-f-]+)/[0-9]+/[0-9]+")
 
 
 def card_uuid(text: str) -> str:
-    """Return the card's UUID from the name of a share: ``GPU-…::2`` (time-slicing) or ``MIG-GPU-…/7/0`` (drivers before
-    470). Other texts stay as they are.
+    """Return the card's UUID from a share's name: ``GPU-…::2`` (time-slicing), ``MIG-GPU-…/7/0`` (drivers before 470).
+    Other texts stay.
     """
     name = text.strip().partition("::")[0]
     instance = _OLD_MIG.fullmatch(name.lower())
@@ -36,7 +36,7 @@ def card_uuid(text: str) -> str:
 
 
 def is_mig(text: str) -> bool:
-    """Return whether `text` is a MIG UUID that does not contain its card's."""
+    """Return whether `text` is a MIG UUID without its card's."""
     return card_uuid(text).lower().startswith("mig-")
 
 
@@ -49,13 +49,13 @@ def is_index(text: str) -> bool:
 
 
 def is_of_one_node(text: str) -> bool:
-    """Return whether `text` identifies a GPU only together with its node (an index or a PCI address)."""
+    """Return whether it identifies a GPU only with its node: an index or PCI address."""
     stripped = text.strip()
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
 
 def key(name: str, node: str | None = None) -> str:
-    """Return the lookup key of a GPU: its UUID, or ``<node>/<name>`` for an index or PCI address."""
+    """Return the lookup key: the UUID, or ``<node>/<name>`` for an index or PCI address."""
     text = name.strip()
     if len(text) > _LONGEST_PCI:  # fast path: nearly all names are UUIDs
         return normal_uuid(text)

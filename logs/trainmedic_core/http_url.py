@@ -14,10 +14,7 @@ _NOT_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def check_http_url(url: str) -> SplitResult:
-    """Return the parts of a usable URL.
-
-    Raises ValueError for others, without the URL, which may contain a password.
-    """
+    """Return the parts of a usable URL. Raises ValueError without the URL, which may contain a password."""
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError("must be a URL that begins with http:// or https://")
     _check_user_and_password(url)
@@ -42,7 +39,7 @@ def check_http_url(url: str) -> SplitResult:
 
 
 def without_user(url: str) -> str:
-    """Return the URL without user and password, even unescaped ones."""
+    """Return the URL without user and password, even unescaped."""
     before, at, host = url.rpartition("@")
     scheme = f"{before.partition('://')[0]}://" if "://" in before else ""
     return f"{scheme}{host}" if at else url

@@ -1,7 +1,5 @@
-"""SIGKILL to another user's process without CAP_KILL.
-
-A thread takes the target's user as its effective user, sends the signal, and ends. Its real and saved user stay, so
-that the target cannot signal it.
+"""SIGKILL to another user's process without CAP_KILL. A thread takes the target's user as its effective user, sends the
+signal, and ends. Its real and saved user stay, so that the target cannot signal it.
 """
 
 from __future__ import annotations
@@ -15,22 +13,23 @@ import threading
 from collections.abc import Callable
 
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
-"""Numbers of the system call. The C library's function would change the user of all threads."""
+"""System call numbers; the C library's function changes all threads."""
 _UNCHANGED = -1
 _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
-    """Kill a process, even a stopped one. Return False without permission; True also if it has already ended."""
+    """Kill a process, even a stopped one. Return False without permission, True also if it has already ended."""
     return _ended(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 
 def kill_group(group: int, uid: int) -> bool:
-    """Kill the user's processes of a group. Return as `kill` does."""
+    """Kill the user's processes of a group. Return as `kill`."""
     return _ended(lambda: os.killpg(group, signal.SIGKILL), uid)
 
 
 def _ended(send: Callable[[], None], uid: int) -> bool:
+    """Return whether `send` was permitted, as `uid`; False also if it did not return in time."""
     if uid == os.geteuid():
         return _sent(send)
     outcome: list[bool] = []
@@ -41,7 +40,7 @@ def _ended(send: Callable[[], None], uid: int) -> bool:
 
 
 def _become(uid: int) -> bool:
-    """Set the effective user of this thread only. Return False without permission."""
+    """Set this thread's effective user. Return False without permission."""
     number = _SETRESUID.get(platform.machine())
     if number is None:
         return False

@@ -1,7 +1,4 @@
-"""Locks between processes of one machine: on a file, under any of its names, or on a name.
-
-Both end with the process, so there is nothing to clean up.
-"""
+"""Locks between a machine's processes until their end: on a file, under any of its names, or on a name."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from msgspec import Struct
 
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
 _BYTE = 1 << 62
-"""Offset of the locked byte: after the end of any file, and not among SQLite's lock bytes."""
+"""Offset of the locked byte: after any file's end, and not among SQLite's."""
 _NO_SUCH_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 _BACKLOG = 128
@@ -31,10 +28,10 @@ _own_lock = threading.Lock()
 
 
 class FileLock:
-    """Lock on a file until `release` or the end of the process. Create it with `take`.
+    """Lock on a file until `release` or the process's end, created by `take`.
 
-    The lock is on the inode, so symbolic links, hard links, bind mounts and other containers share it. It is an open
-    file description lock, which other opens and closes of the file do not drop.
+    It is on the inode, so symbolic links, hard links, bind mounts and other containers share it. As an open file
+    description lock, it survives other opens and closes of the file.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -48,9 +45,8 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path, mode: int = 0o600) -> FileLock | None:
-        """Lock the file at `path`, and create it if missing. None if another process holds the lock. Raises OSError.
-
-        Returns an ineffective lock if the kernel or file system has no such locks.
+        """Lock the file, created if missing. None if another process holds the lock. Raises OSError. The lock is
+        ineffective if kernel or file system has no such locks.
         """
         with _own_lock:
             # Do not even open a file that this process holds: closing any descriptor ends SQLite's locks on it.
@@ -66,7 +62,6 @@ class FileLock:
             return lock
 
     def is_in_place(self) -> bool:
-        """Return whether the path still refers to the file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -82,6 +77,7 @@ class FileLock:
 
 
 def _locked(descriptor: int) -> bool:
+    """Return False if another process holds the lock; True also where no such locks exist."""
     if _SET_LOCK is None:
         return True
     # struct flock: type, whence, start, length, pid (must be 0)
@@ -97,16 +93,15 @@ def _locked(descriptor: int) -> bool:
 
 
 class Holder(Struct, frozen=True):
-    """Process and user ID of a name's holder; None if the kernel does not report them."""
+    """Process and user ID of a name's holder; None if unreported."""
 
     pid: int | None
     user: int | None
 
 
 class NameLock:
-    """Lock on a name in this network namespace. Create it with `take`.
-
-    It is a socket in Linux's abstract namespace; a client learns only the holder's IDs.
+    """Lock on a name in this network namespace, created by `take`: a socket in Linux's abstract namespace, whose
+    clients learn only the holder's IDs.
     """
 
     def __init__(self, held: socket.socket | None) -> None:
@@ -116,9 +111,8 @@ class NameLock:
 
     @classmethod
     def take(cls, name: str) -> NameLock | Holder:
-        """Return the lock on `name`, or its holder. Without abstract sockets the lock is ineffective.
-
-        Any user can bind any name, so the caller must decide whether the holder counts.
+        """Return the lock on `name`, or its holder. Without abstract sockets the lock is ineffective. Any user can bind
+        any name, so the caller must decide whether the holder counts.
         """
         for _ in range(_TRIES if sys.platform == "linux" else 0):
             held = _bound(_address(name))
@@ -137,7 +131,7 @@ class NameLock:
 
 
 def holder_of(name: str) -> Holder | None:
-    """Return the holder of a name; None if it is free."""
+    """Return a name's holder, None if it is free."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -158,7 +152,7 @@ def _address(name: str) -> str:
 
 
 def _bound(address: str) -> socket.socket | None:
-    """Return a listening socket; None if the address is in use."""
+    """Return a listening socket, None if the address is in use."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(address)

@@ -1,4 +1,4 @@
-"""Validation of documents against pydantic models, with plain error texts and positions."""
+"""Validation against pydantic models, with plain error texts and positions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most
 
 
 MOST_FAULTS = 101
-"""Errors collected per value: one more than a file reports. 50,000 wrong keys would take long."""
+"""Errors per value: one more than a file reports. 50,000 wrong keys would take long."""
 
 
 class ValidationFault(Struct, frozen=True):
@@ -55,9 +55,8 @@ class ValidationFault(Struct, frozen=True):
 
 
 def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = ()) -> M | list[FileProblem]:
-    """Return the document as a `model`, or its problems.
-
-    `tagged` names the lists of steps, whose entries pydantic marks with the tag of their kind.
+    """Return the document as a `model`, or its problems. `tagged` names the lists of steps, whose entries pydantic
+    marks with the tag of their kind.
     """
     try:
         return model.model_validate(document.value)
@@ -66,7 +65,7 @@ def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = (
 
 
 def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
-    """Return the faults of the value at `prefix` with their positions, without duplicates."""
+    """Return the faults of the value at `prefix` with positions, without duplicates."""
     distinct: dict[FileProblem, None] = {}
     for fault in faults:
         path = (*prefix, *fault.path)
@@ -79,7 +78,7 @@ def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[Vali
 def faults(
     error: ValidationError, model: type[BaseModel], value: Any, tagged: Collection[str] = ()
 ) -> list[ValidationFault]:
-    """Return the validation errors of `value`, without those of union branches that do not apply."""
+    """Return errors of `value`, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
     followed = [_follow(detail, value, tagged) for detail in details]
     kept: list[ValidationFault] = []
@@ -126,7 +125,7 @@ def _has(value: Any, part: int | str) -> bool:
 
 
 def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
-    """Return whether the error belongs to the union branch that the value fits; the first branch if none fits."""
+    """Return whether the error is of the union branch that the value fits, or of the first if none fits."""
     here = _shape(place.value)
     shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
     if here in shapes:
@@ -207,7 +206,7 @@ def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any], tagged: Collect
 
 
 def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:
-    """Return the keys of the mapping at `loc` (pydantic's form); empty if unknown."""
+    """Return the mapping's keys at `loc` (pydantic's form), none if unknown."""
     candidates = [model]
     for part in loc:
         stepped: list[Any] = []

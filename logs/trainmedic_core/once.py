@@ -1,6 +1,5 @@
-"""Attribute computed at first use.
-
-`functools.cached_property` takes a lock before Python 3.12, which costs more than short computations.
+"""Attribute computed at first use. Before Python 3.12, `functools.cached_property` takes a lock, which costs more than
+short computations.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):
-    """Cached attribute. Concurrent first uses may each compute it."""
+    """Concurrent first uses may each compute it."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute

@@ -1,6 +1,5 @@
-"""Escaping of external text for terminals and spreadsheets.
-
-Control characters, bidirectional overrides and invisible characters are replaced by their number.
+"""Escaping of external text for terminals and spreadsheets: control characters, bidirectional overrides and invisible
+characters are replaced by their number.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return `text` with hidden characters, except those in `keep`, as ``\x1b`` or ``\u202e``."""
+    r"""Return `text` with hidden characters, except `keep`, as ``\x1b`` or ``\u202e``."""
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] in keep else _as_python(match[0]), text)
 
 
 def csv_cell(value: Any) -> str:
-    """Return the text of a cell. An apostrophe stops spreadsheets from running it as a formula.
-
-    None is empty; other values, except text, are JSON.
+    """Return a cell's text; an apostrophe stops spreadsheets from running it as a formula. None is empty; other values,
+    except text, are JSON.
     """
     match value:
         case None:
@@ -39,7 +37,7 @@ def csv_cell(value: Any) -> str:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Return `value` as JSON with hidden characters escaped. `options` are passed to `json.dumps`."""
+    """Return JSON with hidden characters escaped. `options` go to `json.dumps`."""
     written = json.dumps(value, ensure_ascii=False, **options)
     # JSON escapes line breaks within texts; the others separate members.
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] == "\n" else _as_json(match[0]), written)

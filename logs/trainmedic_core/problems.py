@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 DocumentPath = tuple[str | int, ...]
-"""Keys and indexes from a document's root to a value."""
+"""Keys and indexes from a document's root."""
 
 
 _LONGEST_MESSAGE = 1_000
@@ -18,7 +18,7 @@ _LONGEST_MESSAGE = 1_000
 
 
 class FileProblem(Struct, frozen=True):
-    """One error. ``line`` and ``column`` count from 1; None if it concerns the whole file."""
+    """One error. ``line`` and ``column`` count from 1; None for the whole file."""
 
     file: str
     line: int | None
@@ -42,7 +42,7 @@ class FileProblem(Struct, frozen=True):
 
 
 _CHOICES = 200
-"""Number of candidates: each comparison takes about 10 µs, and an alert may have 1,000 labels."""
+"""Candidates: each takes about 10 µs, and an alert may have 1,000 labels."""
 _LONGEST_CHOICE = 80
 
 
@@ -60,7 +60,6 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def cut(text: str, limit: int = 200) -> str:
-    """Return the text on one line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""Process that forks confined programs for a process that can no longer execute or import any.
+"""Process that forks confined programs for one that can no longer execute or import any.
 
 The log reader gives up its user, which may lack access to Python's directory. So this process is forked before, with
 all programs loaded, and ends with its parent. It parses nothing.
@@ -40,7 +40,7 @@ class ProgramSource:
 
     @classmethod
     def forked(cls, programs: Programs, confine: Callable[[], None]) -> ProgramSource:
-        """Fork the process while this one has a single thread. `confine` gives up the rights that no program needs."""
+        """Fork the process, from a single thread. `confine` gives up the rights that no program needs."""
         connection, source_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -50,7 +50,6 @@ class ProgramSource:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no program can be started any more."""
         with self._lock:
             if not self._has_failed:
                 with contextlib.suppress(ChildProcessError):
@@ -91,7 +90,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """Forked program. The source reaps it, so its process ID cannot be reused before."""
+    """The source reaps it, so its process ID is not reused before."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source

@@ -19,13 +19,13 @@ PREFIX = "TRAINMEDIC_"
 class SettingSource(Struct, frozen=True):
     """Environment variable and flag of a setting.
 
-    - ``value``: placeholder of the flag's value in the help.
-    - ``secret``: never shown, and can be read from the file named in ``<variable>_FILE``.
-    - ``repeatable``: several values; the variable separates them by colons, as ``PATH`` does.
-    - ``family``: all variables that begin with ``variable``.
-    - ``can_be_withdrawn``: unset if its file is missing or empty.
-    - ``shown_default``: documented default, if it differs from the field's.
-    - ``has_file``: can be read from a file like a secret, but is shown.
+    - ``value``: placeholder of the flag's value in the help
+    - ``secret``: never shown, and can be read from the file in ``<variable>_FILE``
+    - ``repeatable``: several values; the variable separates them by colons, as ``PATH`` does
+    - ``family``: all variables that begin with ``variable``
+    - ``can_be_withdrawn``: unset if its file is missing or empty
+    - ``shown_default``: documented default, if it differs from the field's
+    - ``has_file``: can be read from a file like a secret, but is shown
     """
 
     variable: str
@@ -40,14 +40,12 @@ class SettingSource(Struct, frozen=True):
 
     @property
     def can_be_a_file(self) -> bool:
-        """Return whether ``<variable>_FILE`` may name a file with the value."""
         return self.secret or self.has_file
 
 
 def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """Return the value and the flag or variable it came from; None if it is not set. Raises ConfigurationError.
-
-    `flag` is None or an empty tuple if absent. An empty variable counts as unset.
+    """Return the value and its flag or variable, None if not set. Raises ConfigurationError. An absent `flag` is None
+    or an empty tuple; an empty variable counts as unset.
     """
     if source.family:
         # A member that ends in _FILE stays a path: its user rereads the file, to support rotation.
@@ -88,7 +86,7 @@ def _read_file(variable: str, file: str) -> str:
 def misspelt(
     environ: Mapping[str, str], sources: Collection[SettingSource], of_other_programs: Collection[str]
 ) -> list[tuple[str, str]]:
-    """Return variables with our prefix that are never read, each with the most similar known one."""
+    """Return unread variables with our prefix, each with the most similar known one."""
     variables = {source.variable for source in sources} | set(of_other_programs)
     variables |= {f"{source.variable}_FILE" for source in sources if source.can_be_a_file}
     families = tuple(source.variable for source in sources if source.family)

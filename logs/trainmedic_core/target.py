@@ -18,15 +18,15 @@ class TargetKind(StrEnum):
 
 
 LONGEST_NAME = 512
-"""Bytes of the name of a node, GPU or job. Kubernetes allows 253."""
+"""Bytes of a node's, GPU's or job's name. Kubernetes allows 253."""
 
 
 class Target(Struct, frozen=True, dict=True):
     kind: TargetKind
     node: str | None = None
-    """Node, also a GPU's; None for the other kinds."""
+    """Also a GPU's; None for the other kinds."""
     gpu: str | None = None
-    """UUID, PCI address or index, as in the alert. The agent resolves it."""
+    """UUID, PCI address or index, as in the alert; the agent resolves it."""
     job: str | None = None
     """Name under which the job takes commands."""
 
@@ -61,10 +61,8 @@ class Target(Struct, frozen=True, dict=True):
         raise ValueError(f"{key!r} is not a target, such as job:llm-1, node:node-1, gpu:node-1/0 or cluster")
 
     def overlaps(self, other: Target) -> bool:
-        """Return whether runs on both targets could change the same thing.
-
-        The cluster overlaps everything, a node its GPUs. GPUs of one node with different kinds of names (UUID, index)
-        may be the same, so they overlap.
+        """Return whether runs on both could change the same thing. The cluster overlaps everything, a node its GPUs.
+        GPUs of one node with different kinds of names (UUID, index) may be the same, so they overlap.
         """
         if TargetKind.CLUSTER in (self.kind, other.kind):
             return True

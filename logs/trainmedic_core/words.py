@@ -20,13 +20,13 @@ _WORDS = {
 
 
 def words(name: object) -> str:
-    """Return an API name as words: ``target_busy`` becomes ``target busy``."""
+    """Return an API name as words: ``target_busy`` as ``target busy``."""
     text = str(name)
     return _WORDS.get(text, text.replace("_", " "))
 
 
 def plain(value: object) -> str:
-    """Return a value on one line, with control characters escaped."""
+    """Return a value on one line, control characters escaped."""
     if value is None:
         return "-"
     return visible(str(value).replace("\n", " ⏎ "))
@@ -41,7 +41,7 @@ def how_often(number: int) -> str:
 
 
 def few(names: Sequence[str], most: int = 8, noun: str = "") -> str:
-    """Return the first names and the number of the others: ``a, b and 3 more``. `noun` is singular."""
+    """Return the first names and the number of others: ``a, b and 3 more``. `noun` is singular."""
     left = len(names) - most
     more = f" and {count(left, f'more {noun}') if noun else f'{left} more'}" if left > 0 else ""
     return ", ".join(map(plain, names[:most])) + more
@@ -58,7 +58,7 @@ def data(values: Mapping[str, Any]) -> str:
 
 
 def call(action: object, params: Mapping[str, Any] | None, note: object = None) -> str:
-    """Return an action with its parameters: ``job.scale_lr factor=0.5 (only if …)``."""
+    """Return an action with parameters: ``job.scale_lr factor=0.5 (only if …)``."""
     return f"{plain(action)} {_pairs(params or {})}".rstrip() + (f"  ({plain(note)})" if note else "")
 
 

@@ -21,19 +21,18 @@ MOST_ENTRIES = 10_000
 """Entries of a directory."""
 TEST_SUFFIX = "_test"
 TEMPLATE_SUFFIX = "_template"
-"""``<name>_template.yaml`` is a file for a playbook's step, not a playbook."""
+"""``<name>_template.yaml`` is a file for a playbook's step."""
 LOG_RULE = "log_rule"
 _ENDINGS = (".yaml", ".yml")
 
 
 def read_text(path: Path) -> str | FileProblem:
-    """Return the text of a file, or the problem."""
     raw = read(path)
     return raw if isinstance(raw, FileProblem) else yaml_text.decode(raw, str(path))
 
 
 def read(path: Path) -> bytes | FileProblem:
-    """Return the bytes of a file, at most one more than allowed, or the problem."""
+    """Return a file's bytes, at most one more than allowed, or the problem."""
     try:
         # Non-blocking: a named pipe would wait for its writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
@@ -60,9 +59,9 @@ def _unreadable(error: Exception) -> str:
 
 def document_files(root: Path) -> Iterator[Path | FileProblem]:
     """Yield the files of playbooks and log rules at `root`, one directory deep, sorted; or `root` if it is a file.
+    Yields a problem for missing and unreadable paths.
 
-    Skips names that begin with a dot: drafts of editors, and Kubernetes' ``..data``. Yields a problem for missing and
-    unreadable paths.
+    Skips names that begin with a dot: drafts of editors, and Kubernetes' ``..data``.
     """
     for path in _yaml_files(root):
         if isinstance(path, FileProblem) or path == root or not (is_test(path) or is_template(path)):
@@ -70,7 +69,6 @@ def document_files(root: Path) -> Iterator[Path | FileProblem]:
 
 
 def test_files(root: Path) -> Iterator[Path]:
-    """Yield the test files at `root`, as `document_files` does."""
     yield from (path for path in _yaml_files(root) if isinstance(path, Path) and (path == root or is_test(path)))
 
 

@@ -33,7 +33,7 @@ if not yaml.__with_libyaml__:
     raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml")
 
 MAX_BYTES = 1 << 20
-"""Size limit of a Kubernetes ConfigMap; a playbook has a few kB."""
+"""As a Kubernetes ConfigMap; a playbook has a few kB."""
 MAX_VALUES = 50_000
 _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
@@ -68,7 +68,7 @@ class YamlDocument(Struct, frozen=True):
     keys: Mapping[DocumentPath, TextPosition]
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """Return a problem at `path`, or at its nearest existing parent."""
+        """Return a problem at `path` or its nearest existing parent."""
         mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
         return FileProblem(self.source, mark.line, mark.column, message)
 
@@ -100,10 +100,7 @@ def decode(raw: bytes, source: str) -> str | FileProblem:
 def read(
     text: str, source: str, most_characters: int = MAX_BYTES, most_values: int = MAX_VALUES
 ) -> tuple[list[YamlDocument], list[FileProblem]]:
-    """Return the non-empty documents of `text`, and all problems.
-
-    After a syntax error no documents are returned.
-    """
+    """Return the non-empty documents, none after a syntax error, and all problems."""
     if len(text) > most_characters:
         return [], [FileProblem(source, None, None, f"the file has over {most_characters} characters")]
     if refused := _REFUSED.search(text):
@@ -264,7 +261,7 @@ class _Reader:
 
 
 def resolve(text: str) -> Any:
-    """Return the value of a plain scalar by the core schema. Raises ValueError for overlong numbers."""
+    """Return a plain scalar's value by the core schema. Raises ValueError for overlong numbers."""
     if len(text) > _LONGEST_NUMBER:
         if any(grammar.fullmatch(text) for grammar in (_INT, _OCTAL, _HEX)):
             raise ValueError("a number is too long")
@@ -291,7 +288,7 @@ def _mark(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """Return line and column. The parser puts the end of the text one line too low."""
+    """Return line and column. The parser puts the text's end one line too low."""
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 
@@ -300,7 +297,6 @@ def _line_column(text: str, index: int) -> tuple[int, int]:
 
 
 def _unquoted(line: str) -> str:
-    """Return the advice for unquoted braces, with the line's own text."""
     found = _BRACED.search(line[:_LONGEST_SHOWN])  # bounded: each brace is searched to its end
     text = found[0].rstrip() if found else "{{ … }}"
     return "text that begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')

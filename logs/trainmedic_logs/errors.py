@@ -6,4 +6,4 @@ from trainmedic.errors import TrainmedicError
 
 
 class DumpError(TrainmedicError):
-    """The file is not a flight recorder dump, or not plain values."""
+    """No flight recorder dump, or not plain values."""

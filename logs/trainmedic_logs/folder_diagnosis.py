@@ -54,10 +54,8 @@ class FolderDiagnosis(Struct, frozen=True):
 def diagnose_folder(
     directory: Path, rule_set: RuleSet, job: str | None = None, limits: ReadingLimits | None = None
 ) -> FolderDiagnosis:
-    """Return the verdicts on the job's attempts, from what `limits` allow to read.
-
-    Raises:
-        ConfigurationError: Nothing to read, or several jobs without a matching `job`.
+    """Return the verdicts on the job's attempts, from what `limits` allow to read. Raises ConfigurationError for
+    nothing to read, or several jobs without a matching `job`.
     """
     limits = limits or ReadingLimits()
     try:
@@ -85,6 +83,7 @@ def diagnose_folder(
 
 
 def _read_in_part(files: Sequence[FolderFile], limits: ReadingLimits) -> dict[str, int]:
+    """Return the skipped leading bytes by file."""
     in_part: dict[str, int] = {}
     for file in files:
         with suppress(OSError):  # it may be deleted by now
@@ -94,7 +93,7 @@ def _read_in_part(files: Sequence[FolderFile], limits: ReadingLimits) -> dict[st
 
 
 class _Part(Struct, frozen=True):
-    """Lines of a file that belong to one attempt."""
+    """A file's lines of one attempt."""
 
     file: FolderFile
     limits: ReadingLimits
@@ -249,7 +248,7 @@ def _status_of(part: _Part) -> int | None:
 
 
 def _take_sources(part: _Part, collector: Collector) -> None:
-    """Take the SDK's description of a rank; untrusted, so other types are skipped."""
+    """Take a rank's description by the SDK; untrusted, so other types are skipped."""
     try:
         said: Any = json.loads(part.document())
         rank = said["rank"]

@@ -1,4 +1,4 @@
-"""Translation of NVML's error codes to `trainmedic_agent.errors.GpuError`."""
+"""NVML error codes as `trainmedic_agent.errors.GpuError`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALE = (
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
-"""The driver is not loaded, or was reloaded: NVML must be reopened."""
+"""The driver is not loaded or was reloaded; reopen NVML."""
 CARD_GONE = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,
@@ -41,7 +41,7 @@ def driver_error(error: Any) -> GpuError:
 
 
 def call_error(error: Any, called: str) -> GpuError:
-    """Translate an error of a call while NVML is open. `called` is the card's UUID, or ``the driver``."""
+    """Translate an error of a call on a card (`called`: its UUID) or on ``the driver``."""
     if error.value in STALE:
         return driver_error(error)
     if error.value in CARD_GONE:

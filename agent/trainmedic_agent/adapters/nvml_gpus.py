@@ -1,6 +1,5 @@
-"""NVIDIA's GPUs through NVML (``pynvml`` from nvidia-ml-py).
-
-No lock is held during an NVML call, so a slow reading never delays a power limit.
+"""NVIDIA's GPUs through NVML (``pynvml`` from nvidia-ml-py). No lock is held during a call, so slow readings delay no
+power limit.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ENDS_READING = (*STALE, *CARD_GONE)
 
 
 class NvmlGpus:
-    """Implements `trainmedic_agent.ports.gpus.Gpus`. `calls` bounds how long opening NVML waits for a card."""
+    """Implements `trainmedic_agent.ports.gpus.Gpus`. `calls` bounds the wait for each card at opening."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, calls: CallRunner | None = None) -> None:
         self._nvml = NvmlSessions(monotonic, calls or DirectCalls())
@@ -146,6 +145,7 @@ class NvmlGpus:
 
 
 def _fixed(session: NvmlSession, uuid: str, handle: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """As `collect`, for constant readings, which are cached once complete."""
     if uuid in session.fixed:
         return session.fixed[uuid], {}
     values, unread = collect(FIXED, handle, _ENDS_READING)

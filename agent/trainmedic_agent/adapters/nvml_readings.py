@@ -1,7 +1,4 @@
-"""NVML queries about one GPU, and their conversion to `GpuReading` fields.
-
-Each query runs separately, so that a failing one does not affect others.
-"""
+"""NVML queries about one GPU as `GpuReading` fields, one by one, so that a failure affects no other."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
 
 def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values, and the error by query name for queries that failed. Unsupported readings are in neither.
-
-    Raises errors with a code in `ends`: further queries would fail too.
+    """Return values, and errors by query name; unsupported readings are in neither. Raises errors with a code in
+    `ends`, after which all queries fail.
     """
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}
@@ -39,7 +35,7 @@ def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[
 
 
 def _first(*asks: Callable[[], Any]) -> Any:
-    """Return the first result that this driver supports; NVML renames functions between releases."""
+    """Return the first supported result; NVML renames functions between releases."""
     for ask in asks[:-1]:
         try:
             return ask()
@@ -55,7 +51,7 @@ def _utilization(handle: Any) -> dict[str, Any]:
 
 
 def _memory(handle: Any) -> dict[str, Any]:
-    """The call's second version, like nvidia-smi, does not count the driver's own memory as used."""
+    """Like nvidia-smi, use the call's second version, which excludes the driver's own memory."""
     memory = _first(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),

@@ -2,7 +2,7 @@
 
 NVML stays open: without a client, a driver without persistence mode forgets power limits. It is reopened after a driver
 reload, and at most once a minute while a GPU is lost, but never under a running call, which could crash. Opening blocks
-all calls, so each card is queried through a `CallRunner`, which abandons a card that hangs.
+all calls, so a `CallRunner` queries each card and abandons one that hangs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REOPEN_SECONDS = 60.0
-"""Seconds before NVML is reopened to look for a lost GPU."""
+"""Seconds between reopenings for a lost GPU."""
 
 
 class CallRunner(Protocol):
     """Runner that isolates calls which never return (``time_limited_gpus``)."""
 
     def run(self, key: str, function: Callable[[], T]) -> T:
-        """Return or raise the result of `function`. Raises GpuStuck if it does not return."""
+        """Return or raise `function`'s result. Raises GpuStuck if it does not return."""
         ...
 
     def stuck(self) -> Collection[str]: ...
@@ -52,7 +52,7 @@ class DirectCalls:
 
 
 class NvmlSession(Struct):
-    """State of NVML while it is open.
+    """State of open NVML.
 
     - ``name``: changes after a driver reload or a restart of this process
     - ``opened_at``: monotonic seconds of the opening, or of a later loss of a card
@@ -73,7 +73,7 @@ class NvmlSession(Struct):
     driver: str | None = None
 
     def uuid_of(self, handle: Any) -> str | None:
-        """Return the UUID for a handle without a call to the card. None if unknown."""
+        """Return a handle's UUID, or None, without a call to the card."""
         address = _address(handle)
         return next((uuid for uuid, known in self.handles.items() if _address(known) == address), None)
 
@@ -94,7 +94,7 @@ class NvmlSessions:
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
-        """Return whether this process has seen a GPU with this UUID, in any notation."""
+        """Return whether this process has seen this UUID, in any notation."""
         return normal_uuid(uuid) in self._seen
 
     def name_for(self, session: NvmlSession, uuid: str) -> str:
@@ -102,7 +102,7 @@ class NvmlSessions:
         return f"{session.name}/{self._times_lost[uuid]}"
 
     def retried(self, ask: Callable[[], T]) -> T:
-        """Call `ask`, and once more after a driver reload. Only for queries: a setter may have taken effect."""
+        """Call `ask`, again after a driver reload. Only for queries: a setter may have taken effect."""
         try:
             return ask()
         except DriverAbsent:
@@ -112,7 +112,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
-        """Like `open`, but also yield the card's handle. A block without error shows that the card is not lost."""
+        """Like `open`, plus the card's handle. A block without error shows that the card is not lost."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:
@@ -123,9 +123,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
-        """Yield the session, opened if necessary. NVML errors in the block are translated, for the card `uuid` if
-        given.
-        """
+        """Yield the session, opened if necessary. Translates the block's NVML errors, for the card `uuid` if given."""
         with self._lock:
             session = self._current()
             self._in_flight += 1
@@ -231,7 +229,7 @@ def _address(handle: Any) -> int | None:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
-    """Return the result of `ask`. None if the card or driver does not support it."""
+    """Return the result, None if unsupported by card or driver."""
     try:
         return ask()
     except pynvml.NVMLError as error:
@@ -241,6 +239,7 @@ def offered(ask: Callable[[], Any]) -> Any:
 
 
 def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
+    """Return the card's identity and handle."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     address = pynvml.nvmlDeviceGetPciInfo(handle).busId
     address = address.decode() if isinstance(address, bytes) else address

@@ -1,7 +1,5 @@
-"""Time limits for driver calls, which may never return.
-
-Each call runs in its own thread. If it takes too long, its card counts as stuck, and callers get `GpuStuck` until the
-call returns. Other cards are unaffected. Threads are reused; a card takes at most `_MOST_CALLS`.
+"""Time limits for driver calls, which may never return and then affect only their card. A card takes at most
+`_MOST_CALLS` of the reused threads.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CARD_SECONDS = 4.0
-"""A call to a card takes milliseconds, or tenths of a second on an overloaded node."""
+"""A call takes milliseconds, on an overloaded node tenths of a second."""
 DRIVER_SECONDS = 20.0
-"""Opening the driver takes a second or two per card without persistence mode; nodes usually have eight."""
+"""Without persistence mode, opening takes 1-2 s per card; nodes usually have eight."""
 _MOST_CALLS = 4
-"""Concurrent calls to one card, one per caller: two worker queues, presence and exporter."""
+"""Concurrent calls to a card: two worker queues, presence, exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
@@ -51,6 +49,7 @@ class _Call(Generic[T]):
         self._ended.set()
 
     def wait(self) -> bool:
+        """Return whether it ended in time."""
         return self._ended.wait(self.timeout)
 
     def result(self) -> T:
@@ -67,10 +66,8 @@ class TimeLimitedCalls:
         self._idle: list[_CallQueue] = []
 
     def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
-        """Return or raise the result of `function`.
-
-        Raises GpuStuck after `timeout` seconds, or at once if an earlier call with this key has not returned. The call
-        may still take effect.
+        """Return or raise `function`'s result. Raises GpuStuck after `timeout` seconds (the call may still take
+        effect), or at once if an earlier call with this key has not returned.
         """
         with self._lock:
             self._refuse_if_stuck(key)
@@ -147,7 +144,7 @@ class TimeLimitedGpus:
         self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
-        """See the port. While the driver does not respond, this returns the last known GPUs."""
+        """See the port. Returns the last known GPUs while the driver does not respond."""
         try:
             self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
         except GpuStuck as error:
@@ -178,7 +175,7 @@ class TimeLimitedGpus:
         return self._xids
 
     def close(self) -> None:
-        """Close the driver, unless a call is running: closing could then crash."""
+        """Close the driver, unless a call is running, which could crash."""
         if not self._calls.is_free():
             stuck = sorted(self._calls.stuck())
             log.warning("leaving NVML open: a driver call has not returned", extra={"stuck": stuck})
@@ -190,7 +187,7 @@ class TimeLimitedGpus:
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Call a card. The first call opens the driver, which may take longer, so it is made separately."""
+        """Call a card. Opening the driver first takes longer, so that is a separate call."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

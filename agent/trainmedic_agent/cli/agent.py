@@ -1,4 +1,4 @@
-"""``trainmedic agent`` and its subcommands: flags and output. ``wiring`` has the implementation."""
+"""``trainmedic agent`` and its subcommands: flags and output."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _wait_for_a_signal() -> None:
-    """Return at SIGTERM or SIGINT. A second signal then ends the process."""
+    """Return at SIGTERM or SIGINT; a second signal ends the process."""
     signal.sigwait(_SIGNALS)
     log.info("stopping")
     for number in _SIGNALS:

@@ -1,6 +1,5 @@
-"""Minimal client of Docker's API over its Unix socket, with bounded answers. Podman's service has the same API.
-
-Requests name no API version, so the engine uses its newest. The fields read here exist since Docker 18.09.
+"""Minimal client of Docker's API, also Podman's, over its Unix socket, with bounded answers. Requests name no API
+version, so the engine uses its newest. All fields read exist since Docker 18.09.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class EngineAnswer(Exception):
 
 
 class ContainerEngine:
-    """A container engine at its socket. Each call takes `seconds` at most."""
+    """A container engine; each call takes `seconds` at most."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -51,17 +50,16 @@ class ContainerEngine:
         return _mapping(self._ask("GET", f"/images/{quote(name, safe='')}/json", seconds))
 
     def remove_container(self, name: str, seconds: float) -> None:
-        """Remove a stopped container, without its volumes. Raises EngineAnswer, also if it is running."""
+        """Remove a stopped container, not its volumes. Raises EngineAnswer, also if it runs."""
         self._ask("DELETE", f"/containers/{quote(name, safe='')}", seconds)
 
     def remove_image(self, name: str, seconds: float) -> None:
-        """Remove an image by name or ID. Raises EngineAnswer, also if a container uses it."""
+        """Remove an image by name or ID. Raises EngineAnswer, also if it is used."""
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)
 
     def prune_build_cache(self, min_age_hours: int, seconds: float) -> int:
-        """Remove build cache unused for this many hours. Return the freed bytes as reported.
-
-        Raises EngineAnswer, also if the engine has no such cache (Podman).
+        """Remove build cache unused for this long, and return the reported freed bytes. Raises EngineAnswer, also
+        without such a cache (Podman).
         """
         filters = json.dumps({"until": [f"{min_age_hours}h"]})
         freed = _mapping(self._ask("POST", "/build/prune", seconds, {"filters": filters})).get("SpaceReclaimed")

@@ -1,7 +1,5 @@
-"""Executor of ``disk.prune_containers``.
-
-It refuses if a kubelet runs on the node, or if that cannot be checked. A resumed command searches again, so its output
-counts only its second part.
+"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or if that cannot be checked. A resumed
+command's output counts only its second part.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from trainmedic_agent.executors import AcceptedCommand
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0
-"""Seconds per request to the engine. Removing one large image takes a while."""
+"""Seconds per request; removing a large image takes a while."""
 
 
 class PruneContainersExecutor:
@@ -47,9 +45,8 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Remove leftovers. Return the number removed by kind, what was left and why, and free space before and after.
-
-        Raises CommandRejected, CommandUnsupported, CommandFailed.
+        """Return the number removed by kind, what was left and why, and free space before and after. Raises
+        CommandRejected, CommandUnsupported, CommandFailed.
         """
         command = accepted.command
         if command.undo_of is not None:

@@ -1,4 +1,4 @@
-"""Detection of a kubelet, which alone removes images and containers on its node."""
+"""Detection of a kubelet, which alone removes its node's images and containers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 _KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
-"""Processes that are or contain a kubelet. The kernel truncates names to 15 characters."""
+"""Processes that are or contain a kubelet, in the kernel's 15 characters."""
 _LABELS = ("io.kubernetes.", "io.cri-")
 
 
 def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kubelet/pods")) -> str | None:
-    """Return the evidence for a kubelet on this node, in words. None if there is none."""
+    """Return the evidence for a kubelet here, in words, or None."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "this agent runs in a pod"
     for name in _process_names(proc):

@@ -1,8 +1,7 @@
-"""Selection and one-by-one removal of unused containers and images.
+"""Selection and one-by-one, never forced removal of unused containers and images.
 
-An image's age counts from its last pull, build or naming (``LastTagTime``), because a job may just have pulled an old
-image. Without that time (Podman), named images stay, and the age of unnamed ones counts from their build. Removal is
-never forced.
+An image's age counts from its last pull, build or naming (``LastTagTime``): a job may just have pulled an old image.
+Without that time (Podman), named images stay, and unnamed ones count from their build.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_EXAMPLES = 3
 _CONFLICT, _NOT_FOUND = 409, 404
 _NO_NAME = "<none>"
 _NEVER_YEAR = 1970
-"""Engines write an unset time as year 1 or as the epoch."""
+"""Engines write unset times as year 1 or the epoch."""
 
 
 class Pruning(Struct):
@@ -57,7 +56,7 @@ class LeftoverRemover(Struct):
     pruning: Pruning = field(default_factory=Pruning)
 
     def remove(self) -> None:
-        """Remove what the policy allows. Raises CommandFailed if the engine stops responding."""
+        """Remove what the policy allows. Raises CommandFailed if the engine does not respond."""
         work: Mapping[Leftover, Callable[[], None]] = {
             Leftover.BUILD_CACHE: self._build_cache,
             Leftover.DANGLING_IMAGES: lambda: self._images(named=False),

@@ -18,7 +18,7 @@ _MAX_PATTERNS = 100
 
 
 class Leftover(StrEnum):
-    """A kind of leftovers, in order of removal: the least valuable first."""
+    """Kinds of leftovers in order of removal, least valuable first."""
 
     BUILD_CACHE = "build_cache"
     DANGLING_IMAGES = "dangling_images"
@@ -27,10 +27,10 @@ class Leftover(StrEnum):
 
 
 class ContainersPolicy(Struct, frozen=True):
-    """What `disk.prune_containers` may remove.
+    """Bounds of `disk.prune_containers`.
 
-    - ``socket``: the engine's socket, which serves Docker's API
-    - ``min_age``: of a container since it stopped, of an image since it was pulled, built or named
+    - ``socket``: serves Docker's API
+    - ``min_age``: since a container stopped, or an image was pulled, built or named
     - ``keep``: shell patterns of names that stay
     """
 

@@ -1,8 +1,8 @@
-"""Reliability of access times, which depends on the mounts through which a file can be read.
+"""Reliability of access times, by the mounts through which a file can be read:
 
 - ``strictatime``: every read is recorded.
 - ``relatime`` (Linux's default): a read is recorded if the access time is not later than the last change, or is 24 h
-  old. A later access time may lag by a day (`AccessTimes.lag_ns`).
+  old. Later access times may lag a day (`AccessTimes.lag_ns`).
 - ``noatime`` or read-only: reads leave no trace. The mounts of all processes count, including containers.
 - File systems other than `_KEEPING` have their own rules.
 
@@ -24,17 +24,17 @@ _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 _DAY_NS = 86_400 * 10**9
 """RELATIME_MARGIN of the kernel."""
 _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
-"""Errors for the mounts of a process that has ended; EINVAL for a zombie."""
+"""Errors for the mounts of an ended process; EINVAL for a zombie."""
 
 
 class AccessTimes(Struct, frozen=True):
     lag_ns: int = 0
-    """Maximum lag behind the last read of an access time that is later than the last change."""
+    """Maximum lag of an access time that is later than the last change."""
     untraced: tuple[str, ...] = ()
-    """Reasons why reads may leave no trace. Empty if all are recorded."""
+    """Reasons why reads may leave no trace."""
 
     def last_use_ns(self, status: os.stat_result) -> int:
-        """Return the latest possible time of a read, write or change, as far as the timestamps show."""
+        """Return the latest possible read, write or change by the timestamps."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         return changed if status.st_atime_ns <= changed else status.st_atime_ns + self.lag_ns
 
@@ -48,9 +48,8 @@ KEPT = AccessTimes()
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return how reliable access times are below the mount with this ID.
-
-    `proc` is the process file system's mount point; `sees_every_process` states whether it lists all processes.
+    """Return the reliability below the mount with this ID. `proc` is procfs's mount point; `sees_every_process`: it
+    lists all processes.
     """
     try:
         own = mounts_of(proc / "self")
@@ -77,10 +76,9 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 
 
 def _mounts_of_others(proc: Path) -> list[Mount]:
-    """Return the mounts of the machine and of each container. Raises OSError if some cannot be read.
+    """Return the mounts of machine and containers. Raises OSError if some cannot be read.
 
-    A mount namespace with the first process's ``/`` is skipped: it belongs to a restricted service, which sees nearly
-    everything as read-only.
+    Namespaces with the first process's ``/`` are skipped: restricted services see nearly everything as read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)
@@ -106,7 +104,7 @@ def _mounts_of_others(proc: Path) -> list[Mount]:
 
 
 def _namespace(process: Path) -> Path | None:
-    """Return the mount namespace's link of a process. None without permission; its mounts are still readable."""
+    """Return a process's mount namespace link. None without permission; its mounts are still readable."""
     try:
         return (process / "ns/mnt").readlink()
     except PermissionError:
@@ -114,4 +112,5 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
+    """Return device and root of the visible mount at ``/``, or None."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

@@ -1,12 +1,12 @@
-"""Deletion of a whole checkpoint. A partly deleted one must never look complete:
+"""Deletion of a whole checkpoint, which must never look complete when partly deleted:
 
 1. Check that nothing is young, open, pinned or moved.
 2. Rename the directory with the prefix `walk.DELETING`, so that no process opens it any more.
-3. Check again, and restore the name if a process had opened it before.
-4. Delete its files, first those that mark it as complete, while it stays in place (``place``).
+3. Check again; restore the name if a process opened it before.
+4. Delete files, first those that mark it complete, while it stays in place (``place``).
 
-A later run of a rule that matches the old name deletes what an interruption left. A trial run makes the first check,
-and checks permissions.
+Later runs of a rule that matches the old name delete an interruption's remains. A trial run makes the first check and
+checks permissions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
 
 
 class CheckpointRemoval(Struct, frozen=True):
-    """Result for one checkpoint: deleted files and bytes, and why it is not gone completely."""
+    """Deleted files and bytes, and why the checkpoint is not gone completely."""
 
     files: int = 0
     bytes: int = 0
@@ -132,9 +132,8 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Deletion of a directory's contents from the leaves up.
-
-    It ends at the first error, and at anything that was written, mounted or moved since the checkpoint was surveyed.
+    """Deletion of a directory's contents from the leaves up, until the first error or anything written, mounted or
+    moved since the survey.
     """
 
     throttle: Throttle
@@ -168,6 +167,7 @@ class _ContentsRemoval(Struct):
                 os.close(descriptor)
 
     def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
+        """Remove the last level's directory. Return why not, or None. Raises OSError."""
         emptied, path = levels.pop()
         os.close(emptied)
         parent, parents_path = levels[-1]
@@ -185,7 +185,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink_files(self, fd: int, path: str) -> str | Reason | None:
-        """Delete the directory's files. Return the name of the first subdirectory, or a reason to stop."""
+        """Delete the directory's files. Return the first subdirectory's name, or a reason to stop."""
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

@@ -1,11 +1,11 @@
-"""Detection of checkpoint directories, and which of a directory to keep.
+"""Detection of checkpoint directories, and which to keep:
 
-- **A checkpoint** has one of Trainmedic's markers, torch.distributed.checkpoint's index, or a typical name.
-- **Complete** is one with a file that is written last, or named as the latest or earlier by a file next to it
-  (DeepSpeed, Megatron). Names with ``tmp-`` or ``.tmp`` are incomplete, others unknown.
-- **Kept** are the newest two (or ``keep_newest`` if more) complete ones and as many unknown ones, by write time and
-  also by step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed
-  for the decision is unreadable.
+- **A checkpoint** has a marker of Trainmedic, torch.distributed.checkpoint's index, or a typical name.
+- **Complete**: has a file that is written last, or a file next to it names it or a later one as the latest (DeepSpeed,
+  Megatron). Names with ``tmp-`` or ``.tmp`` are incomplete, others unknown.
+- **Kept**: the newest two (or ``keep_newest`` if more) complete ones and as many unknown ones, by write time and also
+  by step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed for
+  the decision is unreadable.
 
 An unprivileged process parses the files (``metadata_reader``).
 """
@@ -48,7 +48,7 @@ class CheckpointTraits(Struct, frozen=True):
     is_pinned: bool
     best: str | None
     is_known: bool = True
-    """False if a file needed for the decision could not be read."""
+    """False if a file needed for the decision is unreadable."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:
@@ -70,7 +70,7 @@ def traits_of(parent: int, fd: int, name: str, written_ns: int, metadata: Metada
 
 
 def kept(siblings: Sequence[CheckpointTraits], keep_newest: int) -> dict[str, Reason]:
-    """Return the checkpoints of one directory to keep regardless of age, each with its reason."""
+    """Return a directory's checkpoints to keep regardless of age, with reasons."""
     if not all(sibling.is_known for sibling in siblings):
         return {sibling.name: Reason.METADATA_UNREAD for sibling in siblings}
     count = max(keep_newest, MIN_KEPT_CHECKPOINTS)

@@ -1,6 +1,5 @@
-"""Execution of one cleaning command: its rules in order, until enough space is free.
-
-An error with one file or root is counted and reported, and the rest continues.
+"""Execution of a cleaning command: its rules in order, until enough space is free. Errors with one file or root are
+counted, and the rest continues.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32
-"""Directories kept open between deletions: files of similar age are often neighbours."""
+"""Directories kept open: files of similar age are often neighbours."""
 _UNLIMITED = 2**63
 _SHOWN_NAMES = 4
 
@@ -52,10 +51,10 @@ class CleaningRequest(Struct, frozen=True):
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
-    """Percentage of free space at which to stop on a file system. None for no target."""
+    """Percentage of free space at which to stop on a file system, or None."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
-    """File systems that need space; roots elsewhere are skipped. Empty: all roots."""
+    """File systems in need; other roots are skipped. Empty: all roots."""
 
 
 class Cleaner(Struct, frozen=True):
@@ -63,15 +62,13 @@ class Cleaner(Struct, frozen=True):
     clocks: Clocks = field(default_factory=Clocks)
     measure: MeasureSpace = measure_space
     proc: str = "/proc"
-    """Mount point of the process file system."""
     batch_size: int = BATCH_SIZE
     state_dir: Path | None = None
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
-        """Clean, or simulate it, and return the command's output. The rules must exist.
+        """Return the output of a cleaning or trial run with existing rules.
 
-        ``stopped`` names what ended it early: ``free_enough``, a limit, the deadline or the agent's stop. None at its
-        end.
+        ``stopped`` is what ended it early (``free_enough``, a limit, the deadline, the agent's stop) or None.
         """
         throttle = Throttle(self.clocks, request.deadline, is_stopping)
         filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
@@ -99,7 +96,7 @@ class _CleaningRun(Struct):
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
     gone: set[Inode] = field(default_factory=set)
-    """In a trial run: entries that earlier rules would have deleted."""
+    """In a trial run: entries deleted by earlier rules."""
     files: int = 0
     bytes: int = 0
     ended_by: Reason | None = None
@@ -123,7 +120,7 @@ class _RuleRun(Struct):
     counters: RuleCounters
     watch: ReadWatch
     cutoff_ns: int
-    """Entries used after this time are too young; nanoseconds since the epoch."""
+    """Entries used later are too young; nanoseconds since the epoch."""
     considered: int = 0
 
     def apply(self, opened: OpenedRoots) -> None:
@@ -152,6 +149,7 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
+        """Return False, and record why, if the root's free space is unreadable."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:
@@ -177,6 +175,7 @@ class _RuleRun(Struct):
         return not self.run.filesystems.has_enough(root.device)
 
     def _clean_files(self, roots: tuple[Root, ...]) -> Reason | None:
+        """Return what ended the rule early, or None."""
         run = self.run
         search = FileSearch(
             self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone, run.cleaner.batch_size
@@ -233,6 +232,7 @@ class _RuleRun(Struct):
         return remover.delete(parent, file)
 
     def _clean_checkpoints(self, roots: tuple[Root, ...]) -> Reason | None:
+        """Return what ended the rule early, or None."""
         run = self.run
         with closing(MetadataReader()) as metadata:
             search = CheckpointSearch(
@@ -302,7 +302,7 @@ class _DirectoryCache:
             os.close(fd)
 
     def fd_of(self, directory: WalkedDirectory) -> int:
-        """Return a descriptor owned by the cache. Raises OSError if the directory is gone."""
+        """Return a descriptor that the cache owns. Raises OSError if the directory is gone."""
         if directory in self._fds:
             self._fds.move_to_end(directory)
             return self._fds[directory]

@@ -1,5 +1,5 @@
-"""Exclusive cleaning roots: a second agent with the same root does not start, because each would delete until its own
-rule is met. A root is identified by its path: accessing it could hang on an unavailable network file system.
+"""Exclusive cleaning roots: two agents with one root would each delete until their own rule is met. A path identifies a
+root, because accessing it could hang on an unavailable network file system.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainmedic_core.machine_locks import NameLock
 
 @contextmanager
 def exclusive_roots(roots: Iterable[str]) -> Iterator[None]:
-    """Hold the policy's roots during the block. Raises ConfigurationError if another agent holds one."""
+    """Hold the roots during the block. Raises ConfigurationError if another agent holds one."""
     with ExitStack() as stack:
         for root in sorted({os.path.normpath(root) for root in roots}):
             lock = NameLock.take(f"root:{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}")

@@ -28,9 +28,9 @@ from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""Number and interval in seconds of checks for space freed late; ZFS takes about 5 s."""
+"""Number and interval in seconds of checks for late space; ZFS takes about 5 s."""
 _MAX_LATE_SPACE_WAITS = 2
-"""Maximum waits per file system. After these, another process must be filling it."""
+"""Waits per file system, after which another process must be filling it."""
 _BLOCK_BYTES = 512
 
 Inode = tuple[int, int]
@@ -41,12 +41,11 @@ def inode_of(facts: os.stat_result) -> Inode:
 
 
 def stored_bytes(facts: os.stat_result) -> int:
-    """Return the bytes that a file uses on disk."""
     return facts.st_blocks * _BLOCK_BYTES
 
 
 def freed_bytes(facts: os.stat_result) -> int:
-    """Return the bytes that deleting a file frees: none if it has another hard link."""
+    """Return the bytes that deletion frees: none with another hard link."""
     return stored_bytes(facts) if facts.st_nlink == 1 else 0
 
 
@@ -72,9 +71,8 @@ class OpenedRoots(Struct, frozen=True):
 def opened_roots(
     paths: tuple[str, ...], owners: frozenset[int], protected: Inode | None = None
 ) -> Iterator[OpenedRoots]:
-    """Yield the opened roots, and close them after the block.
-
-    `owners` may own roots, in addition to root and the agent's user; `protected` is the agent's state directory.
+    """Yield the roots, closed after the block. `owners`: further owners besides root and the agent's user; `protected`:
+    the agent's state directory.
     """
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
@@ -94,15 +92,12 @@ def opened_roots(
 
 
 def open_directory(parent: int, name: str) -> int:
-    """Open the directory `name` in the open directory `parent`, without following a link. Raises OSError."""
+    """Open a directory in `parent` without following a link. Raises OSError."""
     return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
 
 
 def mount_of(fd: int) -> int | None:
-    """Return the mount ID of `fd`. None if the kernel does not report it.
-
-    It distinguishes bind mounts of one file system, which share a device number.
-    """
+    """Return the mount ID, None if not reported. Bind mounts of one file system share a device number, but not this."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
             return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
@@ -111,7 +106,6 @@ def mount_of(fd: int) -> int | None:
 
 
 def inode_at(path: str | os.PathLike[str]) -> Inode | None:
-    """Return the inode at a path. None if there is none."""
     try:
         return inode_of(Path(path).stat())
     except OSError:
@@ -119,10 +113,8 @@ def inode_at(path: str | os.PathLike[str]) -> Inode | None:
 
 
 def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> Root | str:
-    """Open the root at `path`, or return why it is refused.
-
-    Each directory is checked by its descriptor before the next is opened in it: a path could change between check and
-    use.
+    """Return the root, or why it is refused. Each directory is checked by descriptor before the next is opened in it: a
+    path could change in between.
     """
     fd = os.open("/", _OPEN_DIRECTORY)
     try:
@@ -156,7 +148,7 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
-    """Return why another user could replace entries of this directory on the way to a root. None if no user can."""
+    """Return why another user could replace entries of this directory on the way to a root, or None."""
     if facts.st_uid not in trusted:
         return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
@@ -187,7 +179,7 @@ MeasureSpace = Callable[[int], DiskSpace]
 
 
 def measure_space(fd: int) -> DiskSpace:
-    """Return the space on an open file's file system. Raises OSError."""
+    """Return a file system's space. Raises OSError."""
     facts = os.fstatvfs(fd)
     return DiskSpace(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
 
@@ -201,8 +193,8 @@ class Filesystem(Struct):
 
 
 class Filesystems:
-    """File systems of one cleaning by device number, open until `close`. `target` is the percentage of free space to
-    reach, None for no target.
+    """File systems of a cleaning by device number, open until `close`. `target`: percentage of free space to reach, or
+    None.
     """
 
     def __init__(self, measure: MeasureSpace, target: float | None, *, dry_run: bool, throttle: Throttle) -> None:
@@ -250,7 +242,7 @@ class Filesystems:
         return False
 
     def output(self) -> Mapping[str, Any]:
-        """Return each file system's part of the output, and the smallest free share before and after."""
+        """Return each file system's output, and the smallest free share before and after."""
         parts = [self._part(device) for device in self._by_device]
         if not parts:
             return {"filesystems": []}

@@ -1,4 +1,4 @@
-"""Path patterns relative to a cleaning root, matched component by component during a walk.
+"""Path patterns relative to a cleaning root, matched component by component.
 
 - ``*``, ``?``, ``[abc]`` and ``[!abc]`` match within a component, also a leading dot. There are no escapes or braces: a
   literal star is ``[*]``.
@@ -53,14 +53,13 @@ def _matcher(part: str) -> Matcher:
 
 
 class GlobState(Struct, frozen=True):
-    """Matching state in one directory: the positions that several patterns have reached.
-
-    Since ``**`` can match no directory, the position after it is always reached too.
+    """Positions that several patterns have reached in one directory. ``**`` can match no directory, so the position
+    after it is reached too.
     """
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]
-    """Index of a pattern, and of its component to compare with names in this directory."""
+    """Indexes of a pattern, and of its component to compare here."""
     last: tuple[Matcher, ...]
 
     @classmethod
@@ -88,7 +87,7 @@ class GlobState(Struct, frozen=True):
         return any(match(name) for match in self.last)
 
     def below(self, name: str) -> GlobState | None:
-        """Return the state in the subdirectory `name`. None if nothing in it can match."""
+        """Return the state in a subdirectory, None if nothing there can match."""
         onward = set()
         for index, position in self.positions:
             glob = self.globs[index]

@@ -1,7 +1,4 @@
-"""Checkpoint metadata, parsed by an unprivileged process (``metadata_child``).
-
-The agent only passes on the first bytes of each file.
-"""
+"""Checkpoint metadata. The agent passes the first bytes of each file to an unprivileged parser (``metadata_child``)."""
 
 from __future__ import annotations
 
@@ -33,17 +30,17 @@ _DECODER = msgspec.json.Decoder(MetadataAnswer)
 
 
 class MetadataReader:
-    """Reader for the files of one cleaning. Not thread-safe."""
+    """Reader for one cleaning. Not thread-safe."""
 
     def __init__(self) -> None:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)
 
     def latest_step(self, directory: int, name: str) -> int | None:
-        """Return the step that a file names as the latest. None if it names none. Raises MetadataUnread."""
+        """Return the step that a file names as the latest, or None. Raises MetadataUnread."""
         return self._stated(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
 
     def best(self, directory: int, name: str) -> str | None:
-        """Return the best checkpoint named by a trainer's state. None if there is none. Raises MetadataUnread."""
+        """Return the best checkpoint by a trainer's state, or None. Raises MetadataUnread."""
         return self._stated(metadata_child.TRAINER_STATE, _beginning(directory, name, _STATE_BYTES)).best
 
     def close(self) -> None:
@@ -61,7 +58,7 @@ class MetadataReader:
 
 
 def _beginning(directory: int, name: str, size: int) -> bytes:
-    """Return the first bytes of a regular file, none for anything else. Raises MetadataUnread.
+    """Return a regular file's first bytes, none of others. Raises MetadataUnread.
 
     A job controls these names, and opening a pipe or device can have an effect, so the type is checked first.
     """

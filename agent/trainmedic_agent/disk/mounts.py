@@ -1,7 +1,7 @@
-"""Mounts visible to a process, and lookup of the file systems that an alert names.
+"""Mounts of a process, and lookup of file systems that an alert names.
 
-The alert's exporter may see other mounts than the agent, or the same under a prefix. So this process's and the first
-process's mounts are searched; if they disagree, the alert's device decides.
+The alert's exporter may see other mounts, or the same under a prefix. So this and the first process's mounts are
+searched; if they disagree, the alert's device decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
 """Usual mount points of the machine's root in exporter containers."""
 _PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
-"""File systems without a device; their source does not identify them."""
+"""File systems without a device, not identified by their source."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -24,7 +24,7 @@ class Mount(Struct, frozen=True):
 
     number: int
     device: bytes
-    """Major and minor device number, the same in all mount namespaces."""
+    """Major and minor number, the same in all mount namespaces."""
     root: bytes
     point: bytes
     options: frozenset[bytes]
@@ -33,7 +33,7 @@ class Mount(Struct, frozen=True):
 
 
 class NamedFilesystem(Struct, frozen=True):
-    """A file system as named by an alert. `device` is empty if not stated."""
+    """A file system in an alert; `device` may be empty."""
 
     mountpoint: str
     device: str = ""
@@ -43,7 +43,7 @@ class NamedFilesystem(Struct, frozen=True):
 
 
 class FilesystemSearch:
-    """Lookup of an alert's file systems among this process's mounts. `proc` is the mount point of procfs."""
+    """Lookup of an alert's file systems among this process's mounts. `proc`: procfs's mount point."""
 
     def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
         self.names = names
@@ -66,7 +66,7 @@ def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
 
 
 def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the visible mount at a mount point, with or without an exporter's prefix. Empty if there is none."""
+    """Return the visible mount at a mount point, with or without an exporter's prefix; may be empty."""
     for point in _spellings(mountpoint):
         # The last mount at a point hides the others.
         matching = [mount for mount in mounts if mount.point == point.encode()]
@@ -91,10 +91,7 @@ def _read(process: Path) -> list[Mount]:
 
 
 def mounts_of(process: Path) -> list[Mount]:
-    """Return a process's mounts. Raises OSError.
-
-    Names come from users, so they are bytes. The kernel escapes blanks and line feeds in them.
-    """
+    """Return a process's mounts. Raises OSError. Names are users' bytes, with blanks and line feeds escaped."""
     mounts = []
     for line in (process / "mountinfo").read_bytes().split(b"\n"):
         # number, parent, device, root, point, options, optional fields, "-", file system, source, its options

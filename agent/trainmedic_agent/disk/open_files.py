@@ -1,12 +1,12 @@
 """Detection of files in use, by a write lease or by scanning ``/proc``.
 
 The kernel grants a write lease only if no other process has the file open or mapped. It needs CAP_LEASE for other
-users' files, and some file systems have no leases (NFS, Lustre).
+users' files; NFS, Lustre and others have no leases.
 
 Otherwise, or to learn *how* a file is open, all processes are scanned, at most once in `FRESH_SECONDS` per file system.
 The scan never queries other file systems: any user can mount one that hangs. It is conclusive only in the first PID
-namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE. If not, the file is left (`Reason.OPEN_UNKNOWN`). Other
-machines' use of a shared file system is invisible.
+namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE; else the file is left (`Reason.OPEN_UNKNOWN`). Use of a
+shared file system by other machines is invisible.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FRESH_SECONDS = 10.0
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Its fixed inode number (kernel, PROC_PID_INIT_INO)."""
 _KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD, in field 9 of /proc/PID/stat: kernel threads have no descriptors."""
+"""PF_KTHREAD, in field 9 of /proc/PID/stat: these have no descriptors."""
 
 _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
@@ -42,9 +42,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def acquire_write_lease(fd: int) -> bool:
-    """Take a write lease (fcntl(2), F_SETLEASE). Return False if another process has the file open or mapped.
-
-    Until `fd` is closed, other opens of the file block. Raises OSError if the kernel gives no lease for another reason.
+    """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed. Return False if another
+    process has the file open or mapped. Raises OSError if there is no lease for another reason.
     """
     # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
     # ignored.
@@ -61,16 +60,16 @@ class OpenFileSnapshot(Struct):
     is_complete: bool = True
     open: set[int] = field(default_factory=set)
     writers: dict[int, bool] = field(default_factory=dict)
-    """By file open for writing: True if all its writers append."""
+    """Files open for writing; True if all writers append."""
     mapped: set[int] = field(default_factory=set)
-    """Mapped inodes on any file system: mappings do not always state the same device as stat(2)."""
+    """Mapped inodes on any file system: mappings may state another device than stat(2)."""
 
     def has(self, inode: Inode) -> bool:
         return inode[1] in self.open or inode[1] in self.mapped
 
 
 class FileUsage:
-    """Detection of files in use for one cleaning. `proc` is the process file system's mount point."""
+    """Detection for one cleaning. `proc`: procfs's mount point."""
 
     def __init__(self, clocks: Clocks, throttle: Throttle, proc: str = "/proc") -> None:
         self._clocks = clocks
@@ -79,9 +78,8 @@ class FileUsage:
         self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
-        """Return why a file must not be deleted. None if it is unused and cannot be opened until `fd` is closed.
-
-        `fd` has the file open for reading. None if that is not permitted.
+        """Return why a file must not be deleted. None if it is unused and cannot be opened until `fd` is closed. `fd`:
+        open for reading, None if not permitted.
         """
         try:
             if fd is not None:
@@ -94,7 +92,7 @@ class FileUsage:
         return None if snapshot.is_complete else Reason.OPEN_UNKNOWN
 
     def may_truncate(self, fd: int, inode: Inode) -> bool:
-        """Return whether an open file can be truncated: no other process has it open, or all its writers append."""
+        """Return whether no other process has the file open, or all writers append."""
         try:
             if acquire_write_lease(fd):
                 return True
@@ -107,7 +105,7 @@ class FileUsage:
         return snapshot.is_complete and snapshot.writers.get(inode[1], True)
 
     def sees_every_process(self) -> bool:
-        """Return whether ``/proc`` lists all processes. Access to their files also needs privileges."""
+        """Return whether ``/proc`` lists all processes; access to their files needs privileges too."""
         try:
             lines = (self._proc / "self/mounts").read_bytes().split(b"\n")
         except OSError:
@@ -151,6 +149,7 @@ class FileUsage:
                     yield self._proc / entry.name
 
     def _add_process(self, snapshot: OpenFileSnapshot, process: Path) -> bool:
+        """Return False if the process's files could not all be seen."""
         try:
             with os.scandir(process / "fd") as descriptors:
                 for count, descriptor in enumerate(descriptors):
@@ -195,9 +194,8 @@ class FileUsage:
 
 
 def device_of(path: str) -> int:
-    """Return the device of a ``/proc`` descriptor path without any other request to its file system.
-
-    It does not wait for network or FUSE file systems, and works even where they deny access. Raises OSError.
+    """Return the device of a ``/proc`` descriptor path without another request to its file system, so without waiting
+    for network or FUSE file systems, and even where they deny access. Raises OSError.
     """
     status = ctypes.create_string_buffer(_STATX_BYTES)
     if _libc.statx(_FROM_HERE, os.fsencode(path), _DO_NOT_SYNC, 0, status) < 0:

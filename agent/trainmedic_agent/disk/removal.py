@@ -1,4 +1,5 @@
-"""Deletion, truncation or shrinking of one file, after a final check.
+"""Deletion, truncation or shrinking of one file, after a final check. A trial run makes the same checks, and checks
+permissions.
 
 **Deletion** checks the open file, and unlinks its name in the same directory, verified right before (``place``). Linux
 cannot unlink by descriptor, so a process with write access to the directory has microseconds to replace the file.
@@ -6,8 +7,7 @@ cannot unlink by descriptor, so a process with write access to the directory has
 **Truncation** sets the length to 0 if no process has the log open, or all writers append. Other writers would continue
 at their old offset after zeros, so a hole is punched instead.
 
-**Shrinking** punches a hole in all but the last bytes, regardless of writers. A trial run makes the same checks, and
-checks permissions.
+**Shrinking** punches a hole in all but the last bytes, regardless of writers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Remover of files. In a trial run it only reports."""
+    """Remover of files; in a trial run it only reports."""
 
     usage: FileUsage
     age_by: AgeBy
@@ -47,7 +47,7 @@ class FileRemover(Struct, frozen=True):
     dry_run: bool
 
     def delete(self, parent: int, file: MatchedFile) -> int | Reason:
-        """Delete a file in the open directory `parent`. Return the freed bytes, or why the file was left."""
+        """Delete a file in `parent`. Return the freed bytes, or why it was left."""
         fd: int | None = None
         try:
             status = os.stat(file.name, dir_fd=parent, follow_symlinks=False)
@@ -77,9 +77,8 @@ class FileRemover(Struct, frozen=True):
                 os.close(fd)
 
     def truncate(self, parent: int, file: MatchedFile) -> int | Reason:
-        """Empty a file. Return the freed bytes, or why it was left.
-
-        It may have been written since the search, but must still be old enough.
+        """Empty a file, possibly written since the search, that is still old enough. Return the freed bytes, or why it
+        was left.
         """
 
         def empty(fd: int) -> int | Reason:
@@ -93,9 +92,8 @@ class FileRemover(Struct, frozen=True):
         return self._change(parent, file, empty)
 
     def shrink(self, parent: int, file: MatchedFile, keep_tail: int) -> int | Reason:
-        """Free the space of all but the last `keep_tail` bytes. Return the freed bytes, or why the file was left.
-
-        Length and end stay, so writers are unaffected. The beginning reads as zeros.
+        """Free all but the last `keep_tail` bytes; the beginning reads as zeros, and the length stays. Return the freed
+        bytes, or why the file was left.
         """
 
         def shrink_open(fd: int) -> int | Reason:
@@ -150,7 +148,7 @@ def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
 
 
 def open_for_reading(parent: int, name: str) -> int | None:
-    """Open the file for reading. None if not permitted. Raises OSError."""
+    """Open the file, None if not permitted. Raises OSError."""
     try:
         return os.open(name, os.O_RDONLY | _OPEN_FILE, dir_fd=parent)
     except PermissionError:
@@ -158,7 +156,7 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
-    """Return why the system would not let this process unlink a file in `parent`. None if it would."""
+    """Return why the system would refuse to unlink a file in `parent`, or None."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY

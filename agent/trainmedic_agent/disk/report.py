@@ -1,6 +1,5 @@
-"""Reasons and counters of one rule, for the command's output.
-
-Each reason has up to three example paths, with undecodable bytes and control characters escaped.
+"""Reasons and counters of a rule's output. A reason has up to three example paths, with undecodable bytes and control
+characters escaped.
 """
 
 from __future__ import annotations
@@ -92,20 +91,20 @@ class _LeftEntries(Struct):
 class RuleCounters(Struct):
     matched: int = 0
     files: int = 0
-    """Deleted or truncated files, including those of deleted checkpoints."""
+    """Deleted or truncated, including those of deleted checkpoints."""
     bytes: int = 0
     checkpoints: int | None = None
-    """Completely deleted checkpoints. None for rules that delete files."""
+    """Completely deleted; None for rules that delete files."""
     refused_roots: dict[str, str] = field(default_factory=dict)
     free_enough_roots: list[str] = field(default_factory=list)
     """Roots skipped because enough is free."""
     access_times: dict[str, str] = field(default_factory=dict)
     is_first_pass: bool = True
-    """False after all roots were walked once: later walks must not count entries again."""
+    """False once all roots were walked: later walks count no entries again."""
     _left: dict[Reason, _LeftEntries] = field(default_factory=dict)
 
     def skip(self, reason: Reason, directory: _Located, name: str) -> None:
-        """Count an entry that the search skips. `name` is empty for the directory itself."""
+        """Count a skipped entry; `name` is empty for the directory itself."""
         if self.is_first_pass:
             self.leave(reason, directory, name)
 

@@ -1,10 +1,9 @@
-"""Cleaning rules, and parsing of the policy's part ``cleaning``, which ``docs/reference/agent-policy.md`` describes.
+"""Cleaning rules, and parsing of the policy's part ``cleaning`` (``docs/reference/agent-policy.md``).
 
 A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a file system
 when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` are used up; an entry
-too large for the remaining bytes is skipped.
-
-Parsing does not access the disk: roots are opened, and refused, per command (``filesystems``).
+too large for the remaining bytes is skipped. Roots are opened, and refused, per command (``filesystems``), not by
+parsing.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MIN_AGE_TO_DELETE = timedelta(minutes=1)
 MIN_KEPT_CHECKPOINTS = 2
 MAX_KEEP_NEWEST = 1000
 DEFAULT_MAX_FILES = 100_000
-"""Default maximum of files per command: some minutes of work."""
+"""Files per command: some minutes of work."""
 _MAX_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
@@ -59,7 +58,7 @@ class CleaningOperation(StrEnum):
 
 
 _EARLIEST_NS = -(2**63)
-"""The year 1677. File owners can set earlier times on tmpfs and btrfs; these are clamped."""
+"""The year 1677. Owners can set earlier times on tmpfs and btrfs; these are clamped."""
 
 
 class AgeBy(StrEnum):
@@ -68,9 +67,8 @@ class AgeBy(StrEnum):
     MODIFIED = "modified"
 
     def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
-        """Return the time from which an entry's age counts, in nanoseconds since the epoch.
-
-        For a directory it is the last write: the search reads it, and a rename changes it.
+        """Return the time from which an entry's age counts, in nanoseconds since the epoch. For a directory it is the
+        last write: the search reads it, and a rename changes it.
         """
         if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
             used = facts.st_mtime_ns
@@ -97,7 +95,7 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes that ``do: shrink`` keeps at a file's end. None for other rules."""
+    """Bytes that ``do: shrink`` keeps at the end. None for other rules."""
 
     def allows_size(self, stored: int) -> bool:
         is_too_small = self.min_size is not None and stored < self.min_size
@@ -108,15 +106,15 @@ class CleaningRule(Struct, frozen=True):
 class CleaningPolicy(Struct, frozen=True):
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
     owners: frozenset[int] = frozenset()
-    """User IDs that may own a root, in addition to root and the agent's user."""
+    """Allowed owners of a root besides root and the agent's user."""
     max_files: int = DEFAULT_MAX_FILES
-    """Per command, over all its rules, including files in checkpoints."""
+    """Per command, including files in checkpoints."""
     max_bytes: int | None = None
     """As ``max_files``. None for no limit."""
 
 
 class CleaningInvalid(ConfigurationError):
-    """The part ``cleaning`` is invalid; ``faults`` has all errors."""
+    """``faults`` has all errors of the part ``cleaning``."""
 
     def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -124,7 +122,7 @@ class CleaningInvalid(ConfigurationError):
 
 
 def read_cleaning(section: object) -> CleaningPolicy:
-    """Parse the part ``cleaning``. None is an empty one. Raises CleaningInvalid."""
+    """Parse the part ``cleaning``, empty for None. Raises CleaningInvalid."""
     reader = MappingReader(("cleaning",), section if section is not None else {})
     reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
@@ -140,7 +138,7 @@ def read_cleaning(section: object) -> CleaningPolicy:
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
-    """Parse a rule. Errors are added to the parent's faults; the rule is then not used."""
+    """Parse a rule. Errors go to the parent's faults; the rule is then not used."""
     faults_before = len(parent.faults)
     reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):

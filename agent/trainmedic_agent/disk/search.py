@@ -1,8 +1,8 @@
 """Search for a rule's files or checkpoints, oldest first, in bounded memory.
 
-A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next walk continues after the
-last. The order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are
-compared (`checkpoints.kept`); one within another belongs to the outer one.
+A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next continues after the last. The
+order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are compared
+(`checkpoints.kept`); one within another belongs to the outer one.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from trainmedic_agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDir
 
 BATCH_SIZE = 30_000
 MAX_CHECKPOINTS = 20_000
-"""Maximum checkpoints per rule. With more, none is deleted."""
+"""Checkpoints per rule; with more, none is deleted."""
 
 _KEY = struct.Struct(">QHQ")
-"""Age time, root index, inode number: packed, they sort as bytes."""
+"""Age time, root index, inode: packed, they sort as bytes."""
 _REST = struct.Struct(">QI")
-"""Bytes on disk and directory number, followed by the name."""
+"""Bytes on disk, directory number, then the name."""
 _TIME_OFFSET = 2**63
-"""Added to times, so that those before 1970 are positive too."""
+"""Makes times before 1970 positive too."""
 
 
 class _Search(Struct):
     rule: CleaningRule
     roots: tuple[Root, ...]
     cutoff_ns: int
-    """Entries used after this time are too young; nanoseconds since the epoch."""
+    """Entries used later are too young; nanoseconds since the epoch."""
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
@@ -60,7 +60,7 @@ class MatchedFile(Struct, frozen=True):
 
 
 class _OldestFiles(Struct):
-    """The `size` oldest files added, packed into a quarter of the memory of objects."""
+    """The `size` oldest files, packed into a quarter of the memory of objects."""
 
     size: int
     after: bytes
@@ -209,8 +209,8 @@ class CheckpointSearch(_Search):
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
     def find(self) -> list[MatchedCheckpoint]:
-        """Return matching checkpoints, oldest first, or none if the throttle ended the search: the newest, which stay,
-        are known only at the end.
+        """Return matching checkpoints, oldest first; none if the throttle ended the search, because only its end shows
+        the newest, which stay.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)
@@ -276,10 +276,8 @@ class CheckpointSearch(_Search):
 
 
 def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> CheckpointContents:
-    """Summarise an open checkpoint directory.
-
-    If its deletion was interrupted, only the remaining files' ages count, because the deletion wrote to its
-    directories.
+    """Summarise a checkpoint directory. After an interrupted deletion, which wrote to directories, only the remaining
+    files' ages count.
     """
     is_begun = directory.name.startswith(DELETING)
     times = directory.root.access_times

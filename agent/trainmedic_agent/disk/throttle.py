@@ -30,19 +30,19 @@ _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 """Rest time as a multiple of work time."""
 _CONTENTION = 0.05
-"""Fraction of a rest with tasks waiting for the disk, above which it counts as contended."""
+"""Fraction of a rest with tasks waiting for the disk that counts as contention."""
 _NICE = 10
-"""A tenth of an ordinary process's share of a busy core."""
+"""A tenth of an ordinary process's share of a core."""
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""System call number of ioprio_set(2) by machine; the C library has no wrapper."""
+"""System call numbers; the C library has no wrapper."""
 _IOPRIO_WHO_PROCESS, _THIS_THREAD = 1, 0
 _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
-"""Class "best effort" in the upper bits, the last of its eight levels in the lower."""
+"""Class "best effort" in the upper bits, its last level of eight in the lower."""
 
 
 def seconds_waited_for_core() -> float:
-    """Return the seconds in which the calling thread was ready but not running. 0 if the kernel does not count."""
+    """Return the seconds in which this thread was ready but not running; 0 if not counted."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -51,9 +51,8 @@ def seconds_waited_for_core() -> float:
 
 
 def seconds_stalled_for_disk() -> float:
-    """Return the seconds since boot in which some task waited for a disk (proc_pressure(5)).
-
-    Without PSI, return the time itself, as if some task always waited.
+    """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)). Without PSI, return the time
+    itself, as if they always waited.
     """
     try:
         with open("/proc/pressure/io", encoding="ascii") as file:  # noqa: PTH123
@@ -64,7 +63,7 @@ def seconds_stalled_for_disk() -> float:
 
 class Clocks(Struct, frozen=True):
     now: Callable[[], float] = steady_time.OF_PROCESS.unix_now
-    """Since the epoch, unaffected by changes of the machine's clock."""
+    """Since the epoch, unaffected by clock changes."""
     steady: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = seconds_waited_for_core
     """Steady time in which this thread was ready but not running."""
@@ -74,7 +73,7 @@ class Clocks(Struct, frozen=True):
 
 
 class Throttle:
-    """Throttle of one cleaning. `deadline` is in seconds since the epoch."""
+    """Throttle of a cleaning; `deadline` in seconds since the epoch."""
 
     def __init__(self, clocks: Clocks, deadline: float, is_stopping: Callable[[], bool]) -> None:
         self._clocks = clocks
@@ -119,7 +118,7 @@ class Throttle:
 
 
 def take_low_priority() -> None:
-    """Lower the calling thread's CPU and I/O priority. A refusal is logged."""
+    """Lower this thread's CPU and I/O priority; a refusal is logged."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         _take_last_io_priority()

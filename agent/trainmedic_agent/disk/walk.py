@@ -1,6 +1,5 @@
-"""Streaming walk below a root, which never leaves it.
-
-Each directory is opened by name in its open parent and must be on the root's file system and mount.
+"""Streaming walk that never leaves its root: each directory is opened by name in its open parent, and must be on the
+root's file system and mount.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Throttle
 
 MAX_DEPTH = 128
-"""Levels below a root; deeper entries are left. Each level needs two descriptors."""
+"""Levels below a root, two descriptors each; deeper entries are left."""
 _ENTRIES_PER_CHECK = 128
 DELETING = ".trainmedic-deleting-"
-"""Prefix of a checkpoint's name during deletion; patterns are matched without it."""
+"""Prefix of a checkpoint during deletion; patterns ignore it."""
 _EVERYTHING = (Glob.read("**"),)
 
 
@@ -30,7 +29,7 @@ class WalkedDirectory(Struct, eq=False):
     name: str
     depth: int
     fd: int
-    """Open during the walk, else -1; `reopen` is for later."""
+    """Open during the walk, else -1 (see `reopen`)."""
 
     def names(self) -> list[str]:
         parts: list[str] = []
@@ -44,9 +43,8 @@ class WalkedDirectory(Struct, eq=False):
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """Open the directory that has this path now; the caller closes it. Raises OSError.
-
-        It may be another directory than before, so callers compare each entry before touching it.
+        """Open the directory now at this path, possibly another one, so callers compare each entry before touching it.
+        The caller closes it. Raises OSError.
         """
         fd = os.dup(self.root.fd)
         for name in self.names():
@@ -65,9 +63,9 @@ class WalkedDirectory(Struct, eq=False):
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
-"""Called for each skipped entry with reason, directory and name."""
+"""Takes a skipped entry's reason, directory and name."""
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-"""Returns whether to enter an open directory; the second argument states whether its path matches."""
+"""Returns whether to enter an open directory; the second argument: its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 
@@ -125,6 +123,7 @@ class Walk(Struct, frozen=True):
             self.skip(Reason.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
+        """Return whether a subdirectory was entered, as the new last level."""
         name = entry.name.removeprefix(DELETING)
         is_matched, globs = level.globs.accepts(name), level.globs.below(name)
         if not is_matched and globs is None:

@@ -1,1 +1,1 @@
-"""Facts about this node: ``host`` (processors, memory, disks), ``gpu``, and ``executor`` for ``node.facts``."""
+"""Facts for ``node.facts``."""

@@ -1,6 +1,5 @@
-"""Executor of ``node.facts``, which reports the node's state to a playbook.
-
-It measures CPU load for half a second, in its own worker queue. Parts that cannot be read are listed in ``problems``.
+"""Executor of ``node.facts``, in its own worker queue because measuring CPU load takes half a second. Unreadable parts
+are listed in ``problems``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WINDOW = 0.5
 
 
 class NodeFactsExecutor(Struct, frozen=True):
-    """`paths`: paths whose file systems are reported too, such as the cleaning rules' roots."""
+    """`paths`: their file systems are reported too, such as cleaning roots."""
 
     node: str
     gpus: Gpus

@@ -1,4 +1,4 @@
-"""GPU readings as plain values, for ``node.facts`` and for the agent's presence."""
+"""GPU readings as plain values, for ``node.facts`` and presence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, in_watts
 
 
 def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
-    """Return a GPU's readings, without those that it does not report."""
+    """Return the supported readings."""
     values: dict[str, Any] = {
         "index": info.index,
         "uuid": info.uuid,
@@ -38,9 +38,7 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
 
 
 def all_facts(gpus: Gpus) -> dict[str, Any]:
-    """Return ``gpus`` by index, and ``gpu_problems``, a sentence for each GPU that does not respond. Empty ones are
-    omitted.
-    """
+    """Return ``gpus`` by index, and ``gpu_problems``, a sentence per silent GPU; without empty ones."""
     inventory = gpus.inventory()
     problems = list(inventory.problems)
     cards = []
@@ -53,7 +51,7 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
 
 
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
-    """Return ``gpus`` and ``driver`` for the presence. `pods_of` returns the pods of processes. Never raises."""
+    """Return ``gpus`` and ``driver``. `pods_of`: pods of processes. Never raises."""
     inventory = gpus.inventory()
     cards = []
     for info in inventory.gpus:

@@ -1,6 +1,5 @@
-"""CPU, memory and disk facts of this machine, from ``/proc`` and ``statvfs``.
-
-Network file systems are excluded, because a call blocks while their server is down.
+"""CPU, memory and disk facts from ``/proc`` and ``statvfs``, without network file systems, which block while their
+server is down.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bc
 _NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
-"""Always reported: a container's root is an overlay, and data loaders use shared memory."""
+"""Always reported: a container's root is an overlay; data loaders use shared memory."""
 
 
 class CpuTimes(Struct, frozen=True):
@@ -30,15 +29,15 @@ class CpuTimes(Struct, frozen=True):
 
 
 def cpu_times(proc: Path = PROC) -> CpuTimes:
-    """Read the first line of ``/proc/stat``: user nice system idle iowait irq softirq steal. The guest times that
-    follow are already in user (proc_stat(5)).
+    """Read ``/proc/stat``: user nice system idle iowait irq softirq steal; user includes the guest times that follow
+    (proc_stat(5)).
     """
     ticks = [int(text) for text in proc.joinpath("stat").read_text().split("\n", 1)[0].split()[1:9]]
     return CpuTimes(ticks[3], ticks[4], sum(ticks))
 
 
 def cpu(before: CpuTimes, after: CpuTimes, proc: Path = PROC) -> dict[str, Any]:
-    """Return CPU load between two samples. I/O wait counts as idle."""
+    """Return CPU load between samples; I/O wait is idle."""
     passed = max(after.total - before.total, 1)
     waiting = max(after.waiting - before.waiting, 0)
     idle = max(after.idle - before.idle, 0) + waiting
@@ -76,7 +75,7 @@ def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
 def disks(
     paths: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
 ) -> dict[str, dict[str, Any]]:
-    """Return by mount point all local disks, the root, shared memory, and the mounts that hold `paths`."""
+    """Return by mount point local disks, root, shared memory, and the mounts of `paths`."""
     mounts = _mounts(proc)
     listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
@@ -101,7 +100,7 @@ def uptime(proc: Path = PROC) -> float:
 
 
 def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
-    """``used`` as in ``df``: space reserved for root is neither used nor available."""
+    """As in ``df``, space reserved for root is neither used nor available."""
     size, used, available = filesystem.f_blocks, filesystem.f_blocks - filesystem.f_bfree, filesystem.f_bavail
     facts = {
         "total_bytes": size * filesystem.f_frsize,
@@ -118,7 +117,7 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
 
 
 def _mounts(proc: Path) -> dict[str, str]:
-    """Return file system types by mount point (proc_pid_mountinfo(5)). The last mount at a point hides the others."""
+    """Return file system types by mount point (proc_pid_mountinfo(5)); the last mount there hides others."""
     kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -140,7 +139,7 @@ def _device(mount: str) -> int:
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """Return the percentage of the last 10 s in which a task waited for the resource (PSI, Linux 4.20)."""
+    """Return the percentage of the last 10 s in which tasks waited for the resource (PSI, Linux 4.20)."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}

@@ -1,6 +1,5 @@
-"""Frames on a stream socket: four bytes of length, big-endian, then the payload.
-
-The receiver checks the length against a limit before it allocates memory.
+"""Frames on a stream socket: length (four bytes, big-endian), payload. The length is checked before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ import threading
 
 _HEADER = struct.Struct(">I")
 SEND_SECONDS = 5.0
-"""Seconds in which the other end must accept a frame."""
+"""Seconds for the other end to accept a frame."""
 
 
 class LinkClosed(ConnectionError):
-    """The other end closed the link, or did not accept a frame in time."""
+    """The other end closed the link or did not accept a frame in time."""
 
 
 class FrameFault(Exception):
-    """The other end violated the protocol. The link must be closed."""
+    """The other end violated the protocol; close the link."""
 
 
 class FrameStream:
     """One end of a link. Any thread may send, one receives."""
 
     def __init__(self, connection: socket.socket, largest: int) -> None:
-        """`largest` is the maximum size of a received frame in bytes."""
+        """`largest`: received frame size in bytes."""
         self._socket = connection
         self._largest = largest
         self._lock = threading.Lock()
@@ -38,7 +37,7 @@ class FrameStream:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, micros))
 
     def send(self, payload: bytes) -> None:
-        """Send a frame. Raises LinkClosed, after which the link is unusable."""
+        """Raises LinkClosed, after which the link is unusable."""
         with self._lock:
             try:
                 self._socket.sendall(_HEADER.pack(len(payload)) + payload)
@@ -65,7 +64,7 @@ class FrameStream:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Close the socket. Only the receiving thread may do this."""
+        """Close the socket, in the receiving thread only."""
         self.close()
         self._socket.close()
 

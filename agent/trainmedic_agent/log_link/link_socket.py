@@ -1,7 +1,5 @@
-"""Socket in the state directory, to which the reader connects.
-
-Its mode allows the reader's user. The kernel also states the peer's user (``SO_PEERCRED``), so a wrong mode alone gives
-no access.
+"""Socket in the state directory to which the reader connects. Besides its mode, the kernel's statement of the peer's
+user (``SO_PEERCRED``) protects it.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
 _LONGEST = 100
-"""Length of a socket path in bytes that every kernel accepts."""
+"""Bytes of a socket path that every kernel accepts."""
 _ACCEPT_SECONDS = 0.5
 
 
@@ -33,7 +31,7 @@ class Peer:
                 self._handle = os.pidfd_open(self.pid)
 
     def kill(self) -> bool:
-        """Kill the process. Return False if that is not permitted."""
+        """Return False if not permitted."""
         if self._handle is None:
             return False
         try:
@@ -75,7 +73,7 @@ class LinkSocket:
         self._socket.settimeout(_ACCEPT_SECONDS)
 
     def accept(self) -> tuple[socket.socket, Peer] | None:
-        """Return the next connection of the reader's user. None after a short wait. Raises OSError."""
+        """Return the next connection of the reader's user, None after a short wait. Raises OSError."""
         try:
             connection, _ = self._socket.accept()
         except TimeoutError:
@@ -111,7 +109,7 @@ def connected(directory: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield an equivalent path that is short enough for a socket. Raises OSError."""
+    """Yield an equivalent path short enough for a socket. Raises OSError."""
     if len(os.fsencode(path)) <= _LONGEST:
         yield str(path)
         return

@@ -1,7 +1,5 @@
-"""Creation of the reader's directory in the state directory.
-
-Earlier agents kept the reader's tables in their journal; their rows are moved once. The agent writes to the directory
-only before it belongs to the reader's user.
+"""Creation of the reader's directory in the state directory. Rows from the journal, where earlier agents kept them, are
+moved once. The agent writes only until the directory belongs to the reader's user.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def _make(state: Path, user: ReaderUser) -> None:
 
 
 def _hand_over(directory: Path, user: ReaderUser) -> None:
-    """Give the directory to this user if it belonged to another. Raises OSError.
+    """Give the directory to this user. Raises OSError.
 
     The previous user may have placed links, so only regular files with one link are changed, by descriptor.
     """
@@ -121,7 +119,7 @@ def _drop_old(journal: Journal) -> None:
 
 
 def _give(path: Path | int, user: ReaderUser) -> None:
-    """Give a file or directory, by path or descriptor, to the reader's user: as owner, or else by group."""
+    """Give a file or directory, as owner or else by group."""
     facts = os.stat(path)  # noqa: PTH116
     if facts.st_uid == user.uid:
         return

@@ -21,8 +21,8 @@ from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""Users and groups to use if the default user is missing: the first one mapped in this user namespace without an
-account. Both are outside the ranges of distributions, systemd and SSSD.
+"""User and group IDs without an account, if the default user is missing: the first mapped in this user namespace. Both
+are outside the ranges of distributions, systemd and SSSD.
 """
 _JOURNAL_GROUP = "systemd-journal"
 _STACKS = 16 * 8 * 1024**2
@@ -31,25 +31,25 @@ _PASSED_ON = (
     *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
 )
-"""Variables passed to the reader. None holds a secret."""
+"""Variables passed to the reader; none is secret."""
 _PR_SET_PDEATHSIG = 1
 _CAP_CHOWN, _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 0, 2, 6, 7
 CAP_SYSLOG = 34
-"""Required to open the kernel's log where it is restricted."""
+"""Needed to open a restricted kernel log."""
 
 
 class ReaderUser(Struct, frozen=True):
     uid: int
     gid: int
     is_without_account: bool = False
-    """True for a user without an account, whose directory is identified by number alone."""
+    """Its directory is identified by number alone."""
 
 
 def reader_user(name: str | None) -> ReaderUser:
     """Return the user for reading logs. Raises ConfigurationError if a named user does not exist.
 
-    The default is a user without an account if the default name is missing: the agent's own user could signal the
-    agent, and root could open root's files.
+    Without the default user it is one without an account: the agent's own user could signal the agent, and root could
+    open root's files.
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
@@ -66,10 +66,10 @@ def reader_user(name: str | None) -> ReaderUser:
 
 
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
-    """Return the user for reading logs, and the reason if it is this process's own.
+    """Return the user for reading logs, and the reason if it is this process's own. Raises ConfigurationError if a
+    named user does not exist.
 
-    The user must be able to reach `paths`. `is_started` states that this process starts the reader under that user.
-    Raises ConfigurationError if a named user does not exist.
+    The user must be able to reach `paths`. `is_started`: this process starts the reader under that user.
     """
     user = reader_user(name)
     if user.uid == os.geteuid():
@@ -87,7 +87,7 @@ def own_user() -> ReaderUser:
 
 
 def has_rights_to_read() -> bool:
-    """Return whether this process has capabilities that only opening files needs, and reading must not have."""
+    """Return whether this process has capabilities for opening files, which reading must not have."""
     return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
@@ -99,10 +99,8 @@ def may_become(user: ReaderUser) -> bool:
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return the parent directory of `path`, or of its link target, that the user cannot traverse. None if there is
-    none.
-
-    A missing directory can still be created.
+    """Return the parent of `path`, or of its link target, that the user cannot traverse, or None. A missing directory
+    can still be created.
     """
     if user.uid in {0, os.geteuid()}:
         return None
@@ -121,9 +119,8 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 
 
 class ReaderChild(subprocess.Popen[bytes]):
-    """The reader as a child process and group leader, whose own child has another user.
-
-    The kernel ends that child with its parent only if the parent may send it a signal.
+    """The reader as a child process and group leader, whose own child has another user. The kernel ends that child with
+    its parent only if the parent may signal it.
     """
 
     user_of_child: int | None = None
@@ -144,7 +141,7 @@ class ReaderChild(subprocess.Popen[bytes]):
 
 
 def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> ReaderChild:
-    """Start the reader of the state directory as a child. Raises OSError."""
+    """Start the reader as a child. Raises OSError."""
     command = [sys.executable, "-m", "trainmedic_agent", "agent-reader", "--once", "--state-dir", str(directory)]
     command += ["--reader-user", str(user.uid), "--reader-memory", str(memory // 1024**2), "--log-level", log_level]
     child = ReaderChild(
@@ -168,9 +165,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Drop everything that reading does not need: user, capabilities, new privileges, memory. Raises
-    ConfigurationError.
-    """
+    """Drop what reading does not need: user, capabilities, new privileges, memory. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -193,9 +188,8 @@ def confine(user: ReaderUser, memory: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Make the kernel end this process with its parent. Call it after a change of user, which resets this.
-
-    Raises ConfigurationError if the parent has ended.
+    """Make the kernel end this process with its parent. A change of user resets this, so call it afterwards. Raises
+    ConfigurationError if the parent has ended.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -210,7 +204,7 @@ def _group_of(uid: int) -> int:
 
 
 def groups_of(user: ReaderUser) -> list[int]:
-    """Return the user's groups from the node's database. A user without an account gets the journal's group."""
+    """Return the user's groups from the node's database, without an account the journal's group."""
     try:
         return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
     except KeyError:
@@ -230,7 +224,7 @@ def _has_account(number: int) -> bool:
 
 
 def _has(*capabilities: int) -> bool:
-    """Return whether this process has these capabilities. If unknown, root counts."""
+    """Return whether this process has these capabilities; if unknown, whether it is root."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):

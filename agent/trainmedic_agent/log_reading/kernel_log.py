@@ -1,7 +1,6 @@
-"""The kernel's log of this boot, from ``/dev/kmsg`` or the journal.
-
-A line's place is its number in ``/dev/kmsg``, or for the journal its microseconds since boot, so it is the same when
-read again. A file such as ``kern.log`` is followed by ``files``.
+"""The kernel's log of this boot, from ``/dev/kmsg`` or the journal; ``files`` follows files such as ``kern.log``. A
+line's place is its number in ``/dev/kmsg``, or for the journal its microseconds since boot, so it is the same when read
+again.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ class KernelReader(Protocol):
     lost: int
 
     def fileno(self) -> int | None:
-        """Return a descriptor for poll(2). None if there is none now."""
+        """Return a descriptor for poll(2), None without one."""
         ...
 
     def read(self) -> list[PlacedLine]:
-        """Return the next lines in the format of ``/dev/kmsg``. Raises OSError."""
+        """Return the next lines as in ``/dev/kmsg``. Raises OSError."""
         ...
 
     def place_json(self) -> Mapping[str, Any]: ...
@@ -60,7 +59,7 @@ class KernelReader(Protocol):
 
 
 def own_kmsg(path: str) -> int:
-    """Open the kernel's log with this process's rights. Raises OSError."""
+    """Open it with this process's rights. Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 
@@ -110,10 +109,10 @@ def _number(record: bytes) -> int | None:
 
 
 class JournalReader:
-    """Kernel lines of this boot in journald, read by a ``journalctl`` process."""
+    """Kernel lines of this boot from a ``journalctl`` process."""
 
     def __init__(self, after: int, cursor: str, command: str = "journalctl") -> None:
-        """`after` is the last place read, 0 for none. `cursor` is its journal cursor, which avoids rereading."""
+        """`after`: last place read, 0 for none. `cursor`: its journal cursor, which avoids rereading."""
         self.lost = 0
         self._after = after
         self._cursor = cursor
@@ -240,9 +239,7 @@ class KernelStream:
         return bool(placed)
 
     def _timed(self, placed: list[PlacedLine], now: datetime) -> list[PlacedLine]:
-        """Replace timestamps far from the arrival: the kernel's log clock is not corrected, and is minutes off after
-        months.
-        """
+        """Replace timestamps far from the arrival: the kernel's uncorrected log clock is minutes off after months."""
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()
@@ -253,7 +250,7 @@ class KernelStream:
         self._is_live = False
 
     def wait(self, seconds: float) -> None:
-        """Wait up to `seconds` until there is something to read."""
+        """Wait up to `seconds` for something to read."""
         fd = self.reader.fileno()
         if fd is None:
             time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Bounds of lines that the rules process, against programs that print endlessly."""
+"""Bounds of lines for rules, against programs that print endlessly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_logs.domain.log_cuts import CutKind
 
 _SECONDS = 10.0
-"""Seconds of unused budget that a file can save up."""
+"""Seconds of unused budget that a file can save."""
 _ONE_IN = 100
 """Beyond the budget, one line in so many is processed."""
 
 
 class LinesOfJobs:
-    """Bound of lines per second for each job and user, averaged over ten seconds."""
+    """Lines per second of each job and user, averaged over ten seconds."""
 
     def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lines = SharedLines(per_second, monotonic)
@@ -34,7 +34,7 @@ class LinesOfJobs:
 
 
 class LineBudget:
-    """Bound of one file's lines, `per_second` averaged over ten seconds. None for no bound."""
+    """Bound of one file's lines, `per_second` averaged over ten seconds; None for none."""
 
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second
@@ -42,7 +42,7 @@ class LineBudget:
         self._counted_at: float | None = None
 
     def within(self, lines: list[PlacedLine], now: float) -> list[PlacedLine]:
-        """Return the lines to process: all within the bound, then a sample. `now` is monotonic, in seconds."""
+        """As `LinesOfJobs.within`. `now` is monotonic, in seconds."""
         if self._per_second is None:
             return lines
         if self._counted_at is not None:

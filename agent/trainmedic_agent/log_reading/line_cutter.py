@@ -1,7 +1,5 @@
-"""Splitting of a file into lines in bounded memory.
-
-Lines end with a line feed. The beginning of an overlong line is returned at once, and its rest dropped, so that a file
-without line feeds costs no memory.
+"""Splitting of a file into lines, by line feeds, in bounded memory: an overlong line's beginning is returned at once,
+and its rest dropped.
 """
 
 from __future__ import annotations
@@ -9,16 +7,15 @@ from __future__ import annotations
 from trainmedic_logs.lines.line import LONGEST
 
 MOST_KEPT = LONGEST + 1
-"""Returned bytes per line: one more than rules process, so that they notice the cut."""
+"""Bytes per line: one more than rules process, so that they notice the cut."""
 
 PlacedLine = tuple[int, bytes]
 """Offset of a line in its file, and the line without its line feed."""
 
 
 class LineCutter:
-    """Splitter of a file's pieces from `offset` on into lines of at most `longest` bytes.
-
-    `is_skipping`: the next bytes are the rest of a line whose beginning was returned.
+    """Splitter of pieces from `offset` on into lines of at most `longest` bytes. `is_skipping`: the next bytes are the
+    rest of a returned line.
     """
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
@@ -30,7 +27,7 @@ class LineCutter:
 
     @property
     def resume_at(self) -> int:
-        """Offset at which a new cutter, with this one's `is_skipping`, returns the same following lines."""
+        """Offset at which a new cutter, with this `is_skipping`, returns the same following lines."""
         return self.offset - len(self._begun)
 
     @property
@@ -38,7 +35,7 @@ class LineCutter:
         return bool(self._begun)
 
     def feed(self, piece: bytes) -> list[PlacedLine]:
-        """Return the lines that end in this piece, and the beginning of an overlong one."""
+        """Return the lines that end in this piece, and an overlong one's beginning."""
         lines: list[PlacedLine] = []
         begin = 0
         while (end := piece.find(b"\n", begin)) >= 0:

@@ -1,5 +1,1 @@
-"""Search of this node's logs for ``logs.read``, where no store keeps them.
-
-``file_lines`` reads one file from a place on, ``searcher`` merges files into a page, and ``search_pages`` packs it.
-``log_reading`` finds and opens files.
-"""
+"""Search of this node's logs for ``logs.read``, where no store keeps them. ``log_reading`` finds and opens files."""

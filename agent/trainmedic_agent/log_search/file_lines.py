@@ -1,7 +1,5 @@
-"""Lines of one file that match a query.
-
-The starting point follows from arrival times, then from the timestamps of lines that arrived together. Holes, as in a
-size-limited file, are skipped.
+"""Lines of one file that match a query. The start follows from arrival times, then from timestamps of lines that
+arrived together. Holes, as in a size-limited file, are skipped.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """Return when the open file was created, from statx(2), which Python's `os.stat` lacks on Linux.
-
-    None if the file system does not record it, such as NFS before version 4.
+    """Return when the open file was created, from statx(2), which `os.stat` lacks on Linux. None if not recorded, as by
+    NFS before version 4.
     """
     statx = _statx()
     if statx is None:
@@ -64,7 +61,7 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""Bytes read at the end of a file without timestamps or arrival times."""
+"""Bytes read at the end of a file without timestamps and arrival times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
 """Bytes from which on lines that arrived in time are checked for old timestamps."""
@@ -74,11 +71,11 @@ _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
 _QUIET_SECONDS = 10.0
-"""Idle seconds after which a last line without line feed counts as complete."""
+"""Idle seconds until a last line without line feed is complete."""
 
 
 class FileLines(WantedLines):
-    """One file, identified by its inode, so that it can be read further after a rename."""
+    """One file, identified by its inode, to continue after a rename."""
 
     def __init__(
         self,
@@ -90,7 +87,7 @@ class FileLines(WantedLines):
         zone: tzinfo | None = None,
         open_log: OpenLog = OwnFiles().open,
     ) -> None:
-        """Open the file. `begin` moves to the start. Raises OSError, LogRefused."""
+        """Open the file; `begin` moves to the start. Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         self._size = facts.st_size
@@ -108,7 +105,7 @@ class FileLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Continue at this file's entry in `places`, or start before the first possible match. Raises OSError."""
+        """Continue at this file's place, or start before the first possible match. Raises OSError."""
         place = places.get(self.key)
         self.go_to(place if place is not None and self.has(place) else self._first())
 
@@ -130,7 +127,6 @@ class FileLines(WantedLines):
         return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with a checksum of the bytes before it. Raises OSError."""
         return place._replace(mark=self._mark(place.offset))
 
     def _mark(self, offset: int) -> int:
@@ -204,10 +200,8 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _after_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which lines state times before `since`.
-
-        A copied file arrives late but is old. All lines at a place must be old, because several processes can write a
-        file.
+        """Return a place from `low` on before which lines state times before `since`: a copied file arrives late but is
+        old. All lines there must be old, because several processes can write a file.
         """
         high = self._size
         while high - low > _NEAR:

@@ -1,7 +1,5 @@
-"""Times of the lines of one file, in order.
-
-A line has the time it states, unless it arrived long before or after. A line without one is between its timed
-neighbours, and within the arrival interval of its bytes.
+"""Times of a file's lines, in order. A line has the time it states, unless it arrived long before or after. A line
+without one is between its timed neighbours, and within the arrival interval of its bytes.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ from trainmedic_logs.lines.line_times import AHEAD, Lacks, Stated
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 SLACK = timedelta(seconds=60)
-"""Possible disorder of a file's lines, because several processes write it."""
+"""Disorder of lines when several processes write a file."""
 _BEHIND = timedelta(hours=24)
-"""A time this long before the line's arrival is not its own."""
+"""A time this long before the arrival is not the line's own."""
 _NARROW = timedelta(minutes=15)
 """An arrival known this precisely completes a time without year or date, or in an hour repeated by summer time."""
 _WEAK = timedelta(minutes=15)
 _EXACT = timedelta(seconds=2)
 """Maximum error of an exact time."""
 _QUARTER = timedelta(minutes=15)
-"""All zones differ from UTC by whole quarters of an hour."""
+"""All zones differ from UTC by whole quarters."""
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
 _MOST_OFFSET = 14 * 4
 _LEAST_VOTES = 3
@@ -37,7 +35,7 @@ class LineTime(NamedTuple):
     at: datetime
     known_by: TimeKnownBy
     earliest: datetime | None = None
-    """Lower bound for a line without a timestamp. None if unknown."""
+    """Lower bound without a timestamp. None if unknown."""
     error: float | None = None
     """Seconds between `at` and the farther bound."""
     is_vague: bool = False
@@ -69,10 +67,8 @@ class LineClock:
         self._arrival_begin = self._arrival_end = -1
 
     def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
-        """Detect the zone of times without one from the arrival of lines: a container's zone may differ from its
-        node's.
-
-        `lines` are end offsets with stated times.
+        """Detect the zone of times without one from the lines' arrival: a container's may differ from its node's.
+        `lines`: end offsets with stated times.
         """
         votes: Counter[int] = Counter()
         for end, stated in lines:
@@ -98,8 +94,7 @@ class LineClock:
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
         """Return the time stated by the line ending at `end`, and how it is known. None if it states none of its own.
-
-        `at` is a time with a certain zone.
+        `at`: a time with a certain zone.
         """
         if at is None and stated is None:
             return None
@@ -126,7 +121,7 @@ class LineClock:
         return LineTime(at, known_by)
 
     def stating_none(self, end: int, following: datetime | None) -> LineTime:
-        """Return the time of the next line, which ends at `end` and states none. `following` is the next time in the
+        """Return the time of the next line, which ends at `end` and states none. `following`: the next time in the
         file.
         """
         arrival = self._arrived(end)

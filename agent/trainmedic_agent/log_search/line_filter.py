@@ -1,4 +1,4 @@
-"""Selection of matching lines on one node, and of candidate lines before decoding."""
+"""Selection of matching lines, and of candidates before decoding."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trainmedic_logs.lines.prefilter import LineSearch
 
 _KEY = "-----BEGIN"
 _ESCAPED = rb"\{\"log\":\".*\\[^n]"
-"""Escaped text in a container's JSON log, which differs from the text that is searched."""
+"""Escapes in a container's JSON log, unlike the text searched."""
 
 
 class LikelyLines:
-    """Fast preselection for one regular expression. Skipped lines neither match nor bound a match's time."""
+    """Fast preselection for one pattern. Skipped lines neither match nor bound a match's time."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self._search = LineSearch([*patterns, _KEY.encode(), _ESCAPED])
@@ -38,9 +38,7 @@ class LikelyLines:
         return cls(patterns) if patterns is not None else None
 
     def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
-        """Return possible matches with the nearest timed line before and after each, and the first and last timed
-        lines.
-        """
+        """Return possible matches, the nearest timed lines around each, and the first and last timed lines."""
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
@@ -58,7 +56,7 @@ def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[
 
 
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""Longer windows are cut to these bounds, so that times can be added to their ends."""
+"""Bounds of windows, so that times can be added to their ends."""
 _OF_FILES = ("attempt", "node_rank")
 _OF_LINES = ("rank", "local_rank")
 
@@ -67,7 +65,7 @@ class Answers(StrEnum):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """All known attributes match, but a requested one is unknown."""
+    """Known attributes match, but a requested one is unknown."""
 
 
 class LineFilter(Struct, frozen=True):
@@ -79,7 +77,7 @@ class LineFilter(Struct, frozen=True):
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:
-        """Prepare a query. Raises ValueError if its pattern is not valid RE2."""
+        """Raises ValueError if the pattern is not valid RE2."""
         until = min(query.until, _LATEST) if query.until is not None else None
         query = replace(query, since=min(max(query.since, _EARLIEST), _LATEST), until=until)
         pattern = SearchPattern(query.grep) if query.grep else None
@@ -87,9 +85,11 @@ class LineFilter(Struct, frozen=True):
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def is_out(self, level: LogLevel, moment: LineTime) -> bool:
+        """Return whether level or time certainly exclude a line."""
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
+        """Return the answer, and for UNKNOWN the unknown attribute."""
         is_known = self._is_in_window(moment)
         if is_known is False or line.level not in self.levels:
             return Answers.NO, ""
@@ -116,7 +116,7 @@ class LineFilter(Struct, frozen=True):
 
 
 def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
-    """Return a requested attribute that the file does not state. Empty if it can have matches, None if it cannot."""
+    """Return a requested attribute that the file does not state; empty if it can have matches, None if it cannot."""
     missing = ""
     for name in _OF_FILES:
         asked, stated = getattr(query, name), getattr(origin, name)

@@ -1,6 +1,5 @@
-"""Lines of a gzip file that match a query. Offsets count uncompressed bytes.
-
-The file is decompressed piecewise up to `MOST_UNPACKED` bytes, so memory stays bounded.
+"""Lines of a gzip file that match a query, decompressed piecewise up to `MOST_UNPACKED` bytes to bound memory. Offsets
+count uncompressed bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PackedLines(WantedLines):
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
         self.is_cut = False
-        """True if the file is damaged, or larger than the decompressed part."""
+        """The file is damaged, or larger than the decompressed part."""
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0

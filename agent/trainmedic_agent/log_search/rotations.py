@@ -1,4 +1,4 @@
-"""Older parts of a log file, which rotation renamed, copied or compressed in its directory."""
+"""Older parts of a log, which rotation renamed, copied or compressed in its directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OlderPart(NamedTuple):
 
 
 class Rotations:
-    """Finder of older parts, for one answer. It lists each directory once."""
+    """Finder for one answer; lists each directory once."""
 
     def __init__(self, files: NodeFiles, seconds: float) -> None:
         """After `seconds` no further directory is listed."""

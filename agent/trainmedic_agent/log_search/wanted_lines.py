@@ -1,6 +1,5 @@
-"""Matching lines of one stream from a place on, each with its time.
-
-Secrets are masked before matching, so that no query can find them.
+"""Matching lines of one stream from a place on, with times. Secrets are masked before matching, so that no query can
+find them.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from trainmedic_logs.lines.records import record_of
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
-"""Bytes in which a line states its time, except for JSON."""
+"""Bytes in which a line states its time, except JSON."""
 PROBED_LINES = 256
 """Lines ahead that are searched for the next time."""
 
 
 class ReadBudget:
-    """Limit of bytes and time for one answer. `is_stopping` ends it at once."""
+    """Bytes and time for one answer; `is_stopping` ends it at once."""
 
     def __init__(self, most_bytes: int, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._is_stopping = is_stopping
@@ -58,11 +57,11 @@ class ReadBudget:
 class FilePlace(NamedTuple):
     offset: int = 0
     is_skipping: bool = False
-    """True if the next bytes are the rest of a line whose beginning was read."""
+    """The next bytes are the rest of a line already read."""
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
-    """Checksum of the bytes before it, to detect a changed file."""
+    """Checksum of the bytes before it, against changed files."""
 
 
 class WantedLines(ABC):
@@ -71,9 +70,9 @@ class WantedLines(ABC):
         self._budget = budget
         self.is_untimed = False
         self.skips_ranks = False
-        """True if lines with torchrun's rank prefix are skipped, because the rank's own file has them."""
+        """Skip lines with torchrun's rank prefix: the rank's own file has them."""
         self.has_more = False
-        """True if reading stopped because the budget was spent."""
+        """Reading stopped because the budget was spent."""
         self.line_place = FilePlace()
         self.clock = clock
         self._origin = origin
@@ -100,10 +99,10 @@ class WantedLines(ABC):
 
     @abstractmethod
     def _read(self) -> bool:
-        """Queue more lines. Return False if there are none now, or the budget is spent. Raises OSError."""
+        """Queue more lines. Return False without any now, or if the budget is spent. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with a mark that detects a changed file. Raises OSError."""
+        """Return the place with a mark against changed files. Raises OSError."""
         return place
 
     @property
@@ -187,6 +186,7 @@ class WantedLines(ABC):
         return said[0] if said is not None else None
 
     def _times_in(self, raw: bytes) -> tuple[datetime | None, Stated | None]:
+        """Return the time with a certain zone, else the time as stated."""
         if self._origin.source != "kernel" and not _may_state(raw):
             return None, None
         text, _ = raw_text.text_of(raw)

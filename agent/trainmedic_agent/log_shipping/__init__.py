@@ -1,5 +1,4 @@
-"""Shipping of log lines to Loki or VictoriaLogs. Loaded only if the policy has ``logs.ship`` (except ``ship_policy``).
-
-The files themselves are the buffer: a file is read further once the store has accepted earlier lines. So an unavailable
-store neither consumes space nor delays findings. Lines deleted too early, or refused by the store, are counted.
+"""Shipping of log lines to Loki or VictoriaLogs, loaded only if the policy has ``logs.ship`` (except ``ship_policy``).
+The files are the buffer: a file is read further once the store has accepted earlier lines, so an unavailable store
+consumes no space and delays no finding. Lines deleted too early, or refused, are counted.
 """

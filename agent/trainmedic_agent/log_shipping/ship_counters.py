@@ -34,7 +34,7 @@ class LostReason(StrEnum):
 
 
 OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
-"""Reasons counted in bytes, because the lines were never read."""
+"""Reasons counted in bytes: the lines were never read."""
 
 
 class ShipCounters:
@@ -51,7 +51,7 @@ class ShipCounters:
         self.behind = 0
         """Bytes in files that the store does not have."""
         self.problem = ""
-        """Why the store accepts nothing now, empty if it does."""
+        """Why the store accepts nothing now, else empty."""
 
     def shipped(self, lines: Mapping[str, int]) -> None:
         with self._lock:

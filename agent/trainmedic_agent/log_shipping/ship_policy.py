@@ -21,7 +21,7 @@ _NUMBERS = re.compile(r"\d{1,10}(:\d{1,10})?\Z")
 
 
 class StoreKind(StrEnum):
-    """Kind of store. Both have Loki's push API, with different paths and tenant headers."""
+    """Both have Loki's push API, with different paths and tenant headers."""
 
     LOKI = "loki"
     VICTORIALOGS = "victorialogs"
@@ -33,7 +33,7 @@ class ShipPolicy(Struct, frozen=True):
     tenant: str = ""
     """Loki's organisation; VictoriaLogs' ``account`` or ``account:project``."""
     token_file: str | None = None
-    """Read for each push. A content with a colon is ``user:password``."""
+    """Read for each push. Content with a colon is ``user:password``."""
     ca_file: str | None = None
     """CA certificates for the store. None for the system's."""
     sources: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class ShipPolicy(Struct, frozen=True):
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
-    """Parse ``ship`` of the section ``logs``. None if lines are not shipped. Errors are added to the parent's."""
+    """Parse ``ship`` of ``logs``, None if lines are not shipped. Errors go to the parent's."""
     raw = section.get("ship") if isinstance(section, Mapping) else None
     if raw is None or raw is False:
         return None

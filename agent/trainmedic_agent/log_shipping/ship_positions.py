@@ -30,7 +30,7 @@ class ShippedSource(Protocol):
 
 
 class ShipPositions:
-    """Positions, written by `settle` in one transaction. Not thread-safe."""
+    """Written by `settle` in one transaction. Not thread-safe."""
 
     can_take = True
 
@@ -41,9 +41,9 @@ class ShipPositions:
         self._written = self._rows()
         self._forgotten: set[str] = set()
         self.is_first = not self._written
-        """True if nothing was ever shipped from this node."""
+        """True if nothing was ever shipped from here."""
         self.has_begun = False
-        """True if a followed file has no stored position yet; after a rename only that would identify it."""
+        """A followed file has no stored position yet, which alone identifies it after a rename."""
 
     def kept(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._written.items()}
@@ -58,7 +58,7 @@ class ShipPositions:
         """Do nothing between two files."""
 
     def settle(self, sources: Iterable[ShippedSource], now: datetime) -> None:
-        """Store changes. If the journal is unavailable, more lines are shipped again after a restart."""
+        """Store changes. Without the journal, more lines are shipped again after a restart."""
         texts: dict[str, str] = {}
         for source in sources:
             try:

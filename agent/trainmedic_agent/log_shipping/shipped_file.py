@@ -1,6 +1,5 @@
-"""A file whose lines are shipped, with the position up to which the store has them.
-
-Lines are read on demand in small pieces. The position is the oldest line that the store has not accepted.
+"""A file whose lines are shipped, read on demand in small pieces. The position is the oldest line that the store has
+not accepted.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from trainmedic_agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_logs.domain.finding import Origin
 
 SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
-"""Small, so that many files with backlogs need little memory."""
+"""Small: many files may have backlogs."""
 _MOST_PIECES = 64
 """Pieces read at once while none completes a line."""
 _HELD_SECONDS = 600.0
-"""Maximum seconds that a deleted file is kept open, and uses disk space, for the store."""
+"""Seconds that a deleted file is kept open for the store, and uses disk space."""
 
 
 class ShippedFile:
@@ -68,13 +67,12 @@ class ShippedFile:
 
     @property
     def grown_at(self) -> float:
-        """Monotonic time of the last new data. A file with a backlog is never idle, unless it was deleted long ago."""
+        """Monotonic time of the last new data. A file with a backlog is never idle, unless deleted long ago."""
         is_held = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
         return self._grown_at if is_held or not self.behind else self._polled_at
 
     @property
     def behind(self) -> int:
-        """Bytes in the file that the store does not have."""
         oldest = self._oldest_place()
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
@@ -124,7 +122,7 @@ class ShippedFile:
     # --- called by ``shipper`` ---
 
     def head(self) -> StoreEntry | None:
-        """Return the next entry without removing it. None if there is none now. Raises OSError."""
+        """Return the next entry without removing it, None without any now. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():
                 return None
@@ -143,6 +141,7 @@ class ShippedFile:
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
+        """Return whether lines were read."""
         for _ in range(_MOST_PIECES):
             if not self.file.has_more:
                 return False

@@ -1,6 +1,5 @@
-"""The kernel's log from ``/dev/kmsg`` or the journal as a source for a store.
-
-The kernel's buffer or the journal holds lines that the store lacks; overwritten ones are counted.
+"""The kernel's log as a source for a store. The kernel's buffer or the journal holds lines that the store lacks;
+overwritten ones are counted.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class ShippedKernel:
         last: int,
         counters: ShipCounters,
     ) -> None:
-        """`last` is the time of the last entry made by an earlier process."""
+        """`last`: time of an earlier process's last entry."""
         self.reader = reader
         self._origin = origin
         self._booted_at = booted_at
@@ -78,6 +77,7 @@ class ShippedKernel:
         return {"at": self._at}
 
     def _read(self) -> bool:
+        """Return whether lines were read."""
         placed = self.reader.read()
         self._counters.lose_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
         self._lost = self.reader.lost

@@ -44,12 +44,12 @@ MOST_BYTES = 1024 * 1024
 """Bytes per push, uncompressed."""
 _LEAST_BYTES = 16 * 1024
 MOST_JOBS = 100
-"""Jobs shipped from this node per hour, because each adds labels. Lines of more jobs are dropped."""
+"""Jobs per hour, because each adds labels; lines of more are dropped."""
 _JOB_SECONDS = 3600.0
 _SETTLE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _MOST_REFUSALS = 25
-"""Consecutive refused pushes. Bisecting a full batch for one bad line needs half as many."""
+"""Consecutive refused pushes; bisecting a full batch for one bad line needs half as many."""
 _KERNEL_AGAIN = 60.0
 _PAUSE_AFTER_ERROR = 1.0
 
@@ -57,7 +57,7 @@ Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
-    """The part of the reader that ships lines. Call `start` and `stop` once each."""
+    """The shipping part of the reader. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class LogShipping:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Stop. Unaccepted lines are shipped after the next start."""
+        """Stop. Unaccepted lines follow after the next start."""
         self._stopping.set()
         self._thread.join(timeout)
 
@@ -188,6 +188,7 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
+        """Return the next entries of all sources by time, taken from them."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -245,7 +246,7 @@ class LogShipping:
         return 0.0 if self._batch or self._has_more else BATCH_SECONDS
 
     def _is_over(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
-        """Return whether the entries are done: accepted, or refused permanently. Otherwise schedule a retry."""
+        """Return whether the entries are accepted or permanently refused; otherwise schedule a retry."""
         if answer.outcome is Outcome.TAKEN:
             self._recovered()
             return True
@@ -263,6 +264,7 @@ class LogShipping:
         return False
 
     def _piece(self) -> list[tuple[Source, StoreEntry]]:
+        """Return the beginning of the batch that fits into the next push."""
         piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:
@@ -299,7 +301,7 @@ class LogShipping:
 
 
 def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
-    """Return the entry, with its time advanced until it differs from all others of the batch."""
+    """Return the entry, its time advanced until it differs from all others of the batch."""
     while (same := (entry.at, entry.labels, entry.text)) in met:
         entry = replace(entry, at=entry.at + 1)
     met.add(same)

@@ -1,4 +1,4 @@
-"""Credentials for the log store, which the agent reads from files closed to the reader's user."""
+"""Credentials for the log store; the agent reads them from files closed to the reader's user."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class StoreAccess(Struct, frozen=True, tag="store"):
     certificates: str | None = None
     """In PEM form. None for the system's."""
     problem: str = ""
-    """Why a file of the policy cannot be read, empty if all can."""
+    """Why a file of the policy cannot be read, else empty."""
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
-    """Read the policy's files. `token` is used if no token file is named."""
+    """Read the policy's files. `token` counts without a token file."""
     try:
         return StoreAccess(
             _text_of(ship.token_file) if ship.token_file is not None else token,

@@ -1,6 +1,5 @@
-"""Client of Loki's push API, which VictoriaLogs has too.
-
-Loki states reasons for rejected lines and accepts the others of the push; an invalid push it refuses completely.
+"""Client of Loki's push API, also VictoriaLogs'. Loki states reasons for rejected lines and accepts the push's others;
+an invalid push it refuses completely.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Outcome(StrEnum):
     LATER = "later"
     """Nothing is known to be stored; a retry may succeed."""
     SMALLER = "smaller"
-    """As `LATER`, but in smaller pieces: a rate or size limit applies."""
+    """As `LATER`, in smaller pieces: a rate or size limit applies."""
     REFUSED = "refused"
     """The store will never accept this push."""
 
@@ -121,7 +120,7 @@ class StorePush:
         return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
 
     def _headers(self) -> dict[str, str]:
-        """Raises OSError if the credential files cannot be read."""
+        """Raises OSError if credential files cannot be read."""
         access = self._access()
         if access.problem:
             raise OSError(access.problem)
@@ -174,9 +173,8 @@ def answer_of(status: int, text: str, count: int, retry_after: str | None = None
 
 
 def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
-    """Return by reason how many of `count` lines the store rejected, empty if it states none.
-
-    A long answer of Loki lists only some of them, and ends with the total.
+    """Return by reason how many of `count` lines the store rejected, if it says so. A long answer of Loki lists only
+    some, and ends with the total.
     """
     lost: Counter[LostReason] = Counter()
     for number, like in _LIKE.findall(text):

@@ -1,7 +1,5 @@
-"""Port to the node's GPUs.
-
-Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Every method is thread-safe, does
-not wait for other threads' calls, and raises only `trainmedic_agent.errors.GpuError`.
+"""Port to the node's GPUs. Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Every
+method is thread-safe, does not wait for other threads' calls, and raises only `trainmedic_agent.errors.GpuError`.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from msgspec import Struct, field
 class GpuInfo(Struct, frozen=True):
     """Identity of a GPU.
 
-    - ``index``: number on the node, from 0; it may change when the driver is reloaded
+    - ``index``: number on the node, from 0; may change when the driver is reloaded
     - ``uuid``: the driver's ``GPU-…``, constant
-    - ``name``: model, such as ``NVIDIA H100 80GB HBM3``
-    - ``pci_address``: such as ``0000:18:00.0``
+    - ``name``: ``NVIDIA H100 80GB HBM3``
+    - ``pci_address``: ``0000:18:00.0``
     """
 
     index: int
@@ -32,7 +30,7 @@ class Inventory(Struct, frozen=True):
 
     - ``gpus``: those that respond, by index
     - ``problems``: a sentence for the driver, and for each GPU that does not respond or that another agent holds
-    - ``driver``: driver version. None without a driver
+    - ``driver``: its version. None without a driver
     """
 
     gpus: tuple[GpuInfo, ...] = ()
@@ -41,12 +39,11 @@ class Inventory(Struct, frozen=True):
 
 
 class PowerLimits(Struct, frozen=True):
-    """A GPU's power limits in milliwatts. None if the card does not report one.
+    """A GPU's power limits in milliwatts, None if not reported.
 
-    - ``limit_mw``: configured limit
-    - ``enforced_mw``: effective limit, the lowest of several limiters
+    - ``limit_mw``: configured
+    - ``enforced_mw``: effective, the lowest of several limiters
     - ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, a restart of this process
-    - ``default_mw``, ``min_mw``, ``max_mw``: default, lowest and highest limit of the card
     - ``draw_mw``: current draw
     """
 
@@ -83,15 +80,15 @@ class RemappedRows(Struct, frozen=True):
 
 
 class GpuReading(Struct, frozen=True):
-    """Readings of a GPU at one moment. None if it does not support one. Field names end with the unit.
+    """Readings of a GPU at one moment, None if unsupported. Names end with the unit.
 
     - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was read or written
     - ``slowdown_celsius``: temperature at which the chip throttles
     - ``power_enforced_mw``: effective limit; ``power_limit_mw`` is the configured one
-    - ``energy_mj``: consumption since the driver was loaded or the card was reset
+    - ``energy_mj``: since the driver was loaded or the card was reset
     - ``recovery_action``: requested by the driver, from `RECOVERY_ACTIONS`
     - ``last_xid``: last XID error since this process began to listen (`Gpus.xids`)
-    - ``unread``: by name, the error of each reading that is supported but failed
+    - ``unread``: by name, the errors of supported but failed readings
     """
 
     utilization_percent: float | None = None
@@ -143,8 +140,7 @@ RECOVERY_ACTIONS: Mapping[int, str] = {
     6: "bus_reset",
     7: "system_reboot",
 }
-"""Recovery actions by NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t). Later releases' numbers become "unknown".
-"""
+"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t); later releases' numbers become "unknown"."""
 
 
 @overload
@@ -165,28 +161,26 @@ class Gpus(Protocol):
 
     def find(self, name: str) -> GpuInfo:
         """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
-        index.
-
-        Raises GpuAbsent, which lists the existing GPUs, or NotSupported for a MIG instance.
+        index. Raises GpuAbsent, which lists the existing GPUs, or NotSupported for a MIG instance.
         """
         ...
 
     def power(self, uuid: str) -> PowerLimits: ...
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
-        """Set the limit once. After GpuLost, DriverAbsent or GpuFailure it is unknown whether it took effect."""
+        """Set the limit once. After GpuLost, DriverAbsent or GpuFailure it may have taken effect."""
         ...
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        """Return the IDs of its compute processes, in the node's process namespace."""
+        """Return its compute processes' IDs in the node's process namespace."""
         ...
 
     def read(self, uuid: str) -> GpuReading:
-        """Return all readings. Raises GpuLost, GpuAbsent or DriverAbsent if there are none."""
+        """Return all readings. Raises GpuLost, GpuAbsent or DriverAbsent without any."""
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
-        """Return counts of XID errors by UUID and code since this process began to listen, including lost GPUs. Never
+        """Return counts of XID errors by UUID and code since this process began to listen, with lost GPUs. Never
         raises.
         """
         ...

@@ -1,4 +1,4 @@
-"""Power caps of a GPU, and the limit that follows from them, as values without clock or driver.
+"""Power caps of a GPU, and the resulting limit, as values without clock or driver.
 
 The lowest active cap counts, and no cap raises a limit. After the last cap the original limit is restored. Power is in
 milliwatts, times are Unix seconds.
@@ -15,25 +15,25 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.ports.gpus import PowerLimits
 
 KEPT_ENDED = 64
-"""Ended caps retained per GPU, so that a late undo or renewal gets their outcome."""
+"""Ended caps kept per GPU, to answer a late undo or renewal."""
 
 EXPIRED = "lease"
-"""`PowerCap.ended_by` of an unrenewed cap. A server that still needs it can have it reapplied."""
+"""`PowerCap.ended_by` of an unrenewed cap, which a server can have reapplied."""
 
 _BESIDE = ("boot", "ends_at")
 _SAME_MW = 1000
-"""Limits closer than this count as equal: drivers round."""
+"""Limits closer than this are equal: drivers round."""
 
 
 class PowerCap(Struct, frozen=True):
-    """Upper bound of one GPU's power, set by one command.
+    """Upper bound of a GPU's power, set by one command.
 
-    - ``id``: ID of that command
-    - ``limit_mw``: the cap, within the bounds of card and policy
+    - ``id``: the command's
+    - ``limit_mw``: within the bounds of card and policy
     - ``lease_until``: end of the lease in Unix seconds, used after a reboot; before that `ends_at` counts
     - ``previous_mw``, ``requested_mw``: the driver's limit before, and the requested one
-    - ``clamped``: the bound that changed the request, ``floor`` or ``card``. None if none did
-    - ``ended_at``: Unix seconds. None while active
+    - ``clamped``: bound that changed the request, ``floor`` or ``card``. None if none did
+    - ``ended_at``: None while active
     - ``ended_by``: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or ``undo <command id>``. None while
       active
     - ``boot``: boot ID for `ends_at`; empty if an earlier agent wrote the cap
@@ -66,14 +66,13 @@ class LeaseEnd(Struct, frozen=True):
 
 
 class PowerBaseline(Struct, frozen=True):
-    """Known limits of a GPU that this agent controls.
+    """Known limits of a GPU that this agent controls. If the driver shows ``set_mw`` or ``pending_mw``, no other
+    process has changed the limit.
 
-    If the driver shows ``set_mw`` or ``pending_mw``, no other process has changed the limit.
-
-    - ``original_mw``: limit before the first cap
-    - ``set_mw``: limit last confirmed after this agent set it
-    - ``session``: driver session at that time (`PowerLimits.session`)
-    - ``pending_mw``: limit about to be set. None once the driver shows it
+    - ``original_mw``: before the first cap
+    - ``set_mw``: last confirmed after this agent set it
+    - ``session``: driver session then (`PowerLimits.session`)
+    - ``pending_mw``: about to be set. None once the driver shows it
     """
 
     original_mw: int
@@ -83,10 +82,10 @@ class PowerBaseline(Struct, frozen=True):
 
 
 class GpuPowerState(Struct, frozen=True):
-    """The agent's record of one GPU's power.
+    """The agent's record of a GPU's power.
 
     - ``baseline``: None while the agent does not control the limit
-    - ``caps``: active caps, and the last `KEPT_ENDED` ended ones
+    - ``caps``: active ones, and the last `KEPT_ENDED` ended ones
     """
 
     baseline: PowerBaseline | None = None
@@ -98,7 +97,7 @@ class GpuPowerState(Struct, frozen=True):
 
     @property
     def needs_reconciling(self) -> bool:
-        """True if the original limit must be restored, or a change is unconfirmed."""
+        """The original limit must be restored, or a change is unconfirmed."""
         return self.baseline is not None and (not self.active or self.baseline.pending_mw is not None)
 
     def has_active(self, cap_ids: Collection[str]) -> bool:
@@ -112,15 +111,14 @@ class GpuPowerState(Struct, frozen=True):
         return next((cap for cap in self.caps if cap.id == cap_id), None)
 
     def desired_mw(self) -> int | None:
-        """Return the limit that the GPU should have. None if the agent does not control it."""
+        """Return the GPU's intended limit. None if the agent does not control it."""
         if self.baseline is None:
             return None
         return min([self.baseline.original_mw, *(cap.limit_mw for cap in self.active)])
 
     def is_overridden(self, present: PowerLimits) -> bool:
-        """Return whether another process has changed the limit since this agent set it.
-
-        A limit back at the card's default in a new driver session was forgotten by the driver, so its caps stay active.
+        """Return whether another process has changed the limit since this agent set it. A limit back at the card's
+        default in a new driver session was forgotten by the driver, so its caps stay active.
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):
@@ -130,7 +128,7 @@ class GpuPowerState(Struct, frozen=True):
         return present.session == baseline.session or not is_same(present.limit_mw, present.default_mw)
 
     def with_cap(self, cap: PowerCap, present: PowerLimits) -> GpuPowerState:
-        """Add a cap to a GPU with these limits. It replaces an ended one with the same ID."""
+        """Add a cap, in place of an ended one with the same ID."""
         baseline = self.baseline or PowerBaseline(present.limit_mw, present.limit_mw, present.session)
         return GpuPowerState(baseline, _pruned((*self.without(cap.id).caps, cap)))
 
@@ -150,7 +148,7 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, baseline=PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session))
 
     def ending(self, cap_ids: Collection[str], by: str, at: float) -> GpuPowerState:
-        """End these caps. An expired one gets the new reason, so that it is not reapplied."""
+        """End these caps. An expired one gets the new reason, which prevents its reapplication."""
         caps = (
             replace(cap, ended_by=by, ended_at=at)
             if cap.id in cap_ids and (cap.is_active or cap.ended_by == EXPIRED)
@@ -160,11 +158,11 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, caps=_pruned(tuple(caps)))
 
     def without(self, cap_id: str) -> GpuPowerState:
-        """Remove a cap as if it had never been set. The baseline stays, to be restored."""
+        """Remove a cap as if never set. The baseline stays, to be restored."""
         return replace(self, caps=tuple(cap for cap in self.caps if cap.id != cap_id))
 
     def overridden(self, at: float) -> GpuPowerState:
-        """End all caps without restoring a limit, because another process has set one."""
+        """End all caps without restoring a limit: another process has set one."""
         return replace(self.ending({cap.id for cap in self.caps}, "overridden", at), baseline=None)
 
     def renewed(self, ends: Mapping[str, LeaseEnd]) -> GpuPowerState:
@@ -192,10 +190,10 @@ class GpuPowerState(Struct, frozen=True):
 
 
 class ClampedLimit(Struct, frozen=True):
-    """Result of clamping a request.
+    """A clamped request.
 
-    - ``limit_mw``: milliwatts, within all bounds
-    - ``by``: the deciding bound, ``floor`` (of the policy) or ``card``. None if unchanged
+    - ``limit_mw``: within all bounds
+    - ``by``: the deciding bound, ``floor`` (the policy's) or ``card``. None if unchanged
     """
 
     limit_mw: int
@@ -203,9 +201,8 @@ class ClampedLimit(Struct, frozen=True):
 
 
 def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> ClampedLimit:
-    """Clamp a request to the card's limits, and to at least the policy's share of its default limit.
-
-    Without a reported default, the share is of the highest limit.
+    """Clamp a request to the card's limits, and to at least the policy's share of its default limit, or of the highest
+    limit without a reported default.
     """
     base = limits.default_mw if limits.default_mw is not None else limits.max_mw
     floor_mw = round(base * floor_percent / 100) if base is not None else 0

@@ -1,8 +1,8 @@
-"""Application of the active caps to the driver.
+"""Application of the active caps to the driver. Not thread-safe.
 
 The ledger records the intent before a driver call and the outcome afterwards, so that interrupted changes can be
 finished. A limit that another process has set stays, and the active caps end. A limit that the driver forgot is set
-again. A GPU that does not respond is retried later. Not thread-safe.
+again. A GPU that does not respond is retried later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def boot_id() -> str:
-    """Return the kernel's boot ID, empty if it has none."""
+    """Return the kernel's boot ID, or ""."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ class PowerOutcome(Struct, frozen=True):
 
     - ``before``, ``after``: the driver's limits
     - ``state``: the agent's record afterwards
-    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it. None otherwise
+    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it. Else None
     """
 
     before: PowerLimits
@@ -48,7 +48,7 @@ class PowerOutcome(Struct, frozen=True):
 
     @property
     def is_overridden(self) -> bool:
-        """True if another process has set the limit, which therefore stays."""
+        """Another process has set the limit, which therefore stays."""
         return self.set_by_agent_mw is not None
 
 
@@ -57,7 +57,7 @@ Outcomes = dict[str, PowerOutcome | GpuError]
 
 
 class PowerControl:
-    """Control of this node's power limits. `boottime` is the clock of seconds since the boot with the ID `boot`."""
+    """`boottime` is the clock of seconds since the boot with the ID `boot`."""
 
     def __init__(
         self,
@@ -81,18 +81,16 @@ class PowerControl:
     # --- caps ---
 
     def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
-        """Cap all these GPUs, or none if one fails; the outcomes then have its error.
+        """Cap all these GPUs, or none if one fails; the outcomes then have its error. Raises JournalUnavailable; no cap
+        is active then.
 
-        ``requested`` returns the milliwatts for a card, or raises GpuError. Raises JournalUnavailable; no cap is active
-        then.
+        ``requested`` returns a card's milliwatts, or raises GpuError.
         """
         return self._cap(cap_id, lambda _, present: requested(present), uuids, lease, "failed: {}")
 
     def set_again(self, cap_id: str, until: float) -> Outcomes:
-        """Reapply an expired cap until `until` on all its GPUs, or on none if one fails.
-
-        The limit follows from the original request and the current bounds. The result is empty if no such cap has
-        expired.
+        """Reapply an expired cap until `until` on all its GPUs, or on none if one fails. The limit follows from the
+        original request and the current bounds. Without such a cap the result is empty.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
@@ -153,9 +151,7 @@ class PowerControl:
         return state.with_cap(cap, present)
 
     def end(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> Outcomes:
-        """End these commands' caps, on all their GPUs or only on `uuids`. ``lease_expiry`` retries GPUs that do not
-        respond.
-        """
+        """End these commands' caps on all their GPUs or only `uuids`. ``lease_expiry`` retries silent GPUs."""
         return self.reconcile(self.record_ended(cap_ids, by, uuids))
 
     def ended_by(self, cap_id: str) -> str | None:
@@ -166,15 +162,14 @@ class PowerControl:
         return any(state.has_expired(cap_id) for state in self.ledger.all().values())
 
     def forget(self, cap_id: str) -> None:
-        """Remove a command's caps as if they had never been set, so that it can be sent again."""
+        """Remove a command's caps as if never set, so that it can be sent again."""
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.cap(cap_id) is not None]
         self.ledger.save_best_effort({uuid: self.ledger.of(uuid).without(cap_id) for uuid in uuids})
         self.reconcile(uuids)
 
     def record_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """Like `end`, but only in the ledger. Return the GPUs to reconcile.
-
-        Expired caps end permanently, which changes nothing for their GPU.
+        """Like `end`, but only in the ledger. Return the GPUs to reconcile: not those of expired caps, which only end
+        permanently.
         """
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
         ended = {uuid: state.ending(cap_ids, by, self._unix_now()) for uuid, state in states.items()}
@@ -184,7 +179,7 @@ class PowerControl:
     # --- driver ---
 
     def reconcile(self, uuids: Iterable[str]) -> Outcomes:
-        """Apply the ledger's limits to these GPUs. Failures are returned, and remain to be done.
+        """Apply the ledger's limits. Failures are returned, and remain to be done.
 
         The ledger is written once before and once after for all GPUs, so that a slow disk does not delay the last ones.
         """
@@ -250,9 +245,7 @@ class PowerControl:
     # --- leases ---
 
     def renew(self, cap_ids: Collection[str], until: float) -> set[str]:
-        """Extend the leases of these caps, and return the active ones. No lease gets shorter. Raises
-        JournalUnavailable.
-        """
+        """Extend leases, never shorten them, and return the active caps. Raises JournalUnavailable."""
         lease = min(until - self._unix_now(), self.bounds.max_lease.total_seconds())
         active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active if cap.id in cap_ids}
         end = self._end_in(lease)
@@ -272,9 +265,8 @@ class PowerControl:
         return min(remaining, default=None)
 
     def _remaining(self, cap: PowerCap) -> float:
-        """Return the seconds left of a lease, in time since boot: setting the clock does not change a lease.
-
-        A cap from an earlier boot needs the wall clock. The policy's maximum applies in case that was set back.
+        """Return a lease's remaining seconds, in time since boot: setting the clock does not change a lease. After a
+        reboot the wall clock must do; the policy's maximum applies in case that was set back.
         """
         if self._boot and cap.boot == self._boot:
             return cap.ends_at - self._boottime()

@@ -1,7 +1,4 @@
-"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``: validation of commands.
-
-They and ``lease_expiry`` run in the worker queue ``gpu``.
-"""
+"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``: validation of commands, in the worker queue ``gpu``."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ MOST_GPUS = 64
 
 
 class PowerLimitExecutor(Struct, frozen=True):
-    """``gpu.power_limit``: a cap in watts, or in percent of the card's default, on one or more GPUs."""
+    """A cap in watts, or in percent of the card's default, on one or more GPUs."""
 
     control: PowerControl
     action: str = "gpu.power_limit"
@@ -53,7 +50,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
 
     def remembers(self, command_id: str) -> bool:
-        """Return whether the ledger has the cap. A renewed cap can outlast its journal entry."""
+        """Return whether the ledger has the cap, which can outlast its journal entry by renewals."""
         return any(state.cap(command_id) is not None for state in self.control.ledger.all().values())
 
     def abandon(self, accepted: AcceptedCommand) -> None:
@@ -111,10 +108,10 @@ class PowerLimitExecutor(Struct, frozen=True):
 
 
 class RenewLeaseExecutor(Struct, frozen=True):
-    """``gpu.renew_lease``: extends leases of caps to ``issued_at + lease_seconds``.
+    """Extends leases of caps to ``issued_at + lease_seconds``.
 
     - ``holds``: IDs of the commands that set the caps
-    - ``again``: those of them to reapply if their lease has expired
+    - ``again``: those to reapply if their lease has expired
     """
 
     control: PowerControl
@@ -149,9 +146,8 @@ class RenewLeaseExecutor(Struct, frozen=True):
 
 
 def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
-    """Return a function from a card's limits to the requested milliwatts. None if the caps are to end.
-
-    Raises CommandRejected; the function raises NotSupported.
+    """Return a function from a card's limits to the requested milliwatts, or None if the caps are to end. Raises
+    CommandRejected; the function raises NotSupported.
     """
     names = [name for name in ("watts", "percent", "restore") if params.get(name) is not None]
     if len(names) != 1:

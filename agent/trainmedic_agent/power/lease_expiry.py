@@ -1,7 +1,4 @@
-"""Periodic task that ends caps with an expired lease and verifies the active limits.
-
-It runs in the worker queue ``gpu``.
-"""
+"""Periodic task in the worker queue ``gpu`` that ends caps with an expired lease and verifies the active limits."""
 
 from __future__ import annotations
 
@@ -19,14 +16,11 @@ log = logging.getLogger(__name__)
 _VERIFY_SECONDS = 30.0
 """Seconds between two verifications."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
-"""Seconds before a GPU that did not respond is retried."""
+"""Seconds before a silent GPU is retried."""
 
 
 class LeaseExpiry:
-    """Ends expired caps and retries pending restores.
-
-    It is due at once when the agent starts, to end leases that expired while it was stopped.
-    """
+    """Ends expired caps and retries pending restores, first at the agent's start, for leases that expired before."""
 
     queue = "gpu"
 

@@ -1,7 +1,7 @@
-"""Persistent power state of each GPU, in the agent's database.
+"""Persistent power state of each GPU, in the agent's database. Any thread may read, one writes.
 
 New caps are on disk before they take effect (`save`). Ended caps take effect even if the disk is full
-(`save_best_effort`); an unwritten end is repeated at the next start. Any thread may read, one writes.
+(`save_best_effort`); an unwritten end is repeated at the next start.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class PowerLedger:
             return self._states.get(gpu, GpuPowerState())
 
     def save(self, states: Mapping[str, GpuPowerState]) -> None:
-        """Write all these states or none. They are on disk on return. Raises JournalUnavailable; nothing has changed
-        then.
-        """
+        """Write all states to disk, or none. Raises JournalUnavailable; nothing has changed then."""
         unwritten = {gpu: self.of(gpu) for gpu in self._unwritten - states.keys()}
         changed = {gpu: state for gpu, state in states.items() if gpu in self._unwritten or state != self.of(gpu)}
         if not changed and not unwritten:
@@ -55,7 +53,7 @@ class PowerLedger:
             self._states.update(states)
 
     def save_best_effort(self, states: Mapping[str, GpuPowerState]) -> None:
-        """Like `save`, but the states take effect even if unwritten; the next change then writes them."""
+        """Like `save`, but unwritten states take effect too; the next change writes them."""
         try:
             self.save(states)
         except JournalUnavailable as error:

@@ -31,7 +31,7 @@ def restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, 
 
 
 def one_or_all(descriptions: list[dict[str, Any]], several: bool) -> dict[str, Any]:
-    """Return the description of a single GPU, or all under ``gpus``."""
+    """Return a single GPU's description, or all under ``gpus``."""
     if not several:
         (only,) = descriptions
         return only
@@ -43,7 +43,7 @@ def errors_of(outcomes: Mapping[str, PowerOutcome | GpuError]) -> dict[str, GpuE
 
 
 def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
-    """Return the error for a command that could not cap all its GPUs, and therefore capped none."""
+    """Return the error for a command that capped none of its GPUs because one failed."""
     reason = "; ".join(str(error) for error in errors.values())
     if gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"

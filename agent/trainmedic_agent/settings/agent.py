@@ -1,6 +1,5 @@
-"""Settings of the node agent, from flags and environment variables.
-
-A test keeps ``docs/reference/settings.md`` in step. Variables shared with the server have the same meaning there.
+"""Settings of the agent, from flags and environment variables. A test keeps ``docs/reference/settings.md`` in step.
+Variables shared with the server mean the same there.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ class AgentSettings:
     reader_memory: int
     log_level: str
     read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
-    """Returns the configured keys; keys in files are read again each time."""
+    """Returns the keys; files are read again each time."""
 
     def find_redis(self) -> str | None:
-        """Return the configured Redis URL, or the one that a server has stored in the state directory."""
+        """Return the configured Redis URL, or one that a server stored in the state directory, or None."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
 
     @property
     def signer(self) -> Signer | None:
-        """Signer with the configured keys. Keys in files are reread while the agent runs."""
+        """Signer whose key files are reread while the agent runs."""
         if self.read_keys is not None:
             return Signer(self.read_keys)
         if self.signing_key is None:
@@ -235,9 +234,8 @@ _OF_OTHER_PROGRAMS = frozenset(
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
-    """Load the settings from `flags` (by field name, None if not given) and `environ`.
-
-    Raises ConfigurationError with every invalid flag or variable, its value unless secret, and what is allowed.
+    """Load the settings from `flags` (by field name, None if not given) and `environ`. Raises ConfigurationError with
+    every invalid flag or variable, its value unless secret, and what is allowed.
     """
     values: dict[str, Any] = {}
     mistakes: list[str] = []
@@ -259,5 +257,5 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return unknown variables that look like settings, each with the most similar variable."""
+    """Return unknown variables that look like settings, each with the most similar one."""
     return setting_sources.misspelt(environ, [setting.source for setting in SETTINGS.values()], _OF_OTHER_PROGRAMS)

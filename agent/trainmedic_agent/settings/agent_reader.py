@@ -1,4 +1,4 @@
-"""Settings of the log reader process, a subset of the agent's. None is secret."""
+"""Settings of the log reader, a subset of the agent's. None is secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReaderSettings(Struct, frozen=True):
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ReaderSettings:
-    """Load the settings from `flags` and `environ`. Raises ConfigurationError with all errors."""
+    """Raises ConfigurationError with all errors."""
     values: dict[str, Any] = {}
     faults: list[str] = []
     for name in NAMES:

@@ -1,7 +1,5 @@
-"""Composition root of the node agent.
-
-The policy comes first, because nothing may start without a valid one; then the journal, whose lock excludes a second
-agent; the agent itself is last. Tests replace `node_parts`.
+"""Composition root of the agent: first the policy, without which nothing may start, then the journal, whose lock
+excludes a second agent, last the agent itself. Tests replace `node_parts`.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
-    """Serve the node until `wait` returns.
-
-    Raises ConfigurationError for an invalid setting or file, JournalUnavailable for the journal.
+    """Serve the node until `wait` returns. Raises ConfigurationError for an invalid setting or file;
+    JournalUnavailable.
     """
     steady_time.OF_PROCESS.tell = _log_clock_step
     policy = load_policy(settings)
@@ -76,15 +73,14 @@ def _log_clock_step(step: ClockStep) -> None:
 
 
 def load_policy(settings: AgentSettings) -> Policy:
-    """Read the configured policy file. Without one, only reading is allowed. Raises ConfigurationError."""
+    """Read the policy file. Without one, only reading is allowed. Raises ConfigurationError."""
     return policies.load(settings.policy) if settings.policy is not None else Policy()
 
 
 @contextlib.contextmanager
 def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[AgentParts]:
-    """Yield the parts that act on this node, with metrics, until the block ends.
-
-    Raises ConfigurationError if another agent holds a GPU or root, or the exporter cannot listen; JournalUnavailable.
+    """Yield the parts that act on this node, with metrics. Raises ConfigurationError if another agent holds a GPU or
+    root, or the exporter cannot listen; JournalUnavailable.
     """
     policy = context.policy
     cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})

@@ -1,6 +1,5 @@
-"""``trainmedic agent check``: what an agent with these settings could do here, and what would prevent it.
-
-It takes no lock. Privileges are those of this process, so run it as the agent's user.
+"""``trainmedic agent check``: what an agent with these settings could do here, and what prevents it. It takes no lock.
+Privileges are those of this process, so run it as the agent's user.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class CheckReport(Struct):
     """Result of the check.
 
     - ``values``: plain values with the names documented for ``--json``
-    - ``errors``: what prevents something that the policy allows
+    - ``errors``: obstacles to something that the policy allows
     - ``warnings``: possible oversights
     - ``agents``: by UUID, process IDs of the agents that hold this node's GPUs
     """
@@ -188,7 +187,7 @@ def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, 
 
 
 def _state(directory: Path, report: CheckReport) -> None:
-    """Check that the journal can be stored. If the directory is missing, its nearest parent decides."""
+    """Check that the journal can be stored; a missing directory's nearest parent decides."""
     report.values["state_dir"] = str(directory)
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:

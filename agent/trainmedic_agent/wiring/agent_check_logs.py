@@ -1,4 +1,4 @@
-"""The log part of ``trainmedic agent check``. Imported only if the policy has a logs part."""
+"""Log part of ``trainmedic agent check``, imported only if the policy has one."""
 
 from __future__ import annotations
 

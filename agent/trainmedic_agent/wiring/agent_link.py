@@ -1,4 +1,4 @@
-"""Composition of the agent's link to the log reader. Imported only if the policy has a logs part."""
+"""Composition of the link to the log reader, imported only if the policy has a logs part."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 def linked_reading(
     settings: AgentSettings, context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord
 ) -> tuple[LinkedReading, LinkedSearch]:
-    """Return the agent's log reading, and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
+    """Return log reading and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
     user, reason = chosen_user(settings)
     if reason is not None:
         log.warning("reading logs as the agent's own user", extra={"reason": reason, "user": user.uid})
@@ -77,7 +77,7 @@ def chosen_user(settings: AgentSettings) -> tuple[ReaderUser, str | None]:
 
 
 class GpusByAddress:
-    """GPUs by PCI address, including remembered ones that have fallen off the bus."""
+    """GPUs by PCI address, including remembered ones off the bus."""
 
     def __init__(self, gpus: Gpus, record: GpuRecord) -> None:
         self._gpus = gpus

@@ -32,9 +32,9 @@ from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
-"""Address space of the dump parser in bytes. A dump of 5 MB with 2,000 entries needs 45 MiB."""
+"""Address space of the dump parser in bytes; a dump of 5 MB with 2,000 entries needs 45 MiB."""
 _LONGEST_ANSWER = 1024**2
-"""Maximum bytes of the parser's answer per dump. Parsed, they need ten times as much."""
+"""Bytes of the parser's answer per dump; parsed, it takes ten times as much."""
 _LONGEST_PROBLEM = 1000
 _STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 
@@ -52,11 +52,11 @@ class Shipping(ShipsLines, Protocol):
 
 
 PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
-"""Parsers of user-written data, each run as a separate process."""
+"""Parsers of user-written data, each a separate process."""
 
 
 def load(policy: LogsPolicy) -> None:
-    """Import the modules this policy needs: a confined process may be unable to import them later."""
+    """Import the policy's modules: a confined process may be unable to do so later."""
     if policy.ship is not None:
         importlib.import_module("trainmedic_agent.log_shipping.shipper")
 
@@ -75,7 +75,7 @@ class LogReading:
         takes_rights: bool,
         start_program: StartsPrograms,
     ) -> None:
-        """`takes_rights` states whether files are opened with users' rights. Raises JournalUnavailable."""
+        """`takes_rights`: files are opened with users' rights. Raises JournalUnavailable."""
         self._context = context
         self._shipping = _shipping(context, policy, boot, files, link)
         arrivals = ArrivalIndex(context.database)

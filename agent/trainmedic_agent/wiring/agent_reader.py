@@ -1,7 +1,5 @@
-"""Composition root of the log reader: one process opens files, another reads them.
-
-The first process receives the agent's greeting and forks. The parent keeps the rights to open files and reads no
-content. The child drops all rights, serves the link and reads.
+"""Composition root of the log reader. The first process receives the agent's greeting and forks. The parent keeps the
+rights to open files and reads no content. The child drops all rights, serves the link and reads.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_EVERY = 0.5
 _OPEN_SECONDS = 20.0
-"""Seconds for which the previous process may still hold the database."""
+"""Seconds that the previous process may hold the database."""
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
@@ -48,9 +46,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: ReaderSettings, *, once: bool) -> int:
-    """Serve one agent after another until SIGTERM; with `once`, until the first link ends.
-
-    Return the last reading process's exit status, from 128 after a signal. Raises ConfigurationError.
+    """Serve agents until SIGTERM; with `once`, until the first link ends. Return the last reading process's exit
+    status, from 128 after a signal. Raises ConfigurationError.
     """
     status = 0
     user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
@@ -83,9 +80,7 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
 
 
 class _StopOrder:
-    """SIGTERM or SIGINT to this process, passed to the child by closing a pipe: a signal needs a right to signal its
-    user.
-    """
+    """SIGTERM or SIGINT, passed to the child by closing a pipe: a signal needs a right to signal its user."""
 
     def __init__(self) -> None:
         self.is_given = False
@@ -162,6 +157,7 @@ class _Reading:
 
 
 def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
+    """Return the greeted session, or None after a logged failure."""
     session = AgentSession(stream)
     try:
         return session, session.greeted()
@@ -202,9 +198,8 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
 
 
 def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
-    """End both processes if the child does not end after the link, for example because it is stopped.
-
-    If this process may not do so, its own supervisor ends the child: agent, systemd or kubelet.
+    """End both processes if the child, for example stopped, does not end after the link. If not permitted, its own
+    supervisor ends it: agent, systemd or kubelet.
     """
     reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):

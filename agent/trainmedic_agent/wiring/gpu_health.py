@@ -1,6 +1,5 @@
-"""``trainmedic agent health``: check that every GPU of this node is usable.
-
-Playbooks run it as a Job before a node accepts pods again. It queries only the driver and changes nothing.
+"""``trainmedic agent health``: check of every GPU, by driver queries only. Playbooks run it as a Job before a node
+accepts pods again.
 """
 
 from __future__ import annotations

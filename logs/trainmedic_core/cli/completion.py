@@ -1,4 +1,4 @@
-"""``trainmedic completion``: print the completion script of a shell."""
+"""``trainmedic completion``."""
 
 from __future__ import annotations
 

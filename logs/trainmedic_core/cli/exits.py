@@ -1,7 +1,4 @@
-"""Exceptions of commands, one for each exit code.
-
-The codes are public; `trainmedic_core.command.EXIT_CODES` is their help text.
-"""
+"""Exceptions of commands, one per exit code. The codes are public (`trainmedic_core.command.EXIT_CODES`)."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from trainmedic_core.setting_sources import SettingSource
 def setting_flag(
     name: str, source: SettingSource, description: str, default: str, choices: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the setting's flag, or nothing if it has none.
-
-    The flag has no default and reads no environment variable: the settings do both, and the help names them.
+    """Return a decorator that adds the setting's flag, if it has one. The flag has no default and reads no variable:
+    the settings do both, and the help names them.
     """
     if source.flag is None:
         return lambda command: command

@@ -17,13 +17,13 @@ _LEAST_OF_LAST = 24
 
 
 def width() -> int:
-    """Return the width of the terminal or COLUMNS; practically unlimited if the output is redirected."""
+    """Return the width of the terminal or COLUMNS; redirected output is practically unlimited."""
     is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return shutil.get_terminal_size().columns if is_known else 10_000
 
 
 def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -> list[str]:
-    """Return `lines` under `header`, within `width` characters. The widest columns are cut first; the last takes the
+    """Return `lines` under `header`, within `width` characters: the widest columns are cut first, the last takes the
     rest.
     """
     cells = [list(header), *([plain(value) for value in line] for line in lines)]

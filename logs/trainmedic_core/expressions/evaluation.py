@@ -1,7 +1,5 @@
-"""Compilation and evaluation of expressions and templates.
-
-The language is the part of Jinja2 that ``template_syntax`` accepts, run in the ``sandbox``. Output of a template is
-never rendered again.
+"""Compilation and evaluation of expressions and templates: the part of Jinja2 that ``template_syntax`` accepts, in the
+``sandbox``. Output is never rendered again.
 """
 
 from __future__ import annotations
@@ -97,9 +95,7 @@ def compile_text(text: str, name: str) -> Expression | TextTemplate:
 
 
 def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
-    """Compile a tree, which cannot be used again. A template that is exactly one ``{{ expression }}`` keeps its value's
-    type. Raises Malformed.
-    """
+    """As `compile_text`, from a tree, which cannot be used again. Raises Malformed."""
     text = tree.text
     if tree.expression is None:
         return TextTemplate(text, name, template_syntax.compile_template(tree))
@@ -111,12 +107,12 @@ class ValueTemplate:
     """Value with templates in its strings at any depth; keys are no templates."""
 
     def __init__(self, value: Any, name: str, compiled: Mapping[str, Expression | TextTemplate] | None = None) -> None:
-        """`compiled` has compiled templates by their text. Raises Malformed."""
+        """`compiled`: templates by text. Raises Malformed."""
         self._name = name
         self._made = self._compile(value, compiled or {})
 
     def render(self, scope: Scope) -> Any:
-        """Return a new value with all templates evaluated, within one work limit. Raises ExpressionError."""
+        """Return a new value with all templates evaluated within one work limit. Raises ExpressionError."""
         with work_meter.metered():
             return _render(self._made, scope)
 
@@ -139,7 +135,7 @@ def _render(made: Any, scope: Scope) -> Any:
 
 
 def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
-    """Replace each template that is just one variable by its number, at any depth."""
+    """Replace each template of just one variable by its number, at any depth."""
     if isinstance(value, Mapping):
         return {key: with_variables(each, variables) for key, each in value.items()}
     if isinstance(value, list):

@@ -12,7 +12,7 @@ from trainmedic_core.problems import did_you_mean
 
 
 def unknown(tree: SyntaxTree, names: Collection[str]) -> list[str]:
-    """Return an error text for each name in `tree` that is not in `names`. Raises Malformed."""
+    """Return an error for each name in `tree` that is not in `names`. Raises Malformed."""
     return [unknown_name(name, names) for name in sorted(template_syntax.free_names(tree) - set(names))]
 
 
@@ -30,7 +30,7 @@ def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
 
 
 def chain(node: nodes.Node) -> tuple[str, ...] | None:
-    """Return the parts of ``name.member.member``; None for other nodes."""
+    """Return the parts of ``name.member.member``, or None."""
     if isinstance(node, nodes.Name):
         return (node.name,)
     inner = chain(node.node) if isinstance(node, (nodes.Getattr, nodes.Getitem)) else None

@@ -1,7 +1,5 @@
-"""Fast path for conditions on numbers, such as ``fields.loss > 1e3``.
-
-They take under 1 µs instead of the sandbox's 5 to 9 µs per line. They answer only if the sandbox would surely give the
-same answer: all operands are floats, small integers or missing.
+"""Fast path for conditions on numbers, such as ``fields.loss > 1e3``: under 1 µs per line instead of the sandbox's 5 to
+9 µs. It answers only as the sandbox surely would: all operands are floats, small integers or missing.
 """
 
 from __future__ import annotations
@@ -26,17 +24,16 @@ _LARGEST = 1 << 63
 
 
 class MissingMember(Exception):
-    """The mapping lacks a member that the condition compares."""
+    """The mapping lacks a compared member."""
 
 
 class _NotPlain(Exception):
-    """The condition or an operand is more than numbers."""
+    """Condition or operand is more than numbers."""
 
 
 def number_condition(text: str, name: str, functions: Mapping[str, Callable[[Any], Any]]) -> Condition | None:
-    """Compile an expression on the mapping `name`. Raises Malformed.
-
-    None if it is more than comparisons of members, `get`, and calls of `functions`.
+    """Compile an expression on the mapping `name`, None if it is more than comparisons of members, `get`, and calls of
+    `functions`. Raises Malformed.
     """
     match template_syntax.parse_expression(text).root.body:
         case [nodes.Output(nodes=[expression])]:

@@ -1,6 +1,5 @@
-"""Regular expressions with the syntax of Go and Alertmanager, by the library RE2.
-
-RE2 never backtracks: a match costs at most text length times pattern size. Both are limited here.
+"""Regular expressions in the syntax of Go and Alertmanager, by RE2, which never backtracks: a match costs at most text
+length times pattern size, both limited here.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ import re2
 from msgspec import Struct
 
 LARGEST_PROGRAM = 10_000
-"""Maximum instructions of a compiled pattern. ``.{1000}`` has 9,000; a list of names has hundreds."""
+"""Instructions of a compiled pattern: ``.{1000}`` has 9,000, a list of names hundreds."""
 MOST_WORK = 50_000_000
-"""Maximum instructions times bytes of a match, at most about 50 ms."""
+"""Instructions times bytes of a match, at most about 50 ms."""
 _LONGEST_PATTERN = 1000
 LARGEST_SEARCH = 2_000
-"""Maximum instructions of a `SearchPattern`: at most about 20 ms for a hostile line of 8 KiB."""
+"""Instructions of a `SearchPattern`: at most about 20 ms for a hostile line of 8 KiB."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton
 _SET_MEMORY = 32 << 20  # bytes for about 1,000 literals, allocated on demand
 
 
 class ValueTooLong(Exception):
-    """The value is too long for this regular expression."""
+    """The value is too long for this pattern."""
 
 
 class Found(Struct, frozen=True):
@@ -50,7 +49,7 @@ class Pattern:
 
 
 class SearchPattern:
-    """Compiled pattern that is searched for within a line."""
+    """Compiled pattern searched for within a line."""
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError with the reason."""
@@ -87,17 +86,17 @@ class LiteralSet:
 
 
 class ByteSearch:
-    """Search for the first of several byte patterns in a long text."""
+    """Search for the first of several byte patterns."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
-        """Quote external text with `literal_bytes` before it becomes a pattern."""
+        """Quote external text with `literal_bytes` first."""
         options = _options(_SET_MEMORY)
         options.encoding = re2.Options.Encoding.LATIN1
         options.never_capture = True
         self._compiled = re2.compile(b"|".join(patterns), options=options)
 
     def next(self, text: bytes, start: int) -> int | None:
-        """Return the offset of the next match from `start` on."""
+        """Return the next match's offset from `start` on, or None."""
         found = self._compiled.search(text, start)
         return None if found is None else int(found.start())
 

@@ -1,4 +1,4 @@
-"""Text required in every match of a regular expression, as a cheap prefilter."""
+"""Text in every match of a regular expression, as a cheap prefilter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOLDED = re.compile(r"[ksKS]|[^\x00-\x7f]")
 
 
 def required_patterns(expression: str) -> list[bytes] | None:
-    r"""Return patterns for ``ByteSearch``. Every UTF-8 text that `expression` matches contains one of them.
+    r"""Return patterns for ``ByteSearch``; every UTF-8 match of `expression` contains one of them.
 
     None if unknown: only ``.``, ``|``, ``*``, ``+``, ``?``, anchors, classes such as ``\d`` and a leading ``(?i)`` are
     understood, not groups, sets and counts.

@@ -26,7 +26,7 @@ _LARGEST_BASE = 1e6
 _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
 _STEPS_PER_MEMBER = 3
-"""Most filters call a Python function for each member of a list."""
+"""Most filters call a Python function per list member."""
 
 WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
 """Filters that ``template_syntax`` inserts; no template can write such names."""
@@ -72,7 +72,7 @@ _CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]
 
 
 class PlainFunction:
-    """Function that a scope offers to expressions. It takes plain values and costs about one step."""
+    """Function for expressions. It takes plain values and costs about one step."""
 
     __slots__ = ("_function",)
 
@@ -84,7 +84,7 @@ class PlainFunction:
 
 
 class _Missing(jinja2.StrictUndefined):
-    """Missing member of a mapping. Suggestions are computed only when the error is shown."""
+    """Missing member of a mapping; suggestions are computed only when shown."""
 
     @property
     def _undefined_message(self) -> str:
@@ -95,7 +95,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Environment in which members of mappings precede methods, so that a label named ``items`` is readable."""
+    """Members of mappings precede methods, so that a label named ``items`` is readable."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -131,7 +131,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an allowed method. `getattr` returns no other; this is a second check."""
+        """Call an allowed method: a second check, because `getattr` returns no other."""
         if isinstance(obj, jinja2.Undefined):
             obj()  # raises, with the reason
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
@@ -178,7 +178,7 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _tell_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
-    """Count the cost of a text method that exceeds the length of its operands."""
+    """Count the cost of a text method beyond its operands' length."""
     for part in args[:1]:
         if method == "join":
             meter.spend_on_text(len(text) * len(part))
@@ -192,9 +192,8 @@ def _tell_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequen
 
 
 def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
-    """Return a filter or test that counts input and output, and turns iterators into lists.
-
-    It takes Jinja's context so that Jinja never calls it at compile time.
+    """Return a filter or test that counts input and output, and turns iterators into lists. Because it takes Jinja's
+    context, Jinja never calls it at compile time.
     """
     wanted = getattr(function, "jinja_pass_arg", None)
 
@@ -219,7 +218,7 @@ def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable
 
 
 def _numeric(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Return a filter or test for numbers only; on text, Python's operators mean something else."""
+    """Return a filter or test for numbers only; Python's operators mean something else on text."""
 
     def call(value: Any, *args: Any, **kwargs: Any) -> Any:
         for operand in (value, *args, *kwargs.values()):
@@ -272,7 +271,6 @@ def _is_in(value: Any, values: Any) -> bool:
 
 
 def _urlencode(value: Any) -> str:
-    """Return one URL path segment or query value, with '/' escaped too."""
     if isinstance(value, jinja2.Undefined):
         str(value)  # raises, as for every use of an undefined value
     return quote(value if isinstance(value, str) else str(value), safe="")
@@ -294,7 +292,6 @@ def _weigh(value: Any) -> Any:
 
 
 def _loop(values: Any, steps: int) -> list[Any]:
-    """Return the values of a loop, each counted as `steps`."""
     return work_meter.current().listed(values, steps)
 
 
@@ -305,7 +302,7 @@ def _concatenate(values: list[Any]) -> str:
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Count an output value. Takes Jinja's context so that Jinja never calls it at compile time."""
+    """Count an output value. It takes the context for the reason in `_metered`."""
     work_meter.current().weigh(value)
     return value
 

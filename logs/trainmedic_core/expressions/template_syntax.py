@@ -26,7 +26,7 @@ LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
 """Nodes of one template; handwritten ones have tens."""
 _DEEPEST = 100
-"""Tree levels, well within the limits of Jinja and Python at any stack depth of the caller."""
+"""Tree levels, within Jinja's and Python's limits at any stack depth."""
 _RESULT = "result"
 _REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}
 _ALLOWED: tuple[type[nodes.Node], ...] = (
@@ -38,7 +38,7 @@ _ALLOWED: tuple[type[nodes.Node], ...] = (
 
 
 class Malformed(Exception):
-    """The text is not a valid expression or template."""
+    """No valid expression or template."""
 
 
 class SyntaxTree(NamedTuple):
@@ -91,7 +91,7 @@ def compile_template(tree: SyntaxTree) -> jinja2.Template:
 
 
 def free_names(tree: SyntaxTree) -> set[str]:
-    """Return the names that the tree uses without setting them. Raises Malformed."""
+    """Return the names used without being set. Raises Malformed."""
     names = list(tree.all_of(nodes.Name))
     if all(name.ctx == "load" for name in names):
         return {name.name for name in names}
@@ -181,9 +181,8 @@ def _reason(error: Exception, text: str) -> str:
 
 
 def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
-    """Return all nodes, parents before children. Raises Malformed if there are too many or too deep ones.
-
-    Not recursive, because the depth is unknown.
+    """Return all nodes, parents first, not recursively because the depth is unknown. Raises Malformed if they are too
+    many or too deep.
     """
     every: list[nodes.Node] = []
     left = [(root, 1)]

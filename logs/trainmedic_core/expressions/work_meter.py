@@ -1,7 +1,6 @@
-"""Limit on the work of one evaluation, in steps.
-
-A step is about one list element or 64 characters (0.1 to 1 µs). Steps bound time and memory, and give the same result
-on every machine, unlike a clock. The ``sandbox`` counts before each operation whose cost depends on its operands.
+"""Limit on the work of one evaluation, in steps of about one list element or 64 characters (0.1 to 1 µs). Steps bound
+time and memory, and unlike a clock give the same result on every machine. The ``sandbox`` counts before each operation
+whose cost depends on its operands.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import jinja2
 
 MOST_STEPS = 250_000
-"""Steps of one evaluation (all templates of a step's parameters, or one condition): about 50 ms."""
+"""For all templates of a step's parameters, or one condition: about 50 ms."""
 LARGEST_NUMBER_BITS = 2048
 """Size of an integer: about 600 digits."""
 _CHARACTERS_PER_STEP = 64
@@ -39,11 +38,10 @@ class WorkMeter:
             raise TooMuchWork("it takes too much work; use less data, or fewer loops and repetitions")
 
     def spend_on_text(self, length: int) -> None:
-        """Count reading or making a text of `length` characters."""
         self.spend(1 + length // _CHARACTERS_PER_STEP)
 
     def spend_on_search(self, text: str, part: str) -> None:
-        """Count a search: at worst the product of the lengths."""
+        """Count a search: at worst the product of lengths."""
         self.spend(1 + len(text) * len(part) // _COMPARISONS_PER_STEP)
 
     def weigh(self, value: Any) -> None:
@@ -67,7 +65,7 @@ class WorkMeter:
             self.spend(steps)
 
     def weigh_outside(self, value: Any) -> None:
-        """Count a text's characters, or a container's members without their contents. Raises for too large a number."""
+        """Count a text's characters, or a container's members without contents. Raises for too large a number."""
         kind = type(value)
         if kind is float or kind is bool or value is None:
             self.spend(1)  # fast path for the most frequent types
@@ -85,7 +83,6 @@ class WorkMeter:
             self.spend(1)
 
     def listed(self, values: Iterable[Any], steps: int = 1) -> list[Any]:
-        """Return the values as a list, counting each as it arrives."""
         made: list[Any] = []
         for value in values:
             self.spend(steps)
@@ -111,7 +108,7 @@ def current() -> WorkMeter:
 
 @contextlib.contextmanager
 def metered() -> Iterator[WorkMeter]:
-    """Run one evaluation with its own meter; nested evaluations share it."""
+    """Run one evaluation with its own meter, shared by nested ones."""
     running = _CURRENT.get()
     if running is not None:
         yield running

@@ -1,4 +1,4 @@
-"""``trainmedic diagnose --dir``: diagnosis of a folder of logs. The server's packages add ``diagnose JOB``."""
+"""``trainmedic diagnose --dir``. The server's packages add ``diagnose JOB``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``, without a server.
-
-With the server's packages, ``cli.logs`` replaces them and also runs tests.
+"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``. With the server's packages, ``cli.logs`` replaces
+them and also runs tests.
 """
 
 from __future__ import annotations
@@ -66,11 +65,8 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
-    """Print problems, or the number of rules in `roots`.
-
-    Raises:
-        exits.Failure: There are problems.
-        exits.InvalidInput: There are no rules.
+    """Print problems, or the number of rules in `roots`. Raises exits.Failure for problems, exits.InvalidInput without
+    rules.
     """
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))
@@ -149,10 +145,8 @@ def _shown(line: LineExplanation) -> str:
 
 
 def loaded(paths: Sequence[Path]) -> RuleSet:
-    """Return the rules in `paths`, else the default ones, and print loading problems.
-
-    Raises:
-        exits.InvalidInput: No rules.
+    """Return the rules in `paths`, else the default ones, and print loading problems. Raises exits.InvalidInput without
+    rules.
     """
     library = LogRuleLibrary(rule_roots(paths))
     library.reload()
@@ -164,11 +158,7 @@ def loaded(paths: Sequence[Path]) -> RuleSet:
 
 
 def rule_roots(paths: Sequence[Path]) -> list[Path]:
-    """Return `paths`, else those of the setting, else the shipped ones.
-
-    Raises:
-        exits.InvalidInput: No paths.
-    """
+    """Return `paths`, else the setting's, else the shipped ones. Raises exits.InvalidInput without any."""
     roots = log_rule_roots.roots(paths, os.environ)
     if not roots:
         raise exits.InvalidInput("No log rules found. Pass the path of a rule file or directory.")

@@ -1,1 +1,1 @@
-"""Diagnosis: from collected facts to a verdict on who began a failure, and why. Pure."""
+"""Diagnosis: from facts to a verdict on who began a failure, and why. Pure."""

@@ -41,7 +41,7 @@ class Moment(Struct, frozen=True):
     error: float = 0.0
     """Maximum difference from other clocks, in seconds."""
     clock: str = ""
-    """Times of the same clock are ordered regardless of the error. Empty if unknown."""
+    """Times of one clock are ordered regardless of the error. Empty if unknown."""
 
     @property
     def is_known(self) -> bool:
@@ -49,7 +49,7 @@ class Moment(Struct, frozen=True):
         return self.error < _USELESS
 
     def is_before(self, other: Moment, by: float = 0.0) -> bool:
-        """Return whether it was certainly at least `by` seconds before `other`."""
+        """Return whether it was certainly at least `by` seconds earlier."""
         is_same_clock = bool(self.clock) and self.clock == other.clock
         error = 0.0 if is_same_clock else self.error + other.error
         return (other.at - self.at).total_seconds() > error + by
@@ -72,14 +72,14 @@ class Attribution(Struct, frozen=True):
     gpu: str | None = None
     moment: Moment | None = None
     is_trusted: bool = False
-    """The job cannot have written it: kernel, fabric manager, or the server's view of a node."""
+    """Not the job's words: kernel, fabric manager, or the server's view of a node."""
     is_proven: bool = False
-    """It names the ended process by ID, so simultaneous events do not lower the confidence."""
+    """Names the ended process by ID, so simultaneous events do not lower the confidence."""
     is_kill: bool = False
-    """A process was ended by SIGKILL, and none ended by itself."""
+    """A process was ended by SIGKILL, and none by itself."""
     names_node: bool = False
     is_provable: bool = True
-    """Another source for the same place gives high confidence. False if a message only makes the cause likely."""
+    """Another source for the place gives high confidence. False if a message only makes the cause likely."""
     has_started: bool = True
     """False if the fault prevented the start, so that an unchanged attempt fails again."""
     fingerprint: str = ""
@@ -91,7 +91,7 @@ class Attribution(Struct, frozen=True):
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
     def concerns(self, other: Attribution) -> bool:
-        """Return whether both share a rank or, if either has no ranks, the node."""
+        """Return whether both share a rank or, if either has none, the node."""
         if self.ranks and other.ranks:
             return bool(self.ranks & other.ranks)
         return self.node == other.node
@@ -116,7 +116,7 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 
 def rank_of(finding: Finding) -> int | None:
-    """Return the rank that a finding concerns; None if unknown."""
+    """Return the rank concerned, or None."""
     # Lines about NaN, recomputed steps and stuck ranks name the affected rank, which need not have printed them.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck

@@ -1,4 +1,4 @@
-"""Collection of the facts of one attempt from its lines. Streams may come in any order."""
+"""Collection of an attempt's facts from its lines, with streams in any order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXIT_LINE = re.compile(
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _LEARN_FROM = 8
-"""While nothing has failed, read one of so many lines for its form, because that is the slowest step."""
+"""Until a failure, only one of so many lines is read for its form, the slowest step."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
 """Findings after which obsolete ones are dropped, and the maximum kept."""
 _OF_PROGRAMS = re.compile(
@@ -57,7 +57,7 @@ _SOURCES_OF = {
     **{source: (source, *(other for other in TEXT_SOURCES if other != source)) for source in TEXT_SOURCES},
     **{source: (source,) for source in KERNEL_SOURCES},
 }
-"""Rule sources to try, by the stream's source, in order."""
+"""Rule sources to try in order, by the stream's source."""
 
 
 class Collector:
@@ -82,7 +82,7 @@ class Collector:
         self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
-        """Take the lines of a stream, without line feeds; `written` is its last modification."""
+        """Take a stream's lines, without line feeds; `written` is its last modification."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
         elif origin.rank is not None:
@@ -127,7 +127,7 @@ class Collector:
         self._world_size = max(size, self._world_size or 0)
 
     def facts(self, **more: Any) -> Facts:
-        """Return the facts so far; `more` are further members of `Facts`."""
+        """Return the facts so far, with `more` members of `Facts`."""
         tables = [ended for origin, lines in self._tables.items() for ended in _table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
@@ -185,7 +185,7 @@ class Collector:
         self._cleared_at = len(self._findings)
 
     def _found(self, line: Line) -> list[Finding]:
-        """Try the rules of several sources: one file may mix training, launcher and Slurm lines."""
+        """Try several sources' rules: one file may mix training, launcher and Slurm lines."""
         sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
         if self._tracker.matcher.is_quiet(line, sources):
             return []
@@ -200,7 +200,7 @@ class Collector:
         return []
 
     def _tried(self, line: Line, source: str, match: LineMatch) -> Line:
-        """Return the line as one of `source`, with a stream per rank so that each rank gets its own finding."""
+        """Return the line as one of `source`, in a stream per rank so that each rank gets its own finding."""
         origin, chapter = line.origin, self._recovery.chapter(line)
         is_shared = origin.rank is not None or chapter
         generation = f"rank {origin.rank} {chapter}" if is_shared else origin.generation
@@ -268,8 +268,8 @@ class Collector:
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
-    """Put a kernel line into a stream per minute and process, so that an earlier finding does not absorb it. Rules that
-    count lines or wait for an end are excluded.
+    """Put a kernel line into a stream per minute and process, so that no earlier finding absorbs it; not for rules that
+    count lines or wait for an end.
     """
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
@@ -308,7 +308,7 @@ def _placed(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
 
 
 def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
-    """Merge ends that both torchrun's agent and its table report; the table knows the rank."""
+    """Merge ends that torchrun's agent and its table report; the table knows the rank."""
     in_tables: Mapping[tuple[str, int | None], Exit] = {(ended.node, ended.pid): ended for ended in tables}
     pids = {pid for _, pid in in_tables}
     kept = list(in_tables.values())

@@ -30,7 +30,7 @@ _DID_NOT_JOIN = re.compile(
 )
 _MOST = 10_000
 _NEAR = 8
-"""Maximum distance of two ranks of a group, in collectives."""
+"""Distance of two ranks of a group, in collectives."""
 _MOST_TO_ACCUSE = 8
 """Reports that name more ranks have another reason."""
 
@@ -66,7 +66,7 @@ def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
 
 
 def not_joined(text: str) -> NotJoined | None:
-    """Return the ranks that a desync report names as missing, or None."""
+    """Return the missing ranks by a desync report, or None."""
     match = _DID_NOT_JOIN.search(text)
     if match is None or match["last"] is None:
         return None
@@ -103,7 +103,7 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the ranks in the minority, or all ranks without a majority; None if they agree."""
+    """Return the ranks in the minority, all ranks without a majority, or None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)

@@ -16,12 +16,11 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""Causes for which the node is at fault. OOM is the fault of the job or a neighbour."""
+"""Causes that are the node's fault; OOM is the job's or a neighbour's."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """Lost GPUs and panics end a job; links and file systems may be unused by it."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-"""Process names in the kernel log that can be a training's. Process IDs differ in containers, so only the name helps.
-"""
+"""Process names of possible trainings in the kernel log. Process IDs differ in containers, so only the name helps."""
 _SAME_FAULT = 120.0
 _SEEN_WITHIN = 120.0
 _LOOKED_AFTER = 6.0
@@ -78,7 +77,7 @@ def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts, relevant: 
 
 
 def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
-    """Return the time of the kernel's line; unknown if nothing of the job has a time."""
+    """Return the time of the kernel's line, unknown if nothing of the job has a time."""
     has_times = facts.progressed_at is not None or (relevant.ended is not None and relevant.ended.is_known)
     return moment_of(finding) if has_times else Moment(finding.first_at, UNKNOWN)
 
@@ -100,6 +99,7 @@ def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
+    """Return whether certainly no rank ran on `node`."""
     return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
@@ -117,6 +117,7 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
 
 
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
+    """Return the node's ranks that use `gpu`. Empty if unknown, None if none of them uses it."""
     on_node = facts.ranks_on(node)
     if gpu is None or not all(facts.ranks[rank].gpu for rank in on_node) or not on_node:
         return frozenset()
@@ -185,6 +186,7 @@ def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
+    """Return whether a launcher reports failures there, and the kill is too long before the end to be the job's."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
@@ -274,7 +276,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the first ends that are not those of victims."""
+    """Yield the first ends other than victims'."""
     victims = relevant.victims
     failed = [
         ended

@@ -27,7 +27,7 @@ class Exit(Struct, frozen=True):
     others.
     """
     code: int | None = None
-    """Exit code; None after a signal, or if unknown."""
+    """None after a signal, or if unknown."""
     signal: int | None = None
     rank: int | None = None
     local_rank: int | None = None
@@ -38,7 +38,7 @@ class Exit(Struct, frozen=True):
     at: datetime | None = None
     """UTC, except for launcher tables: node-local time taken as UTC."""
     is_first: bool = False
-    """The launcher calls it the first failure on its node."""
+    """The launcher's first failure on its node."""
     said: str = ""
     """Last line of the traceback, or the reporter's text."""
     line: str = ""
@@ -78,7 +78,7 @@ def reported(status: int, rank: int | None, line: str, node: str = "", pid: int 
 
 
 def meaning(ended: Exit) -> tuple[CauseClass, str]:
-    """Return the cause that such an end indicates by itself, with an explanation."""
+    """Return the cause that such an end indicates by itself, explained."""
     match ended.signal:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
             return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
@@ -109,9 +109,8 @@ _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:
-    """Parse a torchrun failure table of any release, printed on `node`.
-
-    It lists the processes of one node; the first by that node's clock is the root cause.
+    """Parse any release's torchrun failure table, printed on `node`. It lists one node's processes; the first by that
+    node's clock is the root cause.
     """
     exits: list[Exit] = []
     is_first = False
@@ -200,10 +199,8 @@ _SLURM_WORDS = {
 
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
-    """Parse the ends in one line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
-    message.
-
-    Slurm's tasks are returned as ranks, which is right if each rank is a task.
+    """Parse the ends in a line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
+    message. Slurm's tasks are returned as ranks, which is right if each rank is a task.
     """
     tail, text = text[-200:], text[:_LONGEST_LINE]
     if match := _ELASTIC.search(text):
@@ -237,6 +234,7 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
 
 
 def _slurm_words(said: str) -> tuple[int | None, int | None]:
+    """Return exit code and signal in Slurm's words."""
     if gave := re.search(r"exit code (\d+)", said):
         return of_code(int(gave[1]))
     by_signal = next((number for word, number in _SLURM_WORDS.items() if said.lower().startswith(word)), None)
@@ -251,9 +249,8 @@ def _tasks(listed: str) -> Iterator[int]:
 
 
 def error_file(raw: bytes, **known: Any) -> Exit | None:
-    """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``; None for other files.
-
-    `known` are members of `Exit` known from the file's path.
+    """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``, None for others. `known`: members known from the
+    path.
     """
     try:
         message = json.loads(raw[: 1024 * 1024])["message"]
@@ -268,7 +265,7 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
 
 
 def call_stack(raw: bytes) -> str:
-    """Return the traceback in such a file; "" if there is none."""
+    """Return such a file's traceback, or ""."""
     try:
         return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -30,7 +30,7 @@ class RankFacts(Struct, frozen=True):
     was_read: bool = False
     """A log of its own was read, even if empty."""
     is_node_sure: bool = True
-    """The node is confirmed by the log's location, an agent or a launcher. A job's own output can name any node."""
+    """Confirmed by the log's location, an agent or a launcher; a job's own output can name any node."""
 
 
 class Earlier(Struct, frozen=True):
@@ -58,7 +58,7 @@ class Facts(Struct, frozen=True):
     outlived: frozenset[str] = frozenset()
     """IDs of findings that the training survived."""
     followed: Mapping[str, int] = field(default_factory=dict)
-    """Ordinary lines printed by the same rank or stream after a finding, by its ID."""
+    """By finding ID: ordinary lines that its rank or stream printed later."""
     excused: frozenset[str] = frozenset()
     """IDs of exceptions that the program announced to ignore."""
     knows_what_was_read: bool = True
@@ -70,7 +70,7 @@ class Facts(Struct, frozen=True):
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that disappeared, with the time, as the server sees them."""
     healthy_shapes: frozenset[str] = frozenset()
-    """Shapes (`Finding.shape`) of lines also printed by successful attempts."""
+    """Shapes (`Finding.shape`) of lines that successful attempts print too."""
     earlier: Sequence[Earlier] = ()
     collectives: CollectiveLines = field(default_factory=CollectiveLines)
     used_nccl: bool = True
@@ -119,12 +119,12 @@ class Facts(Struct, frozen=True):
 
     @property
     def progressed_at(self) -> datetime | None:
-        """Last completed step of any rank; None if unknown."""
+        """Last completed step of any rank, or None."""
         own = [known.last_step_at for known in self.ranks.values() if known.last_step_at is not None]
         return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
 
     def is_sure_of(self, node: str) -> bool:
-        """Return whether something other than the job confirms that the job ran on `node`."""
+        """Return whether something other than the job confirms that it ran on `node`."""
         of_ranks = any(known.node == node and known.is_node_sure for known in self.ranks.values())
         return bool(node) and (of_ranks or any(ended.node == node and ended.is_node_sure for ended in self.exits))
 

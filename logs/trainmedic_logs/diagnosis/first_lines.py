@@ -1,4 +1,4 @@
-"""First line of the job that can be the origin of the failure, and its confidence."""
+"""The job's first line that can be the origin of the failure, and its confidence."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _PROOF: Mapping[CauseClass, re.Pattern[str]] = {
         r"\bPreempted\b|DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT)|node was preempted|: this job is preempted"
     ),
 }
-"""Words that prove just this cause: errors of the kernel, reasons of a kubelet."""
+"""Words that prove just this cause: kernel errors, a kubelet's reasons."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
-"""Driver messages passed on by CUDA, about faults that no program causes."""
+"""Driver messages, passed on by CUDA, about faults that no program causes."""
 _QUOTED = re.compile(
     r"""['"`](?:[\w.]{1,80}(?:Error|Exception): )?(?:CUDA|HIP) error|['"`][\w.]{1,80}(?:Error|Exception): """
     r"""|[a-z,=>] (?:CUDA|HIP) (?:error|out of memory)"""
@@ -144,7 +144,7 @@ def _is_later_of_message(other: Finding, first: Finding) -> bool:
 
 
 def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
-    """Return a more exact line printed right after an unspecific error, such as a device's own reason."""
+    """Return a more exact line right after an unspecific error, such as a device's own reason, or None."""
     if leading.cause is CauseClass.NUMERICS:
         # A recomputed step with another result shows that the GPU computed wrong numbers.
         return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
@@ -173,6 +173,7 @@ def _is_proven(finding: Finding) -> bool:
 
 
 def _gives_way(finding: Finding, facts: Facts) -> bool:
+    """Return whether it is the origin only without a better line."""
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
     was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
     return _was_cut(finding) or finding.rule in _SECOND or was_left_out or _is_said(finding)
@@ -192,6 +193,7 @@ def _was_cut(finding: Finding) -> bool:
 
 
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
+    """Sort key, vaguer findings last: by cause, then with the field `alone`."""
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 
@@ -251,7 +253,7 @@ def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bo
 
 
 def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
-    """Return CODE for a CUDA error if the kernel reports an illegal access by a program (XID 13, 31)."""
+    """Return CODE for a CUDA error if the kernel reports a program's illegal access (XID 13, 31)."""
     if leading.cause is not CauseClass.GPU:
         return leading.cause
     node = leading.origin.node or facts.node_of(rank_of(leading))

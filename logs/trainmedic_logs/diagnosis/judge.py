@@ -110,6 +110,7 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
 
 
 def _may_be_beside(attribution: Attribution) -> bool:
+    """Return whether the kernel's statement may be unrelated to the failure."""
     is_sure = attribution.confidence is Confidence.HIGH
     has_time = attribution.moment is not None and attribution.moment.is_known
     is_vague = attribution.cause in _OFTEN_BESIDE or not has_time
@@ -117,6 +118,7 @@ def _may_be_beside(attribution: Attribution) -> bool:
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
+    """Return the leader, with less confidence for other sources, and their evidence against it."""
     leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
@@ -132,7 +134,7 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
 
 
 def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Merge attributions of the same place: missing cause, ranks, GPU, confidence; and contradictions."""
+    """Merge attributions of one place: missing cause, ranks, GPU, confidence; and contradictions."""
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
@@ -177,15 +179,14 @@ def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bo
 
 
 def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
-    """Return whether a process that printed an exception was ended by SIGKILL: it may have caught the exception."""
+    """Return whether a process that printed an exception, which it may have caught, was ended by SIGKILL."""
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
-    """Return whether the kernel's statement explains a different error of the job.
-
-    A lost GPU or machine causes any error; a link, file system or killed process only errors of its kind.
+    """Return whether the kernel's statement explains the job's different error. A lost GPU or machine causes any error;
+    a link, file system or killed process only errors of its kind.
     """
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:
@@ -322,7 +323,7 @@ def _may_name_node(leader: Attribution) -> bool:
 
 
 def _confirming(leader: Attribution, counting: Relevant) -> list[Evidence]:
-    """Return further kernel lines of the node. OOM kills confirm no other cause."""
+    """Return the node's further kernel lines. OOM kills confirm no other cause."""
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")
         for finding in counting.trusted

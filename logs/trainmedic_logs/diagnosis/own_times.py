@@ -1,4 +1,4 @@
-"""Step times, data waiting times, throughput and loss of a job, from its own log."""
+"""Step times, data waiting times, throughput and loss from a job's own log."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ from trainmedic_logs.lines import message_causes
 
 SOURCE = "kubernetes"
 _PASSES_WITHIN = timedelta(minutes=1)
-"""Kubernetes retries failed starts; only longer problems are signs of failure."""
+"""Kubernetes retries failed starts; only longer problems are signs."""
 _BEFORE = timedelta(minutes=10)
-"""Maximum age of a related fault at the first sign."""
+"""Age of a related fault at the first sign."""
 _NODE_BEFORE = timedelta(hours=1)
-"""Maximum age of an unready node that explains timeouts."""
+"""Age of an unready node that explains timeouts."""
 _ERROR = 2.0
 """Error of Kubernetes' times, in seconds."""
 _MOST_EVIDENCE = 4
@@ -64,7 +64,7 @@ _ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
-    """Return signs of a failure or a failed start. Later steps disprove them: a job can survive losing a pod."""
+    """Return signs of a failure or failed start, disproved by later steps: a job can survive losing a pod."""
     return [Sign(fault.at, None, is_wait=True) for fault in faults if _is_sign(fault, now)]
 
 
@@ -180,6 +180,7 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
+    """As `_meaning`, for a pod that did not start."""
     text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
     is_image = fault.kind is PodFaultKind.IMAGE
     if fault.reason in _ALWAYS_SPECIFICATION:
@@ -196,11 +197,12 @@ def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _is_why(fault: PodFault) -> bool:
+    """Return whether it explains an end, rather than reporting one."""
     return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
 
 
 def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
-    """Return the ranks in a pod. A rank that does not know its node reports its pod's name."""
+    """Return a pod's ranks. A rank that does not know its node reports its pod's name."""
     in_pod = facts.ranks_on(fault.pod)
     if in_pod or fault.node in facts.pods.shared_nodes:
         return frozenset(in_pod)
@@ -272,7 +274,7 @@ def _why(fault: PodFault) -> str:
 
 
 def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
-    """Return the attribution to an unready node. A silent kubelet means a lost machine; a reported condition may be
+    """Return the attribution to an unready node: a silent kubelet means a lost machine; a reported condition may be
     harmless.
     """
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"

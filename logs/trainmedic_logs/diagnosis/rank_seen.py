@@ -65,6 +65,6 @@ class RankSeen(Struct):
         )
 
     def rank_step(self) -> RankStep:
-        """Return medians; requires at least one entry in `parts`."""
+        """Return medians; needs an entry in `parts`."""
         data, compute, wait = (median(part) for part in zip(*self.parts, strict=True))
         return RankStep(data, compute, wait, self.memory_ratio, self.node)

@@ -31,7 +31,7 @@ _ENDING = re.compile(
     r"|^\d+\s+[\d.]+ ?gb\s"
     r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
-"""Lines printed while a process ends, which prove nothing."""
+"""Lines of an ending process, which prove nothing."""
 
 _WELL_AGAIN = 10
 """Finite steps that end a non-finite one, in logs without times."""
@@ -49,23 +49,21 @@ _LEFT_OUT = re.compile(
 """Words of a loss scaler that skipped a non-finite step."""
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
 _RECENT = 16
-"""Remembered lines per stream: a block is recognised some lines after its start."""
+"""Lines kept per stream: a block is recognised some lines after its start."""
 
 _Voice = tuple[str, int | None]
 
 
 class RecoveryEvidence(Struct):
     outlived: set[str] = field(default_factory=set)
-    """IDs of findings that the training survived."""
+    """As in `Facts`, like `followed` and `excused`."""
     followed: Counter[str] = field(default_factory=Counter)
-    """Ordinary lines of the same rank or stream after a finding, by its ID."""
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Findings that only steps disprove: a rank that timed out may print ordinary lines for long."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     excused: set[str] = field(default_factory=set)
-    """IDs of exceptions that the program announced to ignore."""
     _well: Counter[str] = field(default_factory=Counter)
     """Finite steps since a finding, by its ID."""
     _loose: Counter[str] = field(default_factory=Counter)
@@ -73,7 +71,7 @@ class RecoveryEvidence(Struct):
     _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
 
     def chapter(self, line: Line) -> int:
-        """Return the chapter of the line's rank. Proof of recovery begins a new one, so later equal lines are new
+        """Return the chapter of the line's rank. Proof of recovery begins a new one, in which equal lines are new
         findings.
         """
         return self._chapters[line.origin.stream, line.origin.rank]
@@ -108,7 +106,7 @@ class RecoveryEvidence(Struct):
                 self._take(later, is_timed, is_step or has_grown, ids)
 
     def finished(self, stream: str) -> None:
-        """Take the completion of a training: earlier findings of its stream ended nothing."""
+        """Take a training's completion: earlier findings of its stream ended nothing."""
         self._went_on(stream, set(self._steps.get(stream, ())))
 
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
@@ -156,7 +154,7 @@ class RecoveryEvidence(Struct):
                 del unwell[each]
 
     def _took_nobodys(self, stream: str) -> None:
-        """Count a line of unknown rank: of several, one belongs to the rank in question."""
+        """Count a line of unknown rank: of several, one is the rank's in question."""
         for (name, rank), open_ in self._open.items():
             for each in open_ if name == stream and rank is not None else ():
                 self._loose[each] += 1
@@ -181,7 +179,7 @@ class RecoveryEvidence(Struct):
 
 
 def _is_excused(finding: Finding, announced: str) -> bool:
-    """Return whether the program announced to continue. A loss scaler that raises after skipped steps does not."""
+    """Return whether the program announced to continue; not a loss scaler that raises after skipped steps."""
     if finding.cause is CauseClass.NUMERICS:
         return not _RAISED.match(finding.line) and bool(_LEFT_OUT.search(announced))
     return bool(finding.fields.get("exception") and _EXCUSED.search(announced))

@@ -21,7 +21,7 @@ HANG = "hang"
 """Error kind of an attempt that its launcher ended for hanging."""
 _LONGEST_REASON = 500
 _LATE = timedelta(minutes=2)
-"""Time after an end within which its last lines are read."""
+"""Time after an end for reading its last lines."""
 
 
 class ReportedEnd(Struct, frozen=True):
@@ -33,7 +33,7 @@ class ReportedEnd(Struct, frozen=True):
     """None if no launcher counts attempts."""
     node: str = ""
     status: int | None = None
-    """Exit code of the first failed process, or a negative signal number."""
+    """The first failed process's exit code, or negative signal number."""
     rank: int | None = None
     pid: int | None = None
     error: str = ""

@@ -21,11 +21,11 @@ WORTH_NAMING = 0.3
 SLOW_RANK = 1.3
 """Factor over the median of all ranks' own time."""
 EXPLAINS = 0.8
-"""Minimum share of the lost time, 0 to 1, to be named the cause."""
+"""Share of the lost time, 0 to 1, from which it is named the cause."""
 _PARTS = "parts of the steps"
 _MOST_SHOWN = 5
 WAITS_FOR_DATA = "waits-for-data"
-"""Log rule for steps that wait for data, by the trainer's own figures."""
+"""Log rule for steps that wait for data, by the trainer's figures."""
 WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
 WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
@@ -58,8 +58,8 @@ class ThroughputDrop(Struct, frozen=True):
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer reports that steps wait for data. No rank is named: most trainers print
-    rank 0 only.
+    """Return the verdict on a job whose trainer reports waits for data, without a rank: most trainers print rank 0
+    only.
     """
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
@@ -86,9 +86,8 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
 
 
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
-    """Return the verdict by each rank's parts.
-
-    `unknown` without ranks or times, and if steps are as fast as `baseline_s`, the healthy step time in seconds.
+    """Return the verdict by each rank's parts, `unknown` without ranks or times, and if steps are as fast as
+    `baseline_s`, the healthy step time in seconds.
     """
     if not parts or not (step := median(each.step for each in parts.values())) > 0:
         return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=(_PARTS,))

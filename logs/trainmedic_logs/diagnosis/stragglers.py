@@ -16,8 +16,8 @@ _MOST_BEHIND = 0.25
 
 
 def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
-    """Yield the few ranks whose last step is earlier than the others'. A hint: ranks waiting in a collective have not
-    completed their step either.
+    """Yield the few ranks whose last step is earlier than the others': a hint, because ranks waiting in a collective
+    have not completed their step either.
     """
     steps = {rank: known.last_step for rank, known in facts.ranks.items() if known.last_step is not None}
     if len(steps) < _FEWEST_RANKS or len(set(steps.values())) < 2:

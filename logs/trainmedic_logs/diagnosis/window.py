@@ -18,7 +18,7 @@ _SETTLING = 30.0
 _STEP_LATER = 60.0
 _LATE = 60.0
 _FEW_LINES = 8
-"""Ordinary lines after which an exception was caught, if nothing failed. Messages may have more lines."""
+"""Ordinary lines that show a caught exception if nothing failed; messages may have more lines."""
 _FEW_WORDS = 120
 """Characters compared, because texts may be cut."""
 _LONGEST_BEFORE = 3600.0
@@ -46,7 +46,6 @@ class Relevant(Struct, frozen=True):
         return frozenset(own.union(*(finding.ranks for finding in waited)))
 
     def is_said_by_victims(self, words: str) -> bool:
-        """Return whether these are the last words of a victim."""
         return bool(words) and any(words[:_FEW_WORDS] in finding.line for finding in self.cascades)
 
 
@@ -85,7 +84,7 @@ def _says_why(finding: Finding) -> bool:
 
 
 def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
-    """Return whether the rank continued. Non-finite losses do not stop a rank."""
+    """Return whether the rank continued; non-finite losses do not stop it."""
     if finding.id in facts.outlived:
         return True
     if finding.cause is CauseClass.NUMERICS:
@@ -101,6 +100,7 @@ def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
 
 
 def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
+    """Return the earliest time of a finding (not numerics) or failed exit, or None."""
     moments = [moment_of(finding) for finding in findings if finding.cause is not CauseClass.NUMERICS]
     # Tables have local times, possibly off by hours.
     moments += [Moment(e.at) for e in facts.exits if e.at and e.is_failure and e.teller != "torchrun"]
@@ -108,6 +108,7 @@ def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
 
 
 def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
+    """Return whether it is a trusted root or confirmation, near the failure in time."""
     if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
         return False
     moment = moment_of(finding)

@@ -1,7 +1,5 @@
-"""Finding of a log rule, from the line to the diagnosis and alert.
-
-A match is an observation, not a cause; its role says what it can mean. Bounds in the types are checked by
-``finding_codec`` only.
+"""Finding of a log rule, from the line to the diagnosis and alert. A match is an observation, not a cause; its role
+says what it can mean. Only ``finding_codec`` checks the types' bounds.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from msgspec import Meta, Struct, field
 from trainmedic_core.target import LONGEST_NAME, Target
 
 CLAIMED_JOB = "claimed_job"
-"""Label for a job that only a log file names, without proof. It is part of the identity; playbooks do not resolve it.
-"""
+"""Label for a job that only a log file names, without proof: part of the identity, but not resolved by playbooks."""
 LONGEST_LINE = 500
 LONGEST_VALUE = 256
 LONGEST_STREAM = 4096
@@ -91,12 +88,12 @@ class Origin(Struct, frozen=True):
     stream: Annotated[str, Meta(max_length=LONGEST_STREAM)] = ""
     """Path of the file, for people."""
     generation: str = ""
-    """Distinguishes streams of the same name, such as by inode and first bytes. Only part of `Finding.id`."""
+    """Distinguishes streams of one name, such as by inode and first bytes. Only part of `Finding.id`."""
 
 
 class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "over"}):
     id: Id
-    """Hash of stream and place of the first line, so that reading again gives the same ID."""
+    """Hash of stream and place of the first line, the same when read again."""
     rule: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
     role: Role
     cause: CauseClass
@@ -107,7 +104,7 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     last_at: datetime
     """First and last line, UTC, by the node's clock."""
     line: Annotated[str, Meta(max_length=LONGEST_LINE)]
-    """First line, or the decisive line of a block, masked."""
+    """First line, or a block's decisive one, masked."""
     labels: Annotated[Texts, Meta(max_length=MOST_LABELS)] = field(default_factory=dict)
     """Alert labels from the rule; part of the identity."""
     fields: Annotated[Texts, Meta(max_length=MOST_FIELDS)] = field(default_factory=dict)
@@ -115,10 +112,10 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     count: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 1
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Seconds of possible difference from the clock of Redis."""
+    """Possible difference from Redis's clock in seconds."""
     is_over: bool = False
     shape: _Short = ""
-    """Hash of the first line without numbers, addresses and paths, for comparison between attempts."""
+    """Hash of the first line without numbers, addresses and paths, to compare attempts."""
 
 
 MOST_AROUND = 50
@@ -135,7 +132,7 @@ class Excerpt(Struct, frozen=True):
     """Line number of `lines[0]` in the stream, from 1; 0 if unknown."""
 
     def within(self, most_bytes: int = LARGEST_EXCERPT) -> Excerpt:
-        """Return the excerpt cut to `most_bytes`, farthest lines first."""
+        """Cut the excerpt to `most_bytes`, farthest lines first."""
         sizes = [len(line.encode(errors="replace")) + 1 for line in self.lines]
         first, last, total = 0, len(sizes) - 1, sum(sizes)
         while total > most_bytes and first < last:

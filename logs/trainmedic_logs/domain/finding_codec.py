@@ -1,6 +1,5 @@
-"""JSON codec of findings between node and server.
-
-Senders are authenticated, but lines are untrusted: deviating forms and overlong texts are refused.
+"""JSON codec of findings between node and server. Senders are authenticated, but lines are untrusted: deviating forms
+and overlong texts are refused.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ _RANKS = re.compile(r"(?:\d{1,7}(?:-\d{1,7})?(?:,\d{1,7}(?:-\d{1,7})?)*)?\Z", re
 
 
 class FindingUpdate(Struct, frozen=True):
-    """Complete current state of a finding, which replaces earlier updates."""
+    """Complete current state of a finding, replacing earlier updates."""
 
     node: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     """Signing node; equals the origin's, unless that is empty."""
     instance: Id
     """ID of the sending process."""
     number: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
-    """Sequence number within the process, from 1; gaps are losses."""
+    """From 1 within the process; gaps are losses."""
     finding: Finding
     excerpt: Excerpt | None = None
     boot: Annotated[str, Meta(max_length=128)] = ""
@@ -84,7 +83,7 @@ def encode(update: FindingUpdate) -> bytes:
 
 
 def decode(raw: bytes) -> FindingUpdate:
-    """Decode an update. Raises EnvelopeError that names the member."""
+    """Raises EnvelopeError that names the member."""
     try:
         fields = without_nul(read_object(raw))
     except ValueError as error:

@@ -72,7 +72,7 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """From the first received line. Its job is proven or None; see `claimed_job`."""
+    """That of the first received line. Its job is proven or None; see `claimed_job`."""
     line: str
     first_at: datetime
     last_at: datetime
@@ -97,9 +97,9 @@ class KnownFinding(Struct, frozen=True):
     confirmed_by: str = ""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
-    """Reason for people; empty if it raises an alert."""
+    """For people; empty if it raises an alert."""
     tell_at: datetime | None = None
-    """Next sending of its alert; None if nothing is due."""
+    """Next sending of its alert, None without any."""
 
     @property
     def key(self) -> str:
@@ -107,7 +107,7 @@ class KnownFinding(Struct, frozen=True):
 
     @property
     def claimed_job(self) -> str:
-        """Job named only by its log file; empty if proven or unnamed."""
+        """Job named only by its log file, or ""."""
         return self.labels.get(CLAIMED_JOB, "")
 
     @property
@@ -162,7 +162,7 @@ class JobPlace(NamedTuple):
 
 
 def identity_of(rule: str, target: Target, labels: Mapping[str, str], *, is_printed: bool) -> str:
-    """Return the identity, 32 hexadecimal digits. Printable and kernel findings differ, so that one cannot pose as the
+    """Return the identity, 32 hexadecimal digits. Printable and kernel findings differ, so that neither poses as the
     other.
     """
     parts: list[object] = [rule, target.key, sorted(labels.items())]
@@ -176,14 +176,13 @@ def identity(finding: Finding) -> str:
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
-    """Return whether the finding belongs to a later attempt of the job, so that `earlier` is over."""
+    """Return whether it belongs to a later attempt of the job, so that `earlier` is over."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before
 
 
 def is_printed(finding: Finding) -> bool:
-    """Return whether a job could have printed it."""
     return finding.origin.source not in KERNEL_SOURCES
 
 
@@ -212,7 +211,7 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
 def taken(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """Merge an update. Return finding and episode, unchanged for a repeated update."""
+    """Merge an update. Return finding and episode, unchanged for a repeated one."""
     earlier = before or Episode(key, known.id, 0)
     if earlier.finding_id != known.id:  # its finding was over; start a new one
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)

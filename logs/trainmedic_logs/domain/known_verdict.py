@@ -22,7 +22,7 @@ class KnownVerdict(Struct, frozen=True):
     began_at: datetime
     """First sign received by the server."""
     made_at: datetime
-    """Latest update; evidence of the following two minutes is included."""
+    """Latest update, with evidence of the following two minutes."""
     cause: str
     confidence: str
     node: str | None
@@ -32,7 +32,7 @@ class KnownVerdict(Struct, frozen=True):
     labels: Mapping[str, str] | None = None
     """Constant alert labels; None before the alert."""
     tell_at: datetime | None = None
-    """Next sending of its alert; None if nothing is due."""
+    """Next sending of its alert, None without any."""
 
     @property
     def is_slow(self) -> bool:

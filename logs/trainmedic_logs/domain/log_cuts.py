@@ -1,7 +1,4 @@
-"""Skipped log data of jobs and users over a budget, as agents report it in their presence.
-
-Presences are untrusted: `cuts_in` skips invalid entries.
-"""
+"""Log data of jobs and users over a budget, skipped and reported by agents in their untrusted presence."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class LogCut(Struct, frozen=True):
     """First cut without a pause of 10 min, UTC."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the members for a presence, without the node."""
+        """Return a presence's members, without the node."""
         return {
             "job": self.job,
             "uid": self.uid,
@@ -56,7 +53,7 @@ class LogCut(Struct, frozen=True):
 
 
 def cuts_in(node: str, details: Mapping[str, Any]) -> Iterator[LogCut]:
-    """Yield the cuts in a presence; older agents report none."""
+    """Yield a presence's valid cuts; older agents report none."""
     logs = details.get("logs")
     reported = logs.get("cuts") if isinstance(logs, Mapping) else None
     for each in islice(reported if isinstance(reported, list) else (), MOST_REPORTED):

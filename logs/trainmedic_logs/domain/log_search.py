@@ -1,7 +1,4 @@
-"""Log search queries and results, with their JSON forms.
-
-A result is one physical line, masked and without prefixes.
-"""
+"""Log search queries and results, with their JSON forms. A result is one physical line, masked and without prefixes."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from msgspec import Struct, field
 
 READ = "logs.read"
 WITHDRAW = "logs.withdraw"
-"""Message that cancels a `READ`; it has no reply."""
+"""Cancels a `READ`, without reply."""
 MOST_PODS = 1000
 TIME = "time"
 """Name for lines excluded because of uncertain times."""
@@ -99,7 +96,7 @@ class LogQuery(Struct, frozen=True):
     """``namespace/name``; containers do not know the job's name."""
     local_rank: int | None = None
     is_search: bool = False
-    """The job's nodes are unknown: ask all; only nodes with its files answer."""
+    """The job's nodes are unknown: ask all; only those with its files answer."""
 
     def is_over(self, now: datetime) -> bool:
         """Return whether no more results can arrive."""
@@ -160,7 +157,7 @@ class FoundLine(Struct, frozen=True):
     local_rank: int | None = None
     known_by: TimeKnownBy = TimeKnownBy.LINE
     time_error: float | None = None
-    """Seconds of uncertainty; None if stated by the line, or unknown."""
+    """Uncertainty in seconds; None if the line states it, or if unknown."""
 
     @property
     def is_sure(self) -> bool:
@@ -212,7 +209,6 @@ def left_out(most: int, last: datetime) -> str:
 
 
 def left_out_notes(left_out: Mapping[str, LeftOut]) -> list[str]:
-    """Return notes on excluded lines by unknown attribute."""
     return [_left_out_note(name, each) for name, each in sorted(left_out.items()) if each.files or each.lines]
 
 

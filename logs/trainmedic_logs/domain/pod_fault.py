@@ -58,7 +58,7 @@ class PodFault(Struct, frozen=True):
     node: str
     """Empty if not scheduled."""
     at: datetime
-    """UTC, by Kubernetes; stable across server restarts. For a pod that does not start: its scheduling, or its
+    """UTC, by Kubernetes, stable across server restarts. For a pod that does not start: its scheduling, or its
     container's last end.
     """
     reason: str = ""
@@ -70,7 +70,7 @@ class PodFault(Struct, frozen=True):
     exit_code: int | None = None
     signal: int | None = None
     is_event: bool = False
-    """Stated by an event, which is no proof: accounts of the namespace may write events."""
+    """Stated by an event, which is no proof: accounts of the namespace may write them."""
 
     @property
     def full_name(self) -> str:
@@ -84,7 +84,7 @@ class NodeNotReady(Struct, frozen=True):
     since: datetime
     """UTC, by Kubernetes."""
     is_silent: bool
-    """The kubelet stopped reporting, rather than reporting it itself."""
+    """The kubelet stopped reporting, rather than reporting it."""
     reason: str = ""
     message: str = ""
 
@@ -93,6 +93,6 @@ class PodReading(Struct, frozen=True):
     faults: tuple[PodFault, ...] = ()
     not_ready: tuple[NodeNotReady, ...] = ()
     shared_nodes: frozenset[str] = field(default_factory=frozenset)
-    """Nodes with several pods of the job, where the node does not identify ranks."""
+    """Nodes with several pods of the job, which do not identify ranks."""
     unread: tuple[str, ...] = ()
     """Unread data, as sentences."""

@@ -13,7 +13,7 @@ NOT_LISTED = "ask"
 
 
 class Xid(Struct, frozen=True):
-    """``action`` is one of those at the top of the data file; ``meaning`` may be empty."""
+    """``action`` is one at the top of the data file; ``meaning`` may be empty."""
 
     code: int
     action: str
@@ -31,7 +31,7 @@ def is_listed(code: int) -> bool:
 
 
 def means_hardware(code: int) -> bool:
-    """Return whether the code means broken hardware, which needs a GPU reset or node restart."""
+    """Return whether hardware is broken, which needs a GPU reset or node restart."""
     return xid(code).action in _HARDWARE
 
 

@@ -1,5 +1,4 @@
-"""Confined process that parses flight recorder dumps: ``python -m trainmedic_logs.files.dump_child MEMORY
-LONGEST_ANSWER``.
+"""Confined parser of flight recorder dumps: ``python -m trainmedic_logs.files.dump_child MEMORY LONGEST_ANSWER``.
 
 It gives up its rights before reading. Input: ``rank length``, a line feed, and the dump; output: one line of JSON each.
 A dump that takes too long ends the process, so its parent (`trainmedic_logs.files.dump_reader`) knows which one it was.
@@ -18,11 +17,11 @@ from trainmedic_logs.diagnosis.flight_recorder import dump
 from trainmedic_logs.errors import DumpError
 
 SECONDS_PER_DUMP = 5
-"""CPU seconds: wall time would depend on the node's load."""
+"""CPU seconds; wall time depends on the node's load."""
 MEMORY = 2 * 1024**3
-"""Bytes of address space. A dump of 64 MiB takes up to 1 GiB in Python."""
+"""Bytes of address space; a dump of 64 MiB takes up to 1 GiB in Python."""
 LONGEST_ANSWER = 16 * 1024**2
-"""Bytes. 512 ranks with 100 open collectives take 15 KiB per rank."""
+"""Bytes; 512 ranks with 100 open collectives take 15 KiB per rank."""
 TOO_MUCH = "it has too many open collectives"
 
 

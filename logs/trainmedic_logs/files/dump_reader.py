@@ -23,20 +23,21 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 MOST_DUMPS = 4096
 """Per job."""
 _ANSWER_SHARE = 64
-"""Maximum answer as a fraction of memory, because Python's values take up to ten times as much."""
+"""Largest answer as a fraction of memory: Python's values take up to ten times as much."""
 _WALL_SECONDS = 60
-"""Wall time per dump; CPU time is limited by `dump_child.SECONDS_PER_DUMP`."""
+"""Per dump; `dump_child.SECONDS_PER_DUMP` limits CPU time."""
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
 
 def rank_of(name: str) -> int | None:
-    """Return the rank at the end of a file name, such as ``nccl_trace_rank_12`` or ``rank-12.json``."""
+    """Return the rank at a file name's end, such as ``nccl_trace_rank_12`` or ``rank-12.json``, or None."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
+    """Return the dumps, and reasons by unread path."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
@@ -66,10 +67,8 @@ def read_raw(
     longest_answer: int = dump_child.LONGEST_ANSWER,
     start: StartsPrograms = ExecutedProgram,
 ) -> list[Dump | str]:
-    """Return the dump of each rank's bytes, or the reason why not. Raises OSError.
-
-    A new process continues after a dump that ends one. `most_memory` is its address space, `longest_answer` its largest
-    answer, both in bytes.
+    """Return each rank's dump, or why there is none. Raises OSError. A new process continues after a dump that ends
+    one. `most_memory` (address space) and `longest_answer` are in bytes.
     """
     with DumpProcess(most_memory, longest_answer, start=start) as process:
         return [process.read(rank, each) for rank, each in raw]

@@ -1,7 +1,6 @@
-"""Classification of files in a folder: kind, node, rank and attempt.
-
-Known: our layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and names such as ``rank3.log``,
-``dmesg-node7.txt``, ``slurm-123.out``. Nothing else is guessed.
+"""Classification of a folder's files: kind, node, rank and attempt. Known: our layout (``trainmedic.wire.log_layout``),
+torchrun's ``--log-dir``, and names such as ``rank3.log``, ``dmesg-node7.txt``, ``slurm-123.out``. Nothing else is
+guessed.
 """
 
 from __future__ import annotations
@@ -75,11 +74,7 @@ class Folder(Struct, frozen=True):
 
 
 def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
-    """Classify the files in and below `directory`. Links are not followed.
-
-    Raises:
-        OSError: It cannot be listed.
-    """
+    """Classify files in and below `directory`, without following links. Raises OSError if it cannot be listed."""
     limits = limits or ReadingLimits()
     files: list[FolderFile] = []
     left_out: dict[str, str] = {}
@@ -103,11 +98,8 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
 
 
 def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[bytes]:
-    """Yield the last `MOST_BYTES` of a file as lines without line feeds.
-
-    Raises:
-        LimitReached: A limit was reached before the end.
-        OSError: It cannot be read.
+    """Yield a file's last `MOST_BYTES` as lines without line feeds. Raises LimitReached before the end, OSError if
+    unreadable.
     """
     limits = limits or ReadingLimits()
     limits.check()
@@ -143,11 +135,7 @@ def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -
 
 
 def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
-    """Return the number of bytes before the part that is read.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the number of bytes before the part that is read. Raises OSError."""
     with _opened(file.path) as raw:
         size = os.fstat(raw.fileno()).st_size
         is_packed = raw.read(2) == _GZIP

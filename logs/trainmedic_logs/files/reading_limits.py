@@ -1,4 +1,4 @@
-"""Time and memory limits for reading a folder."""
+"""Limits for reading a folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ class LimitReached(OSError):
 
 
 class ReadingLimits:
-    """Limits that stay reached.
-
-    `memory` is in bytes, in addition to the resident memory at the start.
-    """
+    """Limits that stay reached. `memory` in bytes, beyond the resident memory at the start."""
 
     def __init__(
         self,

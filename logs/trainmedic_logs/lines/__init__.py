@@ -1,1 +1,1 @@
-"""Reading of log lines and matching against rules. Pure; the agent and offline commands share it."""
+"""Reading of log lines and matching against rules, for agent and offline commands. Pure."""

@@ -1,5 +1,4 @@
-"""Assembly of physical lines of a stream into the lines that rules see: decoded, without prefixes, joined to blocks.
-
+"""Assembly of a stream's physical lines into the lines that rules see: decoded, without prefixes, joined to blocks.
 Arrival times are passed in. Held-back lines are bounded in number, bytes and time.
 """
 
@@ -22,7 +21,7 @@ from trainmedic_logs.lines.step_trends import StepTrends
 PATIENCE = timedelta(seconds=5)
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)
 _MOST_OPEN = 256
-"""Maximum held-back blocks and divided lines of a stream; the oldest goes first."""
+"""Held-back blocks and divided lines of a stream; the oldest goes first."""
 _FUTURE = timedelta(minutes=1)
 
 
@@ -70,8 +69,8 @@ class _DividedLine(Struct):
 
 class LineAssembler:
     def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
-        """`booted_at` is the boot time of the machine whose kernel wrote the stream, by its current clock. Without it,
-        times since boot are ignored.
+        """`booted_at`: boot of the machine whose kernel wrote the stream, by its current clock. Without it, times since
+        boot are ignored.
         """
         self._origin = origin
         self._origins: dict[tuple[int | None, int | None], Origin] = {}
@@ -85,23 +84,19 @@ class LineAssembler:
 
     @property
     def oldest_place(self) -> int | None:
-        """Start of the oldest held-back line, from which a restart must read again; None if there is none."""
+        """Start of the oldest held-back line, where a restart must read again, or None."""
         return min(self.held_places, default=None)
 
     @property
     def held_places(self) -> list[int]:
-        """Starts of the held-back physical lines, unordered. Feeding these lines to a new assembler restores the same
-        state.
-        """
+        """Starts of held-back physical lines, unordered. Fed to a new assembler, these lines restore the state."""
         of_blocks = [place for block in self._open.values() for place in block.places]
         return of_blocks + [place for part in self._divided.values() for place in part.places]
 
     def feed_many(
         self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
     ) -> list[Line]:
-        """Take the next physical lines with their places. With a prefilter, skip lines that none of its rules can
-        match.
-        """
+        """Take the next physical lines with places. With a prefilter, skip lines that no rule can match."""
         lines: list[Line] = []
         if prefilter is None:
             for place, raw in placed:
@@ -123,7 +118,7 @@ class LineAssembler:
         return bool(self._open or self._divided or self._learned)
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
-        """Take the next physical line, without line feed, and its start. Return the lines completed by it, in order."""
+        """Take the next physical line, without line feed, and its start. Return the completed lines in order."""
         self._number += 1
         text, is_cut = raw_text.text_of(raw)
         if self._is_kernel:
@@ -150,16 +145,14 @@ class LineAssembler:
         return self._joined(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
-        """Return the blocks due at `now`; all blocks without it."""
+        """Return the blocks due at `now`; all without it."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()
         return [self._closed(key).line() for key in due]
 
     def _key_of(self, text: str, key: str, learned: str) -> str:
-        """Return the key of the line's block. If a traceback is logged as one message, only its first line has a
-        prefix.
-        """
+        """Return the key of the line's block. If a traceback is one message, only its first line has a prefix."""
         if learned:
             whole = f"{key}\0{learned}"
             if whole not in self._open and not text.startswith(TRACEBACK):

@@ -26,9 +26,9 @@ TRACEBACK = "Traceback (most recent call last):"
 HEADING = TRACEBACK.removesuffix(":")
 """Also used in the frame that Rich draws."""
 ORIGINAL = f"Original {TRACEBACK}"
-"""Written by PyTorch before the traceback of a loader process."""
+"""Written by PyTorch before a loader process's traceback."""
 _ANNOUNCED = ("Exception ignored ", "Exception in thread ", "--- Logging error ---", "Error in atexit._run_exitfuncs:")
-"""Lines that Python prints before a traceback: of destructors, threads, logging calls and atexit functions."""
+"""Lines that Python prints before tracebacks of destructors, threads, logging calls and atexit functions."""
 _GROUP = "Exception Group Traceback (most recent call last):"
 _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
 """Call of a traceback. It begins a block if the heading is missing: in cut or filtered logs, and on syntax errors."""
@@ -41,7 +41,7 @@ _REPORT = re.compile(
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
 """Beginnings of traceback lines before the exception: blanks, Rich's frame, loguru's mark."""
 _EDGE = "╰─"
-"""Lower edge of Rich's frame, which has at most the width of the message lines below it."""
+"""Lower edge of Rich's frame, at most as wide as the message lines below it."""
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
 _TABLE_TITLE = re.compile(
@@ -74,7 +74,7 @@ BEGINNINGS = (
     rb"or sacrifice child",
     rb"RayTaskError\(",
 )
-"""Byte patterns; every line that begins a block contains one."""
+"""Byte patterns, one in every line that begins a block."""
 _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifice child")
 
 
@@ -138,7 +138,7 @@ def has_ended(lines: list[str]) -> bool:
 
 
 def _is_broken_message(lines: list[str], text: str) -> bool:
-    """Return whether `text` continues a message that Rich wrapped: its first word did not fit in the line before."""
+    """Return whether `text` continues a message wrapped by Rich: its first word did not fit before."""
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)
@@ -146,7 +146,7 @@ def _is_broken_message(lines: list[str], text: str) -> bool:
 
 
 def unwrapped(lines: list[str]) -> list[str]:
-    """Return the lines of a traceback with messages that Rich wrapped joined again."""
+    """Return a traceback's lines, with messages that Rich wrapped joined again."""
     joined: list[str] = []
     for line in lines:
         if joined and _is_at_margin(joined[-1]) and _is_at_margin(line):

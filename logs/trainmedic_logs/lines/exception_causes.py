@@ -19,7 +19,7 @@ from trainmedic_logs.lines import message_causes, outside_values, shown_source
 PROOF = "proof"
 """Finding field: no other reading is possible."""
 GUESS = "guess"
-"""Finding field: the class is unknown, and the cause a hint."""
+"""Finding field: the class is unknown, the cause a hint."""
 _DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
 _PROGRAM = frozenset(_DATA["program"])
 _SURELY_CODE = frozenset(_DATA["surely_code"])
@@ -34,7 +34,7 @@ _SIGNATURE = re.compile(
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
-"""Wrong names or calls; only the program causes these, in any file."""
+"""Wrong names or calls, which only the program causes, in any file."""
 _OF_TENSORS = re.compile(
     r"shapes cannot be multiplied|[Ee]xpected all tensors to be on the same dev"
     r"|^Trying to backward through the graph a second time"
@@ -44,7 +44,7 @@ _OF_TENSORS = re.compile(
     r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
     r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype|^Error\(s\) in loading state_dict for"
 )
-"""PyTorch errors about types, devices and calls, which no sample can cause."""
+"""PyTorch errors about types, devices and calls, caused by no sample."""
 _SHAPES = re.compile(
     r"^The size of tensor a \(\d+\) must match|^Sizes of tensors must match except in dimension"
     r"|^shape '\[[\d, -]+\]' is invalid for input of size|^Given groups=\d+, weight of size"
@@ -135,10 +135,8 @@ class ExceptionReading(Struct, frozen=True):
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
-    """Return the cause stated by the exception at the end of `traceback`.
-
-    In a chain, the first cause other than the program counts. A program error raised while handling another exception
-    proves nothing.
+    """Return the cause by the exception at the end of `traceback`. In a chain, the first cause other than the program
+    counts. A program error raised while handling another exception proves nothing.
     """
     inner = _inner(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:
@@ -268,7 +266,7 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
 
 
 def _inner(traceback: str) -> tuple[str, str, str] | None:
-    """Return class, message and traceback of the previous exception of a chain; None if there is none."""
+    """Return class, message and traceback of a chain's previous exception, or None."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

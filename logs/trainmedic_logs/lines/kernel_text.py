@@ -1,6 +1,5 @@
-"""Kernel log lines without what ``dmesg``, ``/dev/kmsg``, pstore, the journal or syslog put before them.
-
-A time counts if it has date and zone, or is relative to a known boot time.
+"""Kernel log lines without what ``dmesg``, ``/dev/kmsg``, pstore, the journal or syslog put before them. A time counts
+if it has date and zone, or is relative to a known boot time.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def split(text: str, booted_at: datetime | None = None) -> KernelText:
 
 
 def _kept(text: str) -> tuple[datetime | None, str]:
-    """Return the time stated by the journal, syslog or ``dmesg -x``, and the rest of the line."""
+    """Return the time stated by the journal, syslog or ``dmesg -x``, and the line's rest."""
     at = None
     if match := _LEVEL.match(text):
         text = text[match.end() :]

@@ -1,4 +1,4 @@
-"""Unlisted prefixes (of pdsh, loggers, scripts), learned from the first line of a traceback.
+"""Unlisted prefixes (of pdsh, loggers, scripts), learned from a traceback's first line.
 
 The text before ``Traceback`` also precedes the following lines, with other times. Rich's indented frames are treated
 alike. A prefix counts only while its traceback is open, so other lines are unaffected.
@@ -24,7 +24,7 @@ class LearnedPrefixes:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
     def split(self, text: str) -> tuple[str, str]:
-        """Return the text without its prefix, and the prefix's key ("" if there is none)."""
+        """Return the text without its prefix, and the prefix's key or ""."""
         if edge := _UPPER_EDGE.fullmatch(text) if HEADING in text else None:
             return TRACEBACK, self._learn(edge[1]) if edge[1] else ""
         end = text.rstrip()
@@ -59,6 +59,6 @@ class LearnedPrefixes:
 
 
 def _digits(time: str) -> str:
-    """Return a pattern for similar times. The fraction is optional and of any length."""
+    """Return a pattern for similar times, with or without a fraction of any length."""
     whole = _FRACTION.sub("", time)
     return re.sub(r"\d", r"\\d", re.escape(whole)) + r"(?:[.,]\d{1,9})?"

@@ -1,7 +1,6 @@
-"""Times at the beginning of log lines, in the formats of common loggers. Pure.
-
-A time counts only at the beginning, or after a level, a bracketed tag or a Ray process name. `moment` completes a
-missing year, date or zone from the latest possible time.
+"""Times at the beginning of log lines, in common loggers' formats. Pure. A time counts only at the beginning, or after
+a level, a bracketed tag or a Ray process name. `moment` completes a missing year, date or zone from the latest possible
+time.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    """Return the time at the beginning of a line without prefixes; None if there is none."""
+    """Return the time at the beginning of a line without prefixes, or None."""
     beginning = text[:_BEGINNING]
     if text.startswith("{"):
         return _of_record(text)
@@ -99,8 +98,8 @@ def stated(text: str) -> Stated | None:
 def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
     """Return the stated time in UTC; None if a line written by `latest` cannot have it.
 
-    `zone` applies to times without a zone; None is the local zone. If several moments are possible (missing year,
-    repeated hour of daylight saving time), the one nearest to `expected` counts, else the latest.
+    `zone` applies to times without one; None is the local zone. If several moments are possible (missing year, repeated
+    hour of daylight saving time), the one nearest to `expected` counts, else the latest.
     """
     fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
     if not fitting:

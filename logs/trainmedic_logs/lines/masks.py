@@ -1,7 +1,5 @@
-"""Masking of secrets before a line leaves its node.
-
-Covers common token formats, passwords in URLs, and values after names such as ``api_key``; not every secret. RE2 bounds
-the time.
+"""Masking of secrets before a line leaves its node: common token formats, passwords in URLs, and values after names
+such as ``api_key``; not every secret. RE2 bounds the time.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _HARMLESS = re2.compile(rb"(?i)[-+\d.,]+(?:e[-+]?\d+)?|none|null|true|false|<.*|
 
 
 def masked(text: str) -> str:
-    """Return the text with apparent secrets replaced by ``***``."""
+    """Replace apparent secrets by ``***``."""
     raw = text.encode(errors="replace")
     if _HINTS.search(raw) is None:
         return text

@@ -1,7 +1,5 @@
-"""Matching of a line against a rule set: at most one rule takes it.
-
-One pass searches all rules' literals; only rules with a literal in the line try their patterns. Precedence: noise
-rules, other rules, general rules; then by name.
+"""Matching of a line against a rule set: at most one rule takes it. One pass searches all rules' literals; only rules
+with a literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by name.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
-"""Beginning of Trainmedic's own log notices. No rule takes them, to prevent loops."""
+"""Beginning of Trainmedic's own log notices, which no rule takes, to prevent loops."""
 LONGEST_FIELD = 1024
 """Characters of a captured field."""
 
@@ -50,7 +48,7 @@ FUNCTIONS: Mapping[str, PlainFunction] = {
     "is_finite": PlainFunction(_is_finite),
     "is_nan": PlainFunction(_is_nan),
 }
-"""Functions for `when` and templates, in addition to playbook filters."""
+"""For `when` and templates, besides playbook filters."""
 
 
 _Meaning = tuple[Role, CauseClass, dict[str, str]]
@@ -64,7 +62,7 @@ class LineMatch(Struct, frozen=True):
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Captured groups, or all members of a record."""
     near: tuple[str, ...] = ()
-    """Rules with a literal in a line that no pattern matches: the wording may have changed."""
+    """Rules with a literal but no pattern in the line: the wording may have changed."""
     start: int = 0
     """Character offset of the match in the text, or in a record's words."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
@@ -97,7 +95,7 @@ class _ReadyRule:
         return any(pattern.search(text) is not None for pattern in self.unless)
 
     def holds(self, fields: Mapping[str, Any], source: str) -> bool | None:
-        """Return whether the condition holds; None if its fields are missing or not numbers."""
+        """Return whether the condition holds; None if its fields are missing or no numbers."""
         if self.when is None:
             return True
         try:
@@ -143,6 +141,7 @@ class _SourceRules:
 
 
 def _precedence(ready: _ReadyRule) -> tuple[bool, bool, str]:
+    """Sort key: noise rules, other rules, general rules; then by name."""
     return (ready.rule.is_general, ready.rule.role is not Role.NOISE, ready.rule.name)
 
 
@@ -172,7 +171,7 @@ class LineMatcher:
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
-        """Return a prefilter for physical lines that no rule of these sources can take."""
+        """Return a filter for physical lines that no rule of these sources can take."""
         return self._of_sources(sources).prefilter
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
@@ -269,6 +268,7 @@ def _whole_message(name: str, message: str, text: str) -> str:
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:
+    """Return the groups of the end that the text matches, or None."""
     for pattern in ready.ends:
         match = pattern.search(text)
         if match is not None:

@@ -27,7 +27,7 @@ from trainmedic_logs.lines.matcher import LineMatch
 from trainmedic_logs.lines.rule import LogRule
 
 GpuLookup = Callable[[str], str | None]
-"""Return the UUID of a GPU by its logged PCI address; None if unknown."""
+"""Returns a GPU's UUID by its logged PCI address, or None."""
 
 LONGEST_LINE = 500
 """Characters of a finding's line."""
@@ -65,7 +65,7 @@ def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity
 
 
 def _reason(match: LineMatch) -> Mapping[str, str]:
-    """Return the stated reason for a termination as labels. Lines without one stay separate findings."""
+    """Return a termination's stated reason as labels. Lines without one stay separate findings."""
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
@@ -97,7 +97,7 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
 
 
 def ranks_of(line: Line) -> frozenset[int]:
-    """Return the rank stated by the stream or the line; empty if unknown."""
+    """Return the rank stated by stream or line, if known."""
     rank = line.origin.rank
     if rank is None and line.record is not None:
         rank = line.record.get("rank")
@@ -115,7 +115,7 @@ def _id(line: Line, rule: LogRule) -> str:
 
 
 def _start(text: str, match: LineMatch) -> int:
-    """Return the offset of the line to show: in a traceback, that of the final exception."""
+    """Return the offset of the line to show: in a traceback, the final exception's."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
@@ -145,7 +145,7 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
-    """Return the GPU's UUID, else its PCI address; None if the line names no GPU."""
+    """Return the GPU's UUID, else its PCI address; None if the line names none."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named

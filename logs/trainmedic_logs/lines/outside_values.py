@@ -44,7 +44,7 @@ _FROM_OUTSIDE = re.compile(
 
 
 def is_own(name: str, message: str, shown: str) -> bool:
-    """Return whether the exception concerns the program itself. `shown` is the source of the raising call, or ""."""
+    """Return whether it concerns the program itself. `shown`: source of the raising call, or ""."""
     if name == "KeyError":
         return _is_own_key(message.strip(), shown)
     if name == "AttributeError":
@@ -79,7 +79,7 @@ def _has_key(source: str, key: str) -> bool:
 
 
 def _is_own_attribute(message: str, shown: str) -> bool:
-    """Return whether the attribute is missing on the program's own object or settings, as far as the source shows."""
+    """Return whether the attribute is missing on the program's own object or settings, as far as shown."""
     missing = _NO_ATTRIBUTE.match(message)
     if missing is None or _PARSED.fullmatch(missing[1]):
         return False

@@ -71,7 +71,7 @@ def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) 
 
 
 class LineMask:
-    """Masking of one stream's lines, including multi-line private keys."""
+    """Masking of a stream, including multi-line private keys."""
 
     def __init__(self) -> None:
         self._key_lines = 0
@@ -93,7 +93,7 @@ class LineMask:
 
 
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
-    """Return the level of a line without prefixes; INFO if it states none."""
+    """Return the level of a line without prefixes, by default INFO."""
     if record is not None:
         named = next((record[name] for name in ("level", "levelname", "severity") if name in record), "")
         return _NAMES.get(str(named).lower(), LogLevel.INFO)
@@ -110,7 +110,7 @@ def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
 
 
 def level_of_kernel(raw: str) -> LogLevel:
-    """Return the level of a raw kernel log line; INFO if it states none."""
+    """Return a raw kernel line's level, by default INFO."""
     match = _KERNEL.match(raw)
     if match is None:
         return LogLevel.INFO

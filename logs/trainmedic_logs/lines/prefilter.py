@@ -1,7 +1,6 @@
-"""Selection of physical lines that may matter, before decoding, in one pass over many lines.
-
-Fifty times cheaper than decoding each line, without changing results. The caller must also keep lines that continue an
-earlier one (``assembly``).
+"""Selection of physical lines that may matter, before decoding, in one pass over many lines: fifty times cheaper than
+decoding each line, without changing results. The caller must also keep lines that continue an earlier one
+(``assembly``).
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 class LineSearch:
-    """Search for byte patterns in lines as they are displayed. Stateless."""
+    """Search for byte patterns in lines as displayed. Stateless."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self._search = ByteSearch(patterns)
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
-        """Return the indexes of matching lines, ascending. Lines contain no line feed."""
+        """Return matching lines' indexes, ascending. Lines contain no line feed."""
         together = b"\n".join(lines)
         if has_controls(together):
             # Colours and carriage returns can split a literal.

@@ -1,6 +1,5 @@
-"""Removal of prefixes added by Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl and docker compose.
-
-Kernel log prefixes are in ``kernel_text``.
+"""Removal of prefixes of Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl and docker compose; ``kernel_text``
+has the kernel's.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Prefixed(NamedTuple):
     rank: int | None = None
     local_rank: int | None = None
     key: str = ""
-    """The prefixes without times; equal for the lines of a block."""
+    """The prefixes without times, equal for a block's lines."""
 
 
 def split(text: str, source: str) -> Prefixed:

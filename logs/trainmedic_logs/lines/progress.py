@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 _LONGEST = 400
 _LONGEST_FORM = 96
-"""Characters of a form. Later metrics vary between lines."""
+"""Characters; later metrics vary between lines."""
 _MOST_FORMS = 64
 _LEARNED = 2
 _NO_PROGRESS = re.compile(
@@ -40,7 +40,7 @@ _PREFIX = re.compile(r"^(?:\[?(?:INFO|DEBUG|SUCCESS|WARNING)\]?[\s:|-]*)+")
 
 class _Form(Struct):
     numbers: tuple[float | None, ...]
-    """From the last line; None unless an integer or the fraction of an epoch."""
+    """Numbers of the last line; None unless an integer or an epoch's fraction."""
     grown: list[int] = field(default_factory=list)
     is_learned: bool = False
 
@@ -70,6 +70,7 @@ class ProgressReader:
 
 
 def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
+    """Return the first number that has grown often enough, or None."""
     step: float | None = None
     for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
         is_greater = before is not None and now is not None and now > before
@@ -82,6 +83,7 @@ def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
 
 
 def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
+    """Return a line's form, and its numbers, None where one cannot be a step."""
     text = _BAR.sub("~", _TIMES.sub("@", text))
     text = _PREFIX.sub("", text.strip())
     pieces: list[str] = []

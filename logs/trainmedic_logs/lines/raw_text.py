@@ -1,6 +1,5 @@
-"""Decoding of physical lines without colours, progress bar redraws and control characters.
-
-Time is linear in the bytes read, which are bounded for long lines.
+"""Decoding of physical lines without colours, progress bar redraws and control characters, in time linear in the bytes
+read, which are bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _REDRAWN = 8
 
 
 def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
-    """Return the text of a line, and whether it was cut at `longest` bytes."""
+    """Return a line's text, and whether it was cut at `longest` bytes."""
     if not has_controls(raw) and len(raw) <= longest and raw.isascii():
         return raw.decode("ascii"), False  # fast path for nearly all lines
     shown, is_cut = _cut(raw, longest)
@@ -33,12 +32,11 @@ def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
 
 
 def has_controls(raw: bytes) -> bool:
-    """Return whether there are control characters other than tab and line feed."""
     return len(raw.translate(None, _CONTROLS)) < len(raw)
 
 
 def shown_of(raw: bytes) -> bytes:
-    """Return the displayed bytes of a line, at least as far as rules see it. They may be invalid UTF-8."""
+    """Return a line's displayed bytes, maybe invalid UTF-8, at least as far as rules see it."""
     return _cut(raw, LONGEST)[0] if has_controls(raw) else raw
 
 
@@ -56,9 +54,8 @@ def _cut(raw: bytes, longest: int) -> tuple[bytes, bool]:
 
 
 def _of_utf16(raw: bytes) -> bytes:
-    """Return a line of a UTF-16 file as UTF-8; other lines unchanged.
-
-    Splitting such a file at line feed bytes leaves half a character at one end of each line.
+    """Return a UTF-16 file's line as UTF-8; others unchanged. Splitting such a file at line feed bytes leaves half a
+    character at one end of each line.
     """
     body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
     if len(body) % 2:
@@ -78,10 +75,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def earlier_bars(raw: bytes) -> list[bytes]:
-    """Return the overwritten progress bar states of a line, without the last one.
-
-    A whole epoch may stand in one line.
-    """
+    """Return a line's overwritten progress bar states, without the last one: a whole epoch may stand in one line."""
     if b"\r" not in raw:
         return []
     pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _BARS)[-_BARS:] if piece.strip()]

@@ -1,4 +1,4 @@
-"""Step and event records read from log lines, normalised to the SDK's names (``step``, ``loss``, ``learning_rate`` …).
+"""Step and event records from log lines, normalised to the SDK's names (``step``, ``loss``, ``learning_rate`` …).
 
 Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
 torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback. Unknown members keep their names.
@@ -81,11 +81,11 @@ REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *s
 class Report(NamedTuple):
     record: dict[str, Any]
     has_words: bool = False
-    """The line states more than its record, so text rules are tried on it too."""
+    """As `Line.has_words`."""
 
 
 def report_of(text: str) -> Report | None:
-    """Return the record of a line, even if in words; else None."""
+    """Return a line's record, even if in words, or None."""
     record = record_of(text)
     if record is None:
         step = step_lines.step_of(text)
@@ -95,7 +95,7 @@ def report_of(text: str) -> Report | None:
 
 
 def record_of(text: str) -> dict[str, Any] | None:
-    """Return the record of a structured line; else None. Never raises."""
+    """Return a structured line's record, or None. Never raises."""
     begins = text[:1]
     if begins == "{":
         return _braced(text)
@@ -116,7 +116,7 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    """Return the text of an event record, which text rules see first; "" if it has none."""
+    """Return an event record's text, which text rules see first, or ""."""
     if record.get("event") in _NO_WORDS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
@@ -169,7 +169,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return event and traceback of an exception record; empty without a traceback."""
+    """Return an exception record's event and traceback; empty without a traceback."""
     traceback = _traceback(value)
     return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
 

@@ -1,6 +1,4 @@
-"""Rendering of a rule's templates: labels, GPU, severity, summary. A failing template yields nothing, so that the
-finding stays.
-"""
+"""Rendering of a rule's labels, GPU, severity, summary. A failing template yields nothing; the finding stays."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def _compiled(template: str) -> Expression | TextTemplate:
 
 
 def labels_of(rule: LogRule, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Return the rule's labels, masked and limited. Empty and failing ones are omitted."""
+    """Return labels, masked and limited, without empty and failing ones."""
     made: dict[str, str] = {}
     for name, template in list(rule.alert.labels.items())[:MOST_LABELS] if rule.alert else ():
         text = text_of(template, {"fields": fields})

@@ -17,7 +17,7 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 
 
 class LinePattern(Struct, frozen=True):
-    """Pattern, with its role and cause if they differ from the rule's."""
+    """Pattern, with role and cause if not the rule's."""
 
     pattern: str
     role: Role | None = None
@@ -45,7 +45,7 @@ class Confirmation(Struct, frozen=True):
 
 
 class RuleAlert(Struct, frozen=True):
-    """Alert of a rule's findings. Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Alert of findings. Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
 
     name: str
     severity: str = "warning"
@@ -79,10 +79,10 @@ class LogRule(Struct, frozen=True):
     """Template of the GPU's PCI address or UUID."""
     ends: tuple[str, ...] = ()
     lasting: timedelta = timedelta(0)
-    """Time for which no line may end it before it is reported."""
+    """Time without an ending line before it is reported."""
     count: RequiredCount | None = None
     silence: timedelta = _SILENCE
-    """The finding is over after this time without a line, unless `until` is set."""
+    """Time without a line after which it is over, unless `until` is set."""
     until: str = ""
     """``boot``, ``attempt``, ``ends``, or "" for `silence`."""
     alert: RuleAlert | None = None
@@ -91,7 +91,7 @@ class LogRule(Struct, frozen=True):
 class RuleSet(Struct, frozen=True, dict=True):
     rules: tuple[LogRule, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Rules of a newer server that this version does not understand."""
+    """A newer server's rules that this version does not understand."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "rules", tuple(sorted(self.rules, key=lambda rule: rule.name)))
@@ -111,7 +111,7 @@ class RuleSet(Struct, frozen=True, dict=True):
 
     @classmethod
     def decode(cls, data: bytes) -> RuleSet:
-        """Decode a set, omitting rules with unknown members. Raises ValueError for invalid data."""
+        """Decode a set, without rules with unknown members. Raises ValueError."""
         try:
             document = json.loads(data)
             if document["version"] != _FORM:

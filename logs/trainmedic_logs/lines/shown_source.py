@@ -1,7 +1,4 @@
-"""Program source and variables shown in a traceback.
-
-They can contain any words, so rules ignore them. People see the whole traceback.
-"""
+"""Program source and variables in a traceback: any words, so rules ignore them. People see the whole traceback."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def without_source(text: str) -> str:
 
 
 def last_shown(text: str) -> str:
-    """Return the source below the last call; "" if none."""
+    """Return the source below the last call, or ""."""
     shown: list[str] = []
     margin: int | None = None
     for line in text.split("\n"):

@@ -1,7 +1,6 @@
-"""Metrics in text lines: adjacent names and numbers, in any trainer's format.
-
-Examples: `Epoch: 1, Loss: 2.345`, `Step 100: loss=1.234, lr=1e-4, time=0.5s`, `GPU 0: 22.1GB / 24.0GB`. Members are
-named as in ``records``. Other losses, such as `policy loss`, are excluded.
+"""Metrics in text lines: adjacent names and numbers, in any trainer's format, such as `Epoch: 1, Loss: 2.345`, `Step
+100: loss=1.234, lr=1e-4, time=0.5s`, `GPU 0: 22.1GB / 24.0GB`. Members are named as in ``records``. Other losses, such
+as `policy loss`, are excluded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ HINTS = (
     rb"(?i:loss)['\"]?[ \t:=\[(]{1,12}(?:tensor\()?[-+.\dnNiI]",
     rb"(?i:data|reader)(?i:[ _](?:time|cost|load(?:ing)?[ _]time))?(?: ?\(\w{1,5}\))?['\"]?[ \t:=]{1,10}\d",
 )
-"""Byte patterns; every line that `step_of` reads contains one, most other lines none."""
+"""Byte patterns, one in every line that `step_of` reads, none in most others."""
 _HINT = re.compile(b"|".join(HINTS).decode())
 _PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
 _SPLIT = re.compile(r"[\s_/.-]+")
@@ -79,7 +78,7 @@ _TRAINING = frozenset(
     {"train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"}
     | {"info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"}
 )
-"""Words before `loss` that still mean the training loss."""
+"""Words before `loss` that mean the training loss."""
 _EVALUATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
 _OTHER_TIME = frozenset(
     {"total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"}
@@ -102,9 +101,7 @@ _SETTING = re.compile(
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return the metrics in a line: `step_s` and `data_s` in seconds, `gpu_memory_bytes`, `gpu_memory_ratio` from 0 to
-    1.
-    """
+    """Return a line's metrics: `step_s` and `data_s` in seconds, `gpu_memory_bytes`, `gpu_memory_ratio` from 0 to 1."""
     text = _PLACE.sub("", text[:_LONGEST])
     metrics: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
@@ -117,9 +114,8 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def step_of(text: str) -> dict[str, Any] | None:
-    """Return the record of a line that reports a step; else None.
-
-    It needs a loss and a step or epoch number, or the step's data waiting time.
+    """Return a step line's record, or None. It needs a loss and a step or epoch number, or the step's data waiting
+    time.
     """
     text = text[:_LONGEST]
     lower = text.lower()

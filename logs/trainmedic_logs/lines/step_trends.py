@@ -30,7 +30,7 @@ progress since the first level.
 _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95
-"""A loss that falls below this share within the window is recovering."""
+"""A loss below this share within the window is recovering."""
 _RATE_RAISED = 2.0
 _SETTLING = 5
 _OTHER_LOSSES = re.compile(
@@ -128,7 +128,7 @@ class StepTrends:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 
     def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
-        """Take a step record. Return the members to add to it."""
+        """Take a step record. Return the members to add."""
         if _OF_SDK in record:
             return {}
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))

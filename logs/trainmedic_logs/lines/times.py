@@ -1,4 +1,4 @@
-"""Times with date and zone in lines; others would need guessing (``line_times``)."""
+"""Times with date and zone in lines; others need guessing (``line_times``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Findings over the lines of a node's streams: begin, repeat, end.
-
-Durations count by the times of lines and `tick`, not by a clock. Memory is bounded. The state can be stored together
-with the position in each stream.
+"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines and `tick`,
+not by a clock. Memory is bounded. The state can be stored together with the position in each stream.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Findings followed at once. Above it, the user with the most loses the longest quiet ones."""
+"""Findings followed. Above it, the user with the most loses the longest quiet ones."""
 _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
@@ -85,7 +83,7 @@ def _no_gpu(_: str) -> str | None:
 
 
 class FindingTracker:
-    """Tracker for the streams of one node. Not thread-safe."""
+    """Tracker for one node's streams. Not thread-safe."""
 
     def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
         """Raises ValueError or Malformed for an invalid rule."""
@@ -93,13 +91,13 @@ class FindingTracker:
         self._followed: dict[_Key, _Followed] = {}
         self._last_number = 0
         self._stored: Mapping[int, _Kept | None] = {}
-        """Last stored state of each finding; None if it must be stored again."""
+        """Each finding's last stored state; None to store it again."""
         self._rows: set[_Key] = set()
         self._stretches: set[_Key] = set()
-        """Findings that were counted in a row. Each ends after as many consecutive refused records."""
+        """Findings counted in a row. Each ends after as many consecutive refused records."""
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
-        """Lines with a rule's literal but none of its patterns, by rule: the wording may have changed."""
+        """Lines by rule of `LineMatch.near`."""
         self.begun: list[Finding] = []
         """Findings that began with the last line and are reported after `lasting`."""
         self._use(rule_set)
@@ -118,7 +116,7 @@ class FindingTracker:
         return self._rule_set
 
     def use(self, rule_set: RuleSet) -> None:
-        """Replace the active rules; findings of remaining rules continue. Raises like the constructor."""
+        """Replace the rules; findings of remaining ones continue. Raises like the constructor."""
         if rule_set != self._rule_set:
             self._use(rule_set)
 
@@ -154,8 +152,7 @@ class FindingTracker:
 
     def tick(self, now: datetime) -> list[Finding]:
         """Return findings due at `now`: those that lasted long enough, and changed ones, each at most once per second.
-
-        Findings whose silence has passed are forgotten.
+        Forget those whose silence has passed.
         """
         due: list[Finding] = []
         for key, followed in list(self._followed.items()):
@@ -171,7 +168,7 @@ class FindingTracker:
         return due
 
     def changed(self) -> list[Finding]:
-        """Return all changed findings regardless of the interval, at the end of a file."""
+        """Return all changed findings regardless of the interval, at a file's end."""
         due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
         for followed in due:
             followed.has_changed = False
@@ -238,7 +235,7 @@ class FindingTracker:
     # --- ending ---------------------------------------------------------------------------------
 
     def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
-        """End findings after as many consecutive refused records as began them. Other ranks' records do not count."""
+        """End findings after as many consecutive refused records as began them, not counting other ranks'."""
         if not self._stretches:
             return []
         stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
@@ -283,7 +280,7 @@ class FindingTracker:
         self._stored = changes.kept
 
     def restore(self, entries: Mapping[int, Any]) -> None:
-        """Restore another tracker's stored findings. Unreadable ones are skipped."""
+        """Restore another tracker's findings, without unreadable ones."""
         self._stored = dict.fromkeys(entries)
         for number, entry in entries.items():
             self._last_number = max(self._last_number, number)

@@ -1,6 +1,5 @@
-"""Log rules of some directories, reloaded on change.
-
-Only documents with the key ``log_rule`` count. An invalid file keeps its last rules; a deleted file loses them.
+"""Log rules of some directories, reloaded on change. Only documents with the key ``log_rule`` count. An invalid file
+keeps its last rules; a deleted file loses them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class LoadedRules(Struct, frozen=True):
 
 
 def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
-    """Return rules and problems; other documents are ignored. Never raises."""
+    """Return rules and problems, ignoring other documents. Never raises."""
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
     in_doubt, allowance = bool(problems), Allowance()
@@ -71,10 +70,8 @@ def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
 
 
 class LogRuleLibrary:
-    """Rules of `roots` (files or directories), empty until `reload`.
-
-    ``beside`` are playbook roots that may also hold rules; their missing paths are reported by the playbook library
-    only.
+    """Rules of `roots` (files or directories), empty until `reload`. ``beside`` are playbook roots that may also hold
+    rules; the playbook library reports their missing paths.
     """
 
     def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:

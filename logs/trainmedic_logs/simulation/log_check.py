@@ -18,7 +18,7 @@ class CheckedRules(Struct, frozen=True):
     rules: RuleSet
     problems: tuple[FileProblem, ...]
     beyond_logs: tuple[FileProblem, ...]
-    """First part of each test file that only the server can check; not an error."""
+    """Each test file's first part that only the server can check; not an error."""
 
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
@@ -41,7 +41,6 @@ def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
 
 
 def test_files(roots: Iterable[Path]) -> list[Path]:
-    """Return the test files in `roots`, without duplicates."""
     files = (path for root in roots for path in yaml_files.test_files(root))
     return list(dict.fromkeys(path for path in files if yaml_files.is_test(path)))
 

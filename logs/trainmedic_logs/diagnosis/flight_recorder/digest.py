@@ -16,16 +16,16 @@ from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
 RULE = SOURCE = "flight-recorder"
-"""Rule and source of the finding; no log rule or policy uses this name."""
+"""Rule and source of the finding, a name of no log rule or policy."""
 LONGEST = 24 * 1024
 """Characters of a line; ten ranks fit into an excerpt."""
 _KEPT = ((16, 8), (4, 0))
-"""Open and completed collectives per group; the second choice if the first is too long."""
+"""Open and completed collectives per group, the second choice if the first is too long."""
 _LARGEST = 2**63 - 1
 
 
 def write(dump: Dump, attempt: int | None) -> str:
-    """Return the line of a dump. Raises DumpError if it is too long."""
+    """Return a dump's line. Raises DumpError if it is too long."""
     for under_way, done in _KEPT:
         line = _written(dump, attempt, under_way, done)
         if len(line) <= LONGEST:

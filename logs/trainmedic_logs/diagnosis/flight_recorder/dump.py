@@ -1,4 +1,4 @@
-"""Dump of one rank, validated from untrusted data: parts are taken by name, type and size, and the rest is ignored."""
+"""Dump of one rank, validated: parts are taken by name, type and size, and the rest is ignored."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainmedic_logs.diagnosis.flight_recorder import plain_pickle
 from trainmedic_logs.errors import DumpError
 
 MOST_BYTES = 64 * 1024 * 1024
-"""File size. 2,000 entries with call stacks take about 5 MiB."""
+"""File size; 2,000 entries with call stacks take about 5 MiB."""
 MOST_ENTRIES = 200_000
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
 MOST_MEMBERS = 1_000_000
-"""Ranks of all groups together; a small pickle can repeat one list 20,000 times."""
+"""Ranks of all groups; a small pickle can repeat one list 20,000 times."""
 _DONE_KEPT = 32
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
@@ -34,11 +34,11 @@ class ProcessGroup(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """Collective called by one rank. Point-to-point operations are excluded."""
+    """Collective called by one rank, without point-to-point operations."""
 
     group: ProcessGroup
     number: int
-    """Sequence number in the group, the same for all members."""
+    """Number in the group, the same for all members."""
     operation: str
     sizes: str
     """Input sizes: ``[[4096, 5120]]``."""
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True):
     is_started: bool
     """Its kernel runs and waits for other ranks or the network."""
     created_ns: int
-    """Time of the call by the node's clock, in ns since 1970."""
+    """Call by the node's clock, in ns since 1970."""
 
 
 class Dump(Struct, frozen=True):
@@ -64,7 +64,7 @@ class TakenGroup(TypedDict):
 
 
 class Taken(TypedDict):
-    """JSON form of a dump. Decoding allocates no more than the text's size."""
+    """JSON form, decoded without allocating more than the text's size."""
 
     rank: int
     configured: int
@@ -74,11 +74,7 @@ class Taken(TypedDict):
 
 
 def read(raw: bytes, rank: int) -> Dump:
-    """Parse a pickle or JSON file.
-
-    Raises:
-        DumpError: Too large, not a dump, or not plain values.
-    """
+    """Parse a pickle or JSON file. Raises DumpError if it is too large, no dump, or not plain values."""
     if len(raw) > MOST_BYTES:
         raise DumpError(f"it has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
     if raw.lstrip()[:1] != b"{":
@@ -90,11 +86,7 @@ def read(raw: bytes, rank: int) -> Dump:
 
 
 def from_plain(value: Any, rank: int) -> Dump:
-    """Build a dump from plain values.
-
-    Raises:
-        DumpError: Not a dump, or too large.
-    """
+    """Raises DumpError if it is no dump or too large."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")
@@ -207,7 +199,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """Return an integer, also from text, as in JSON dumps."""
+    """Return an integer, also from text, as in JSON dumps, or None."""
     if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)

@@ -23,13 +23,13 @@ class Waiting(Struct, frozen=True):
     number: int
     operation: str
     since: datetime | None
-    """First call by a waiting rank, by its node's clock (UTC); None if unknown."""
+    """A waiting rank's first call, by its node's clock (UTC); None if unknown."""
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
     """Members that did not call it, by their own dumps. Empty if all called it and it does not end."""
     silent: tuple[int, ...]
     differing: tuple[int, ...] = ()
-    """Ranks that called another operation than the majority: the program diverged."""
+    """Ranks whose operation is not the majority's: the program diverged."""
 
 
 class Reading(Struct, frozen=True):
@@ -49,7 +49,7 @@ class Reading(Struct, frozen=True):
 
     @property
     def differing(self) -> tuple[int, ...]:
-        """Ranks that called another operation than the majority, ascending."""
+        """Ranks whose operation is not the majority's, ascending."""
         return tuple(sorted({rank for wait in self.waits for rank in wait.differing}))
 
 
@@ -67,7 +67,7 @@ def read_together(dumps: Sequence[Dump]) -> Reading:
 
 
 def _whole(group: ProcessGroup, by_rank: Mapping[int, Dump]) -> ProcessGroup:
-    """Return the group with its members. Gloo omits them; the default group has all ranks."""
+    """Add members, which Gloo omits; the default group has all ranks."""
     if group.ranks or group.description != "default_pg":
         return group
     return ProcessGroup(group.name, group.description, tuple(sorted(by_rank)))
@@ -100,7 +100,7 @@ def _waiting(
 def _candidates(
     open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
-    """Yield open collectives that some member did not call, checking only those that can be the first."""
+    """Yield open collectives that some member did not call, checking only possible first ones."""
     furthest_behind = min(lasts.values())
     without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
     next_of_those = {number + 1 for called in without for number in called}

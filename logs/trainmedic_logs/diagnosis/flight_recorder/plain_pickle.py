@@ -10,7 +10,7 @@ from trainmedic_logs.errors import DumpError
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickler that finds no classes or functions, so nothing can be called."""
+    """Finds no classes or functions, so nothing can be called."""
 
     def find_class(self, module: str, name: str) -> Never:
         raise pickle.UnpicklingError(f"it names {module[:60]}.{name[:60]}; a flight recorder's dump has plain values")
@@ -20,10 +20,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load(raw: bytes) -> Any:
-    """Unpickle plain values. It may use all memory or never end; the caller must limit both.
-
-    Raises:
-        DumpError: Not a pickle, truncated, or not plain values.
+    """Unpickle plain values. It may use all memory or never end; the caller must limit both. Raises DumpError if it is
+    no pickle, truncated, or not plain values.
     """
     try:
         return _PlainUnpickler(io.BytesIO(raw)).load()
