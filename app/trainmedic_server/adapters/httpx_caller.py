@@ -24,7 +24,7 @@ BODY_LIMIT = 64 * 1024
 
 
 class HttpxCaller:
-    """Makes each call on its own connection: on a kept one, the peer's closing would look like a lost call."""
+    """Uses a new connection for each call: if the peer closes a kept one, the call looks lost."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
 
 
 class JsonEndpoint:
-    """A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
+    """The URL's user and password are sent as Basic, the token file's content as Bearer."""
 
     def __init__(self, url: str, token_file: Path | None, what: str) -> None:
         parts = urlsplit(url)

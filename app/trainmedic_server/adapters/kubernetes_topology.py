@@ -1,7 +1,7 @@
 """Nodes and pods of the cluster, from a cached watch that may lag slightly.
 
-Before the first list, alerts that need the topology are refused rather than guessed. While the API server does not
-answer, no node counts as unknown.
+Before the first list, alerts that need the topology are refused. While the API server does not answer, no node counts
+as unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOB_LABELS: Final = (
     "batch.kubernetes.io/job-name",
     "job-name",
 )
-"""The most specific first: a JobSet's pods belong to a Job as well."""
+"""The most specific first: a JobSet's pods also belong to a Job."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 300
 _FIRST_WAIT: Final = 0.5
@@ -165,6 +165,7 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
+    """Return None if the pod has no node or has ended: no job runs in it then."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):

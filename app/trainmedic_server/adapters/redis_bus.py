@@ -1,7 +1,7 @@
 """`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``.
 
-While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again,
-because Redis may have lost them.
+While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again:
+Redis may have lost them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ UNHEARD_AFTER = timedelta(seconds=10)
 
 
 class RedisBus:
-    """``consumer`` is the name in the consumer group. It must stay the same over restarts and for each leader of
-    several servers, because Redis delivers unacknowledged replies to the same name again.
-
-    ``on_late_reply`` receives final replies that no request waits for. ``fence`` is called before any read or write.
+    """``consumer`` is the name in the consumer group. It must be the same for each leader and after restarts: Redis
+    delivers unacknowledged replies to the same name again. ``on_late_reply`` receives final replies that no request
+    waits for. ``fence`` is called before any read or write.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class RedisBus:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns at once, whether or not Redis answers."""
+        """Returns at once, even if Redis does not answer."""
         self._tasks = [
             asyncio.create_task(self._outbox.run(), name="redis-outbox"),
             asyncio.create_task(self._inbox.run(), name="redis-inbox"),
@@ -212,6 +211,7 @@ class RedisBus:
         return present is None or not (present.details or present.doubt is None)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
+        """Return the ranks that must answer, by the presence. None if unknown."""
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:

@@ -38,8 +38,7 @@ _CLOSED_TRANSPORT = "unable to perform operation on <"
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
     """Return a client that connects on first use and never retries: only callers know which calls may be repeated.
-
-    Raises ConfigurationError without the URL, so that no password gets into a log.
+    Raises ConfigurationError without the URL, which may contain a password.
     """
     try:
         check_redis_url(url)
@@ -120,7 +119,7 @@ async def _last_words(reader: asyncio.StreamReader | None) -> str:
 
 class _BriefSentinels(Sentinel):
     """Closes connections to Sentinels after each answer, as `trainmedic.wire.connection` does. Concurrent connections
-    share one query; each would end the others' otherwise.
+    share one query: otherwise each would end the others'.
     """
 
     _asking: asyncio.Task[Any] | None = None

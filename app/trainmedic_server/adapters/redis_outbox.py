@@ -1,5 +1,5 @@
-"""Writer of commands and of acknowledgements of replies, in pipelines. One pipeline takes all that is queued in a turn
-of the event loop.
+"""Writer of commands and of acknowledgements of replies. One pipeline takes all that is queued in a turn of the event
+loop.
 """
 
 from __future__ import annotations

@@ -23,12 +23,11 @@ from trainmedic_server.ports.outside import Clock, Presence
 log = telemetry.logger(__name__)
 
 OLDEST = timedelta(minutes=2)
-"""Maximum age of a signed presence, and maximum lead over this server's clock. After a restart, a recorded presence can
-be trusted again within this time.
+"""Maximum age of a signed presence, and maximum lead over this server's clock. For this time after a restart, a
+recorded presence can be trusted again.
 """
 COUNTS_FOR = timedelta(seconds=45)
-"""Validity of a trusted presence that another client has overwritten. An agent writes every 10 s, with a lifetime of 30
-s.
+"""Validity of a trusted presence that another client has overwritten. Agents write every 10 s, with a lifetime of 30 s.
 """
 _READ_MEANWHILE = timedelta(seconds=15)
 """Reading many presences takes time, so such an age proves nothing."""
@@ -143,6 +142,7 @@ class PresenceJudge:
 
 
 def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:
+    """Return the ranks that answer each command; None if it lists none."""
     ranks = details.get("ranks")
     if not isinstance(ranks, list) or not ranks:
         return None

@@ -24,7 +24,7 @@ LARGEST_PAGE = 5000
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
 _CATCHES_UP = timedelta(seconds=90)
-"""Older lines may arrive for this time after an outage: agents push again within a minute."""
+"""Period in which older lines may arrive after an outage: agents push again within a minute."""
 _MOST_KNOWN = 100_000
 _MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000

@@ -1,3 +1,3 @@
 """Approval questions in Slack with buttons, by Socket Mode: the server opens the connection. Imported only if Slack is
-set, because it needs an extra.
+set: it needs an extra.
 """

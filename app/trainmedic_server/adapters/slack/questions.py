@@ -1,5 +1,6 @@
-"""Messages in Slack, one for each question, edited after any decision. A message follows from the run and its orders in
-the run store, so events, restarts and clicks have the same effect.
+"""Messages in Slack, one for each question, edited after any decision.
+
+A message follows from the run and its orders in the run store, so events, restarts and clicks have the same effect.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class SlackQuestions:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._reminded = 0
-        """Newest event with a sent reminder. After a failure, earlier events are passed here again."""
+        """Newest event with a sent reminder. Earlier events may be passed here again."""
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
@@ -89,6 +90,7 @@ class SlackQuestions:
                     log.error("cannot show question in Slack", run_id=asked[0].id, error=str(error))
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
+        """Return the run and the step that asks, or has asked. Raises StoreUnavailable."""
         run = await self._store.transact(lambda tx: tx.run(run_id))
         step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
         return (run, step) if run is not None and step is not None else None
@@ -141,9 +143,7 @@ class SlackQuestions:
     async def _posted(
         self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
-        """Post the message once, after persisting the intent. If an earlier attempt has an unknown outcome, search its
-        message.
-
+        """Post the message once, after persisting the intent. After an unknown outcome, search the earlier message.
         Return None if there is none and the question is closed.
         """
         if begun is None:

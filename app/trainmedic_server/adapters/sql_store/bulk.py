@@ -17,10 +17,8 @@ _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
 class BulkInsert:
-    """Insert of tuples in column order, without `seq`, which the database fills.
-
-    A row with an existing key is an error, is skipped (``ignore``), replaces the columns `update`, or adds to its
-    numbers (``add``).
+    """Insert of tuples in column order, without `seq`, which the database fills. A row with an existing key is an
+    error, is skipped (``ignore``), replaces the columns `update`, or adds to its numbers (``add``).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Opaque cursor of a history page, and the tables' form of times.
 
-Pages are cut by key (creation time, then ID), not by count, so that new runs never shift them.
+Pages are cut by key (creation time, then ID), so that new runs never shift them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def encode(created_at: datetime, run_id: str) -> str:
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
+    """Return creation time and ID. Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

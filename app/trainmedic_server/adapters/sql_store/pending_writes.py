@@ -1,7 +1,7 @@
 """Writes of units of work that were not sent to the database yet.
 
-Units that share a transaction combine their writes, so that a storm costs a few long statements. Reads that may depend
-on pending writes flush them first (``transaction``).
+Units that share a transaction combine their writes into a few long statements. Reads that may depend on them flush them
+first (``transaction``).
 """
 
 from __future__ import annotations

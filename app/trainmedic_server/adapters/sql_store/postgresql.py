@@ -1,6 +1,6 @@
 """Session with PostgreSQL, and the lock of the leader.
 
-The advisory lock belongs to the writing session, which is never reopened. So a server whose session has ended cannot
+The advisory lock belongs to the writing session, which is never reopened, so a server whose session has ended cannot
 write. PostgreSQL ends silent sessions, so a hanging server does not block the others permanently.
 """
 
@@ -80,7 +80,7 @@ def conninfo(url: str) -> str:
 
 
 class LockSession:
-    """Writes while it has the lock. An ended session is never reopened. Methods block."""
+    """Writes while it has the lock. Methods block."""
 
     def __init__(self, connection: psycopg.Connection[Any], url: str, takeover: timedelta) -> None:
         self._connection = connection
@@ -122,6 +122,7 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
+        """Return whether the session has the lock now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:

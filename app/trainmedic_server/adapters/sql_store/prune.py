@@ -1,4 +1,4 @@
-"""Deletion of old data in batches. Each function deletes one batch as a unit of work and returns its number of rows."""
+"""Deletion of old data. Each function deletes one batch as a unit of work and returns its number of rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BATCH = 50
 """Rows deleted at a time: others wait a few milliseconds."""
 
 REST = 3
-"""Pause as a multiple of a deletion's duration. A million runs take up to an hour."""
+"""Pause as a multiple of a deletion's duration: a million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)

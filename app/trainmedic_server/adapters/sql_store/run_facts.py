@@ -1,5 +1,5 @@
-"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run. So a
-month's tally reads few rows.
+"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run: a month's
+tally reads few rows.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
+    """Return whether a run of the same playbook and target within the hour before would make this one a repeated run.
+    """
     return run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
 
 

@@ -126,6 +126,9 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
+    """Return the first day and the day after the last that are counted and lie in the period. The newest run's day does
+    if that run does.
+    """
     day = run_facts.MICROSECONDS_OF_A_DAY
     begin, end = microseconds_of(since), microseconds_of(until)
     newest = connection.execute(_NEWEST).scalar()

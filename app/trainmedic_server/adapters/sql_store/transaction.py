@@ -1,8 +1,7 @@
 """Unit of work: `ports.store.Transaction` on one connection.
 
 Writes wait in `PendingWrites`; a read that could miss one flushes them first, inside a savepoint. The writes of several
-units are sent together, so that a storm costs few statements. If the database refuses them, the units run again one by
-one.
+units are sent together. If the database refuses them, the units run again one by one.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ class SharedWritesRefused(Exception):
 
 
 class SqlTransaction(Transaction):
-    """``shared`` has the writes of earlier units of the same transaction.
-
-    A ``guarded`` unit runs inside a savepoint from its beginning, so that a database error reverts only this unit.
+    """``shared`` has the writes of earlier units of the same transaction. A ``guarded`` unit runs inside a savepoint
+    from its beginning, so that a database error reverts only this unit.
     """
 
     def __init__(

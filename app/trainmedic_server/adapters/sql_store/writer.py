@@ -1,8 +1,7 @@
-"""The only writing thread: it commits all waiting units of work together.
+"""The only writing thread: it commits all waiting units of work together, because a commit of any size waits for an
+``fsync``.
 
-A commit of any size waits for an ``fsync``. Each unit still fails alone, and its future is resolved after the
-commit, because the caller then acknowledges the delivery.
-
+Each unit still fails alone. Its future is resolved after the commit, because the caller then acknowledges the delivery.
 With a `Leadership`, the connection is the session with the lock, is confirmed regularly, and is never replaced.
 """
 
@@ -98,7 +97,7 @@ class Committer:
             leadership.lose("the lock belongs to another session; is there a connection pooler?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
-        """Run and commit the units, together or otherwise one by one. Return whether anything was written."""
+        """Run and commit the units, together or else one by one. Return whether anything was written."""
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)
