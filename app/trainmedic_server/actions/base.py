@@ -1,6 +1,4 @@
-"""Base classes of actions and their parameters. Other packages may derive from them
-(``trainmedic_server.extending``).
-"""
+"""Base classes of actions and their parameters, also for other packages (``trainmedic_server.extending``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions that a training job or a node agent performs: sending the command and judging the replies."""
+"""Actions that a training job or a node agent performs."""
 
 from __future__ import annotations
 
@@ -107,10 +107,8 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Return which receivers have not replied. Empty if all have.
-
-        Without listed ranks, one final reply counts for all, unless the bus waited until the deadline: then it knew of
-        a missing rank.
+        """Return which receivers have not replied, empty if all have. Without listed ranks, one final reply counts for
+        all, unless the bus waited until the deadline: then it knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
@@ -222,7 +220,7 @@ def _numbered(ranks: Sequence[int]) -> str:
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
-    """Return why an undo answered ``applied`` is uncertain. None if it is certain.
+    """Return why an undo answered ``applied`` is uncertain; None if it is certain.
 
     A receiver that lost its memory finds nothing to revert either. So ``nothing_to_undo`` needs a reason:
     ``not_in_force``, or ``never_applied`` unless the server recorded the command as applied.

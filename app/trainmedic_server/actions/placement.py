@@ -1,8 +1,8 @@
 """Node actions on a job: one command for each destination (a node of the job, or a GPU there), and one outcome.
 
 Destinations come from the job's presence, otherwise from its pods (``pods``). They are stored before any command is
-sent, for restarts and for undos after the job's end. Command IDs are derived from the attempt's, so that an agent
-recognises a repetition.
+sent, for restarts and for undos after the job's end. Command IDs derive from the attempt's, so that agents recognise
+repetitions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PlacedAction(CommandAction):
     - None applied it: failure.
     - Otherwise the outcome is unknown.
 
-    A partly failed undo is repeated as a whole, because undoing twice changes nothing.
+    A partly failed undo is repeated as a whole: undoing twice changes nothing.
     """
 
     Params: ClassVar[type[BaseModel]] = PlacedParams

@@ -103,6 +103,7 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
+    """Return the classes by action name, and a sentence for each excluded entry point."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:
@@ -124,6 +125,7 @@ def combine(
 
 
 def _fault(loaded: object) -> str | None:
+    """Return why the object is not an action class; None if it is."""
     if not isinstance(loaded, type):
         return "it is not a class"
     name = getattr(loaded, "name", None)

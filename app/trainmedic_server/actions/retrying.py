@@ -24,12 +24,13 @@ from trainmedic_server.ports.actions import Call, Services
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 """Seconds between two attempts, unless the server asks for another wait."""
 REPORT_EVERY = timedelta(seconds=15)
-"""How often an event in the history states what the action waits for."""
+"""Interval of the events that state what the action waits for."""
 LONGEST_ASKED_FOR = 60.0
-"""The longest wait in seconds that the server, or a proxy before it, can ask for."""
+"""The longest accepted wait, in seconds, that a server or proxy asks for."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""How long refusals of our account are retried. An API server that has just started refuses everybody until it has
-read its roles and accounts."""
+"""How long refusals of our account are retried. An API server that has just started refuses everybody until it has read
+its roles and accounts.
+"""
 
 Result = TypeVar("Result")
 
@@ -62,11 +63,9 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Call `attempt` until it returns or the deadline passes, and return its result. A call that `makes_change` is
-        not repeated after the alert has resolved.
-
-        Raises OutcomeUnknown at the deadline if a failure of this call, or an earlier call of this command, left it
-        open whether something was changed.
+        """Return the result of `attempt`, called until it returns or the deadline passes. A call that `makes_change` is
+        not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if a failure of this call, or
+        an earlier call of this command, left open whether something was changed.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()

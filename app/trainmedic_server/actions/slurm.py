@@ -1,8 +1,8 @@
 """Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal``, ``cancel`` and ``update``.
 
-Slurm has no conditional update and stores no author of a change, so each action leaves a mark where its change is: a
-drain in the node's reason, a change of a job in its admin comment. The mark names the runs whose change is in effect.
-By it a resumed attempt finds what it did, and an undo leaves alone what others did.
+Slurm has no conditional update and stores no author of a change, so each action leaves a mark: a drain in the node's
+reason, a change of a job in its admin comment. It names the runs whose change is in effect. By it a resumed attempt
+finds its change, and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def marked(owners: Collection[str], text: str) -> str:
 
 
 class SlurmAction(RetryingAction):
-    """Base of the actions. While Slurm is unreachable or fails it tries again until the call's deadline."""
+    """Base of the actions. Retries until the call's deadline while Slurm is unreachable or fails."""
 
     service: ClassVar[str] = "Slurm"
 
@@ -69,9 +69,8 @@ class _NodeAction(SlurmAction):
     outputs: ClassVar[frozenset[str]] = frozenset({"node", "state", "reason", "note"})
 
     async def find(self, call: Call) -> SlurmNode:
-        """Return the node of the target, which the alert may name by its NodeName, its host name or its address.
-
-        Raises ObjectMissing if Slurm has none, PermanentFailure if it has several.
+        """Return the target's node, which the alert may name by NodeName, host name or address. Raises ObjectMissing if
+        Slurm has none, PermanentFailure if it has several.
         """
         wanted = call.target.node
         if wanted is None:

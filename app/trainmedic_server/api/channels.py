@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class ChannelStore(Protocol):
-    """The part of the run store that recording a test needs."""
+    """The part of the run store for recording a test."""
 
     async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 

@@ -30,7 +30,7 @@ def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts storable and within all limits, with the longest truncated first. Deterministic. Expects at most
+    """Return the texts storable and within all limits, the longest truncated first. Deterministic. Expects at most
     `MOST_TEXTS`.
     """
     joined = "".join(chain.from_iterable(texts.items()))
@@ -56,6 +56,7 @@ def storable(text: str) -> str:
 
 
 def holds_unstored(text: str) -> bool:
+    """Return whether the text has a character that no database stores."""
     return "\0" in text or (not text.isascii() and _NOT_STORED.search(text) is not None)
 
 

@@ -32,9 +32,8 @@ _UNKNOWN = (
 
 
 def read(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts in `document`, parsed JSON. Raises PayloadError.
-
-    Without a status, an alert is firing; without a start, it began at `now`.
+    """Return the alerts in `document`, parsed JSON. Raises PayloadError. By default, an alert is firing and began at
+    `now`.
     """
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return _all_sound(document, now)
@@ -47,7 +46,7 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts of a webhook's body. A malformed one is an error here, because the caller can correct it."""
+    """Return the alerts of a webhook's body. A malformed one is an error here: the caller can correct it."""
     delivery = payload.delivery(document, "explained", now)
     if delivery.rejected:
         raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])

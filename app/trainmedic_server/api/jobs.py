@@ -152,7 +152,7 @@ class JobDirectory:
         self._cluster = cluster
 
     def connected(self, job: Presence, members: Mapping[str, Any]) -> JobView:
-        """Return the view of a connected job. Its pods are those that agents see on its ranks' GPUs, or else those
+        """Return the view of a connected job. Its pods are those that agents see on its ranks' GPUs, else those
         labelled with its name.
         """
         ranks = ranks_in(job.name, job.details)

@@ -1,7 +1,7 @@
 """Verification of Trainmedic's own alerts that Alertmanager sends back.
 
 Playbooks trust the label ``source``, which anyone who posts alerts can write. So such an alert must equal one that the
-run store recorded. Otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come
+run store recorded; otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come
 from the store.
 """
 
@@ -66,6 +66,7 @@ def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
 
 
 def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
+    """Return the alert as its verdict states it. None if it is of none."""
     for known in made:
         if known.labels is not None and _given(known.labels) == _given(alert.labels):
             annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}

@@ -253,9 +253,7 @@ def _switching(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """Execute the command. Characters of a playbook's name have no meaning as patterns. Raises NotFound, Conflict,
-    StoreUnavailable.
-    """
+    """Execute the command. A playbook's name is no pattern. Raises NotFound, Conflict, StoreUnavailable."""
     now = clock.now()
     orders = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":

@@ -1,9 +1,8 @@
 """Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`.
 
 Hand-written, because the number of reported problems and the work for a hostile body must be bounded.
-`schemas.AlertmanagerPayload` documents the same contract; a test compares both.
-
-Alertmanager never retries a 4xx, so a malformed alert does not refuse its group: it becomes a `RejectedAlert`.
+`schemas.AlertmanagerPayload` documents the same contract; a test compares both. Alertmanager never retries a 4xx, so a
+malformed alert becomes a `RejectedAlert` and does not refuse its group.
 """
 
 from __future__ import annotations
@@ -85,6 +84,7 @@ class _Problems:
 
 
 def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
+    """Return the valid and the malformed alerts. Raises PayloadError if none can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()
@@ -137,6 +137,7 @@ def _version(value: Any, problems: _Problems) -> None:
 
 
 def _alert(entry: Any, path: str, problems: _Problems, ignored: _Problems) -> Alert | None:
+    """Return None for a malformed alert. Problems of optional members go to `ignored`."""
     if type(entry) is not dict:
         problems.add(path, "must be an object")
         return None
@@ -163,6 +164,7 @@ def _status(value: Any, path: str, problems: _Problems, *, required: bool) -> Al
 
 
 def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None:
+    """Return all labels; None if any is wrong."""
     if type(value) is not dict:
         problems.add(path, "is missing" if value is None else "must be an object")
         return None
@@ -189,6 +191,7 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
 
 
 def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str] | None:
+    """Return the annotations, truncated if too long; None if they are not texts."""
     if value is None:
         return {}
     if type(value) is not dict:

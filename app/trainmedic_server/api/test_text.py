@@ -12,7 +12,7 @@ from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
 
 def write(explained: Sequence[ExplainedAlert]) -> str:
     """Return the file, with one test for each alert. The alerts must be explained one by one, by playbooks only
-    (`explanation.alone`), like in a test.
+    (`explanation.alone`), as in a test.
     """
     sources = {PurePath(each.source).name for alert in explained for each in _naming(alert)}
     lines = [

@@ -324,6 +324,7 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _deadline_of(run: Run) -> datetime | None:
+    """Return when the present step of an open run ends by itself. None if there is no such time."""
     if not run.is_open:
         return None
     at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)
@@ -335,6 +336,7 @@ def _deadline_of(run: Run) -> datetime | None:
 
 
 def _decided_at(run: Run) -> datetime | None:
+    """Return when people last approved or rejected. None if they have not."""
     return max((step.ended_at for step in _decided(run) if step.ended_at is not None), default=None)
 
 

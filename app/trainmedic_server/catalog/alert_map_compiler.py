@@ -161,6 +161,7 @@ def _forbidden(label: str) -> str:
 
 
 def _is_code(label: str) -> bool:
+    """Return whether harmful playbooks read an XID from this label."""
     plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
     return plain.replace("-", "_") in XID_LABELS
 

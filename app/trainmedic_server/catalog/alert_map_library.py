@@ -1,7 +1,7 @@
 """Alert map of some files, kept up to date.
 
-A file that is missing or invalid keeps its last valid content. If it was never valid, its conditions are unknown, and
-no alert is accepted.
+A missing or invalid file keeps its last valid content. If it was never valid, its conditions are unknown, and no alert
+is accepted.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class AlertMapLibrary:
         return True
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
+        """Return the last known content of an unreadable file or directory, without problems."""
         known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
         return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
 

@@ -1,6 +1,5 @@
-"""Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`.
-
-An invalid file keeps its last valid playbooks. A deleted file removes its playbooks.
+"""Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`. An invalid file keeps its last
+valid playbooks; a deleted file removes its playbooks.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ log = telemetry.logger(__name__)
 
 
 class _MatcherIndex:
-    """Index by one ``=`` matcher of each playbook, the one that it shares with the fewest others.
-
-    An alert without this label and value cannot match, so only the other playbooks are evaluated.
+    """Index by one ``=`` matcher of each playbook, the one that it shares with the fewest others. An alert without this
+    label and value cannot match.
     """
 
     def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:
@@ -95,6 +93,7 @@ class _ReloadLimits:
         self._characters = 0
 
     def reason_against(self) -> str | None:
+        """Return why no further file is read; None if one may be."""
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:

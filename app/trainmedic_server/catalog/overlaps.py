@@ -45,6 +45,7 @@ def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
 
 
 def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
+    """Return whether labels can satisfy both, as far as values are written out."""
     labels = {matcher.label for matcher in first} & {matcher.label for matcher in second}
     for label in labels:
         of_label = [matcher for matcher in (*first, *second) if matcher.label == label]

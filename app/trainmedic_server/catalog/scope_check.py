@@ -78,6 +78,7 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
+    """Return what is wrong with the last member of a chain; None if nothing is."""
     owner, member = parts[:-1], parts[-1]
     match owner:
         case ("vars",):
@@ -113,6 +114,7 @@ def _missing(prefix: str, member: str, members: Collection[str] | None) -> str |
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
+    """Return the keys of the mapping at `path`; None if unknown."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None

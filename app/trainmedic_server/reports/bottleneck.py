@@ -105,9 +105,8 @@ def bottleneck(
     throughput_share: float | None,
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
-    """Return None if the shares are unknown, memory is not short and the job is not slow.
-
-    ``throughput_share`` is relative to the baseline. ``hints`` count only if the shares are unknown.
+    """Return None if the shares are unknown, memory is not short and the job is not slow. ``throughput_share`` is
+    relative to the baseline. ``hints`` count only if the shares are unknown.
     """
     short = _memory(memory, throughput_share)
     if short is not None:
@@ -146,6 +145,7 @@ def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | Non
 
 
 def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
+    """Return a bottleneck if memory needed retries, or is full and the job is slow; otherwise None."""
     reasons = []
     if memory.retries > 0:
         reasons.append(f"CUDA memory was allocated only after emptying the cache, {memory.retries:.0f} times")

@@ -1,6 +1,5 @@
-"""CPU cores that the ranks of a job keep busy, child processes included. Pure.
-
-Only the ranks with the most and the fewest cores have a series, which bounds their number.
+"""CPU cores that the ranks of a job keep busy, child processes included. Pure. Only the ranks with the most and the
+fewest cores have a series.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class RankCpu:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Busy cores, averaged over the time in which they were measured."""
+    """Busy cores, averaged over the measured time."""
 
     median_cores: float
     highest: tuple[RankCpu, ...]

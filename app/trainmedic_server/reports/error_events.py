@@ -1,7 +1,5 @@
-"""Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure.
-
-Findings of one kind within a minute are one event, and so are all errors within one finding. So each count is a lower
-bound.
+"""Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure. Findings of one kind within
+a minute are one event, as are all errors within one finding, so each count is a lower bound.
 """
 
 from __future__ import annotations

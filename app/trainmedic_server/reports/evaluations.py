@@ -1,6 +1,5 @@
-"""Results of a job's evaluations: each metric's newest value and range. Pure.
-
-The source is the events ``job_evaluated``, which needs no Prometheus and reaches as far back as the history.
+"""Each metric's newest value and range in a job's evaluations. Pure. The source is the events ``job_evaluated``, which
+need no Prometheus and reach as far back as the history.
 """
 
 from __future__ import annotations

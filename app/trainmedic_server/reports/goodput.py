@@ -1,6 +1,5 @@
-"""Use of a job's time: training, and losses by kind. Pure.
-
-Losses are counted, without overlap, and the rest is productive, slow steps included.
+"""Use of a job's time: training, and losses by kind. Pure. Losses are counted, without overlap; the rest is productive,
+slow steps included.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SOON = 120.0
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Seconds that went into no training step that still counts."""
+    """Seconds without a training step that still counts."""
 
     failures: float = 0.0
     restarts: float = 0.0
@@ -116,10 +115,8 @@ def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stre
 
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
-    """Return downtimes without a regular end, and whether a failure caused each.
-
-    After the last point the job is down only if a failure was reported. Times too short for a gap are taken from the
-    reports.
+    """Return downtimes without a regular end, and whether a failure caused each. After the last point the job is down
+    only if a failure was reported. Times too short for a gap are taken from the reports.
     """
     down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):
@@ -194,6 +191,7 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
+    """Return whether the series begins later than the first requested point: the process began there."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 

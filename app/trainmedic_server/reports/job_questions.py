@@ -1,7 +1,5 @@
-"""Prometheus queries for the report on a job.
-
-Answers are aggregated over GPUs and processes in at most `INTERVALS` intervals. The server's metric
-``trainmedic_job_gpu`` states which GPUs are the job's at each moment.
+"""Prometheus queries for the report on a job, with answers aggregated over GPUs and processes in at most `INTERVALS`
+intervals. The server's metric ``trainmedic_job_gpu`` states which GPUs are the job's at each moment.
 """
 
 from __future__ import annotations
@@ -97,6 +95,9 @@ class JobQuestions:
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow(self) -> tuple[Points, timedelta]:
+        """Narrow the period to the job's presence, for shorter intervals. Return the number of scrapes in each part of
+        it, and a part's length.
+        """
         part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
         # Whole parts, so that the beginning of the period is covered.
         begin = self._end - -(-(self._end - self._begin) // part) * part

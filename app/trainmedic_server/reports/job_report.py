@@ -1,7 +1,4 @@
-"""Report on a job from figures and records. Pure.
-
-An unknown figure is None, and `JobReport.unknown` has the reason under its name.
-"""
+"""Report on a job from figures and records. Pure. `JobReport.unknown` has the reason for each figure that is None."""
 
 from __future__ import annotations
 
@@ -100,7 +97,7 @@ class JobReport:
     cpu: CpuUse | None
     evaluations: tuple[EvaluationRecord, ...] | None
     unknown: Mapping[str, str]
-    """Why a figure is None."""
+    """Reasons by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class ClusterAction(RetryingAction):
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
     ) -> tuple[Object, Any, bool]:
+        """Return the object, the value before, and whether a change of this run is in effect."""
+
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
             recorded = field_changes.changes_by_run(present, field).get(call.run_id)
@@ -65,6 +67,8 @@ class ClusterAction(RetryingAction):
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
+        """Undo `set_field`. Return the object, the result in words, and whether the value was restored."""
+
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)
             if of_all_runs:
@@ -80,6 +84,7 @@ class ClusterAction(RetryingAction):
     async def assign(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
+        """Set a field and return the step's output. An Event reports it if this run set the field."""
         present, before, is_set_by_run = await self.set_field(call, ref, field, value)
         if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
@@ -88,6 +93,7 @@ class ClusterAction(RetryingAction):
     async def restore(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
+        """Restore the value from before `assign` and return the step's output."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
@@ -124,9 +130,7 @@ def node_of(call: Call) -> str:
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """The target has the agent's name, which the cluster may know only as a host name. Raises PermanentFailure without
-    a node.
-    """
+    """The target has the agent's name; the cluster may know only the host name. Raises PermanentFailure without a node."""
     name = node_of(call)
     known = action.services.cluster_topology()
     if name in known.names.names:
@@ -140,9 +144,7 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable if the node may exist under another name: considering it deleted would drop its pending
-    undo.
-    """
+    """Raise ClusterUnavailable if the node may exist under another name: its pending undo would be dropped."""
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:

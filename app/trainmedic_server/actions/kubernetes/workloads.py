@@ -144,7 +144,7 @@ class DeletePodParams(ActionParams):
 
 
 class DeletePod(Irreversible, ClusterAction):
-    """Deletes the pod that existed when the command was issued, never its successor. So it can be repeated."""
+    """Deletes the pod that existed when the command was issued, never its successor, so it can be repeated."""
 
     name: ClassVar[str] = "k8s.delete_pod"
     summary: ClassVar[str] = "Delete one pod, so that its controller recreates it."

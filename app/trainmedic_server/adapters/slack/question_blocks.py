@@ -128,8 +128,7 @@ def with_place(value: str, at: tuple[str, str]) -> str:
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """Return the question and its message's channel and timestamp, as `with_place` wrote them. None for anything else.
-    """
+    """Return the question and its message's channel and timestamp, as `with_place` wrote them. None for anything else."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):

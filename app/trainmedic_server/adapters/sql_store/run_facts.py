@@ -43,8 +43,7 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Return whether a run of the same playbook and target within the hour before would make this one a repeated run.
-    """
+    """Return whether a run of the same playbook and target within the hour before would make this one a repeated run."""
     return run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
 
 
