@@ -66,6 +66,7 @@ def serve(reader: Reader, requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
+    """Return the answer to a message; None for one that wants none."""
     if not line.strip():
         return None
     try:
@@ -125,7 +126,7 @@ def _list_tools(_: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_tool(reader: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a tool. Failures are results too: the assistant reads them and learns what to do."""
+    """Call a tool. Failures are results too, which the assistant reads."""
     name = params.get("name")
     tool = TOOLS.get(name) if isinstance(name, str) else None
     if tool is None:

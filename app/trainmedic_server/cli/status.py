@@ -1,4 +1,4 @@
-"""``trainmedic status``: health of the server, permission to act, and activity in numbers."""
+"""``trainmedic status``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainmedic_server.domain.reaction import NoReaction
 _SHOWN = 10
 _WITHIN = "1d"
 _MOST_ALERTS = 100
-"""Most alerts read for one alertname, newest first. They come from one rule or a few."""
+"""Most alerts read for one alertname, newest first."""
 
 
 @click.command()
@@ -56,6 +56,7 @@ def _switches(now: Any) -> dict[str, Any]:
 
 
 def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of pending undos, and the changes whose undo failed."""
     delayed = [
         {name: change[name] for name in ("run_id", "undo_error")} for change in now["changed"] if change["undo_error"]
     ]

@@ -1,4 +1,4 @@
-"""In-process API client that acts as a principal, with the same checks and limits as for external clients."""
+"""In-process API client that acts as a principal, with the checks and limits for external clients."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class LiveBoard:
         self._seq = 0
         """Newest event that was sent completely."""
         self._taken = 0
-        """Newest event in rendering or rendered. New listeners may get none of its fragments."""
+        """Newest event in rendering or rendered. New listeners may miss its fragments."""
         self._published = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 

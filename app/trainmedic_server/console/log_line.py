@@ -1,5 +1,5 @@
 """A log line as HTML. Lines are external text: everything is escaped, and invisible characters are shown as their code.
-Pure functions.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainmedic_logs.domain.log_search import LogLevel, read_time
 from trainmedic_logs.lines.raw_text import text_of
 
 LONGEST_SHOWN = 8000
-"""Most characters of a line on a page. The API returns the whole line."""
+"""Most characters of a line on a page."""
 FOLDED_FROM = 600
 _BEFORE_FOLD = 300
 _AROUND_MATCH = 100
@@ -49,11 +49,11 @@ class ShownLine(Struct, frozen=True):
     rank: str = ""
     attempt: str = ""
     time_note: str = ""
-    """Why its time is not its own. Empty if the line states it."""
+    """Why its time is not its own; empty if it is."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a line. Raises ValueError for any other document."""
+        """Raises ValueError if the document is not a line."""
         raw = document.get("line")
         if not isinstance(raw, str):
             raise ValueError("it has no line")

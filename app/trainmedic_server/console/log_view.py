@@ -1,5 +1,5 @@
 """View of a job's log as described by a page's address. Filters have the API's names, so its addresses open as pages.
-Pure values.
+Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ FILTERS = tuple(
     for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
     if name in LogQuery.__struct_fields__
 )
-"""The filters that the API's query has."""
 _MOST_PASSED = 50_000
 _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 
@@ -57,9 +56,7 @@ class LogView(Struct, frozen=True):
     filters: Mapping[str, str] = field(default_factory=dict)
     """Values in the API's form."""
     text: str = ""
-    """The search text."""
     is_pattern: bool = False
-    """True if the text is a regular expression."""
     last: str = USUAL_LAST
     """Window length up to now, or `OWN` with explicit limits."""
     order: str = NEWEST

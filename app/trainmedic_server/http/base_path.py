@@ -1,5 +1,5 @@
-"""Path of the external URL. Some proxies strip it, others do not, so it is removed here if present. Links, redirects
-and cookies include it.
+"""Path of the external URL, in links, redirects and cookies. Some proxies strip it, others do not, so it is removed
+from requests if present.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _FIRST_WORD = re.compile(r"/*([A-Za-z0-9_-]*)")
 
 
 class BasePath:
-    """Path of `external_url`. Empty if it has none."""
-
     def __init__(self, external_url: str = "") -> None:
         self.external_url = external_url
         self.link = urlsplit(external_url).path.rstrip("/")
@@ -67,7 +65,7 @@ class BasePath:
         return rest if rest.startswith("/") else f"/{rest}"
 
     def over(self, path: str) -> str:
-        """Return a path of this server as a browser requests it. Other addresses are returned unchanged."""
+        """Return a path of this server as a browser requests it; other addresses unchanged."""
         return self.link + path if path.startswith("/") else path
 
 

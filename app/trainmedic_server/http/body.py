@@ -34,7 +34,7 @@ class BodyReader:
 
 
 class _BodyInWork:
-    """The context of `BodyReader.read`. A class, because the event loop tracks each generator."""
+    """A class, because the event loop tracks each generator."""
 
     def __init__(self, memory: BodyMemory, request: Request, seconds: float, largest: int) -> None:
         self._memory = memory
@@ -91,10 +91,9 @@ class _BodyInWork:
 
 
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
-    """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
-
-    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError unless
-    `keep_half_pairs`; then the caller has to replace them.
+    """Return the JSON value in `body`. Raises HttpProblem 400 for other content. Half a surrogate pair is valid JSON
+    (RFC 8259, section 8.2) but not text: it raises PayloadError unless `keep_half_pairs`; then the caller has to
+    replace them.
     """
     # Brackets within texts count too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
@@ -113,7 +112,7 @@ def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any
 
 
 def _has_arrived(request: Request) -> bool:
-    """Return whether the whole body is here, as nearly always. Then the costly time limit is not needed."""
+    """Return whether the whole body is here, as nearly always: then the costly time limit is not needed."""
     has_arrived = request.scope.get("state", {}).get("has_arrived")
     return has_arrived is not None and has_arrived()
 

@@ -59,7 +59,7 @@ class BodyMemory:
 
 
 class _Share:
-    """Bodies of one kind. Those still arriving are in the order in which they began."""
+    """Bodies of one kind. Arriving ones are in the order in which they began."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -161,4 +161,5 @@ def _waited_for(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
 
 
 def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:
+    """Sort by size, then by the first member's silence."""
     return len(group), -next(iter(group.values()))

@@ -52,10 +52,8 @@ class Forwarder:
         self._turns = asyncio.Semaphore(_MOST)
 
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request to the leader at `address` ("host:port"), and its answer to the client.
-
-        Raises OSError or TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft if the
-        client disconnects.
+        """Send the request to the leader at `address` ("host:port"), and its answer to the client. Raises OSError or
+        TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft if the client disconnects.
         """
         async with asyncio.timeout(_TURN_SECONDS):
             await self._turns.acquire()

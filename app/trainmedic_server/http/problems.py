@@ -84,9 +84,7 @@ class HttpProblem(errors.TrainmedicError):
 
 
 class ProblemResponse(Response):
-    """Response with a problem. If it closes the connection, it first reads on for a moment: a reset could hide the
-    response.
-    """
+    """If it closes the connection, it first reads on for a moment: a reset could hide the response."""
 
     media_type = MEDIA_TYPE
 

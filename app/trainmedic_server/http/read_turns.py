@@ -1,5 +1,5 @@
 """Limit on concurrent readers of the history, and selection of the next one. Reads use memory and the event loop, so a
-few at a time are as fast as all at once.
+few at a time are as fast as all.
 
 Callers with the right to act precede viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a
 viewer is next. Within each kind, names are served in turn.
@@ -36,7 +36,7 @@ def note_reader(name: str, *, acts: bool) -> None:
 
 
 class _Waiting(Struct):
-    """Waiting readers of one kind by name, in the order in which the names are served."""
+    """Waiting readers of one kind by name, in the order of service."""
 
     by_name: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
 

@@ -1,5 +1,5 @@
-"""The API of a standby: it answers probes and forwards everything else, tokens included, to the leader. Without a
-leader the reply is 503, after which Alertmanager retries.
+"""The API of a standby: answers probes and forwards everything else, tokens included, to the leader. Without a leader
+it replies 503, after which Alertmanager retries.
 """
 
 from __future__ import annotations
@@ -64,15 +64,13 @@ class SwitchableApp:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """End every stream. Same interface as `EventFeed`."""
+        """Same interface as `EventFeed`."""
         self._standby.end_forwarding()
         if self._feed is not None:
             await self._feed.close()
 
 
 class Standby:
-    """The API of a standby."""
-
     def __init__(
         self, election: ElectionStatus, mode: Mode, base: BasePath, clock: Clock, metrics: telemetry.Metrics
     ) -> None:
@@ -106,6 +104,7 @@ class Standby:
         self._forwarder.end()
 
     def _own_answer(self, scope: Scope) -> Response | None:
+        """Return None if the leader has to answer. Raises HttpProblem."""
         if scope["method"] not in ("GET", "HEAD"):
             return None
         match scope["path"]:

@@ -1,4 +1,4 @@
-"""Folding of similar list items into one row, so that hundreds of equal decisions hide nothing. Pure."""
+"""Folding of similar list items into one row. Pure."""
 
 from __future__ import annotations
 

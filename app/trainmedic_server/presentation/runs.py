@@ -1,6 +1,5 @@
-"""Texts about a run: its outcome, what it waits for and what comes next. Pure.
-
-The functions read the API's documents. Members that an older server lacks count as empty.
+"""Texts about a run: its outcome, what it waits for and what comes next. Pure. The functions read the API's documents;
+members that an older server lacks count as empty.
 """
 
 from __future__ import annotations
@@ -102,6 +101,7 @@ class NextWords(Struct, frozen=True):
 
 
 def upcoming(document: Document | None) -> NextWords | None:
+    """Return None if the run is over."""
     return NextWords(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
 
 

@@ -1,6 +1,5 @@
-"""Playback of a test's lines through the agent's assemblers and trackers and the server's intake.
-
-Only the transport is replaced.
+"""Playback of a test's lines through the agent's assemblers and trackers and the server's intake. Only the transport is
+replaced.
 """
 
 from __future__ import annotations

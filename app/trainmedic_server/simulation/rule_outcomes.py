@@ -1,7 +1,5 @@
-"""Outcome of each alert in a rule file: the playbook that it starts, or the reason why none does.
-
-Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes. Dependence on unknown labels is reported as a
-condition.
+"""Outcome of each alert in a rule file: the playbook that it starts, or why none does. Files: Prometheus rules,
+PrometheusRule, or alerts with expected outcomes. Dependence on unknown labels is reported as a condition.
 """
 
 from __future__ import annotations
@@ -218,6 +216,7 @@ def _suggested(
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:
+    """Return the entry of the map that takes the alert, or None, and its conditions."""
     known = None if alert.is_complete else _ALWAYS_KNOWN | sent.keys()
     for rename in alert_map.renames.get(alert.name, ()):
         refusal, needed = _judged(rename.matchers, sent, known)

@@ -1,4 +1,4 @@
-"""Assembly of everything that handles findings in logs."""
+"""Assembly of the handling of findings in logs."""
 
 from __future__ import annotations
 

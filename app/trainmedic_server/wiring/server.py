@@ -1,7 +1,6 @@
-"""The server's composition root: builds all parts, starts them in order, and stops them in reverse.
-
-Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener, so that no
-request is answered too early. With PostgreSQL the listener starts first, as a standby.
+"""Builds all parts of the server, starts them in order, and stops them in reverse. Order: the run store, whose lock
+excludes a second server; Redis; playbooks; the engine; last the listener, so that no request is answered too early.
+With PostgreSQL the listener starts first, as a standby.
 """
 
 from __future__ import annotations
