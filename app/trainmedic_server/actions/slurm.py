@@ -45,7 +45,6 @@ def owners_of(text: str) -> tuple[str, ...]:
 
 
 def marked(owners: Collection[str], text: str) -> str:
-    """Return a reason that names these runs."""
     return f"{PREFIX}{','.join(owners)} {' '.join(text.split())[:_REASON_LIMIT]}"
 
 

@@ -67,6 +67,7 @@ class AppriseNotifier:
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
     def _load(self, name: str) -> tuple[_Service, ...]:
+        """Return the services of a channel one by one, so that each has its own outcome."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(

@@ -109,12 +109,14 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
 
 
 def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
+    """Return the faults in the status, oldest first."""
     status = pod.get("status") or {}
     faults = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
     return tuple(sorted(faults, key=lambda fault: fault.at)[-_MOST_FAULTS:])
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
+    """Return the newest fault of each kind and container at or after `since`, oldest first."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)
@@ -239,6 +241,7 @@ def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _asked_to_end(metadata: Mapping[str, Any]) -> datetime | None:
+    """Return when the deletion was requested: the API has the end of its grace period."""
     over = _time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
     seconds = grace if isinstance(grace, int) and 0 <= grace < 1_000_000 else 0

@@ -124,6 +124,7 @@ def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
 
 
 def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
+    """Return the command that reads at most `most` + 1 bytes of a presence."""
     return "GETRANGE", key, 0, most
 
 

@@ -45,6 +45,7 @@ class ReplyWaiter:
 
     @property
     def knows_who_answers(self) -> bool:
+        """Return whether the presence or a final reply has named the ranks that must answer."""
         told = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
         return told or self.ranks is not None
 

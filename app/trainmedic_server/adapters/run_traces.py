@@ -199,6 +199,7 @@ def _span(
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
+    """`path` is the span's place in the run, `parent` that of the span above; None for the root."""
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
         "traceId": _trace_id(run),

@@ -104,9 +104,7 @@ class LogRulesPort(Protocol):
 
 class AlertMapState(Protocol):
     @property
-    def accept(self) -> Sequence[object]:
-        """Conditions that an alert must meet."""
-        ...
+    def accept(self) -> Sequence[object]: ...
 
     @property
     def names(self) -> int:

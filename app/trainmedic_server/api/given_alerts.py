@@ -16,7 +16,6 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.errors import PayloadError
 
 MOST = 1000
-"""Most alerts at once."""
 
 _BEGINNINGS = ("startsAt", "starts_at", "activeAt", "timestamp")
 _MEMBERS = ("annotations", "generatorURL", "fingerprint")

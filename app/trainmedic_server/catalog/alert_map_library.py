@@ -75,6 +75,7 @@ class AlertMapLibrary:
         return self._problems
 
     def reload(self) -> bool:
+        """Return whether anything changed."""
         files: dict[Path, LoadedMap] = {}
         problems: list[FileProblem] = []
         for root in self._roots:

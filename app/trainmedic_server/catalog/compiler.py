@@ -224,7 +224,7 @@ class _Compilation:
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
-        """Return the parameters if all are constants; otherwise report the certain errors and return None."""
+        """Report the certain errors. Return the parameters if all are constants and valid, otherwise None."""
         place = (*path, "with")
         templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)

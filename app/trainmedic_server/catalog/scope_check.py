@@ -42,6 +42,7 @@ class VisibleNames(Struct, frozen=True):
 
 
 def kind_of(target: Any) -> TargetKind | None:
+    """Return None if the document names no kind."""
     if isinstance(target, str):
         return TargetKind(target) if target in list(TargetKind) else None
     if isinstance(target, dict):

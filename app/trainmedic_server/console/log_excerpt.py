@@ -29,7 +29,6 @@ _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
 _MOST_SECONDS = 20.0
-"""Time limit of a page's search."""
 _JUST_BEFORE = timedelta(microseconds=1)
 _MOST_NOTES = 20
 

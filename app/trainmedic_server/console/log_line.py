@@ -17,7 +17,6 @@ from trainmedic_logs.domain.log_search import LogLevel, read_time
 from trainmedic_logs.lines.raw_text import text_of
 
 LONGEST_SHOWN = 8000
-"""Most characters of a line on a page."""
 FOLDED_FROM = 600
 _BEFORE_FOLD = 300
 _AROUND_MATCH = 100

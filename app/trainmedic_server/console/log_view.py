@@ -63,7 +63,6 @@ class LogView(Struct, frozen=True):
     before: LogPlace | None = None
     after: LogPlace | None = None
     moment: datetime | None = None
-    """The time that the view is about."""
     is_followed: bool = False
 
     @classmethod
@@ -122,6 +121,7 @@ class LogView(Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
+        """True if the view includes lines printed from now on."""
         return self.until is None and self.before is None
 
     def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:

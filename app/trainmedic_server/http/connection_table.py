@@ -59,7 +59,6 @@ class ConnectionTable:
         self._unread: dict[TableEntry, None] = {}
         self._count = 0
         self.closed = 0
-        """Number of connections closed for capacity."""
 
     def __len__(self) -> int:
         return self._count

@@ -182,7 +182,6 @@ class _Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._heard_at = time.monotonic()
         self.status = 0
-        """Status of the answer, once its head has arrived."""
         self.headers: list[tuple[bytes, bytes]] = []
         self.body: deque[bytes] = deque()
         self.is_sent = self.is_complete = False

@@ -1,5 +1,5 @@
 """Limit on concurrent readers of the history, and selection of the next one. Reads use memory and the event loop, so a
-few at a time are as fast as all.
+few at a time are as fast as all at once.
 
 Callers with the right to act precede viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a
 viewer is next. Within each kind, names are served in turn.
@@ -66,7 +66,6 @@ class ReadTurns:
         self._readers = readers
         self._acting = self._viewing = 0
         self._passed_over = 0
-        """Operators served since viewers began to wait."""
         self._waiting = {True: _Waiting(), False: _Waiting()}
 
     @asynccontextmanager

@@ -36,9 +36,7 @@ class ElectionStatus(Protocol):
     """State of the leader election (``adapters.sql_store.election``)."""
 
     @property
-    def why(self) -> str:
-        """The reason for waiting."""
-        ...
+    def why(self) -> str: ...
 
     @property
     def holder(self) -> str:

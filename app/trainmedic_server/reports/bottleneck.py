@@ -87,8 +87,6 @@ def step_shares(data: float | None, compute: float | None, wait: float | None, s
 
 @dataclass(frozen=True, slots=True)
 class LogHints:
-    """Hints in a job's log about its pace."""
-
     timeouts: int = 0
     waits_for_data: bool = False
 

@@ -151,7 +151,7 @@ class ReportCompiler:
             yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
-        """Return Prometheus's figures, and why there are none."""
+        """Return Prometheus's figures, and why there are none; None if there are any."""
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:

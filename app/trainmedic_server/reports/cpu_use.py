@@ -30,7 +30,7 @@ class RankCpu:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Busy cores, averaged over the measured time."""
+    """Busy cores, averaged over the time in which they were measured."""
 
     median_cores: float
     highest: tuple[RankCpu, ...]

@@ -20,7 +20,7 @@ _SOON = 120.0
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Seconds without a training step that still counts."""
+    """Seconds that went into no training step that still counts."""
 
     failures: float = 0.0
     restarts: float = 0.0

@@ -47,7 +47,6 @@ class RuleOutcome(Struct, frozen=True):
     renamed_to: str | None = None
     playbooks: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
-    """Conditions on unknown labels."""
     reason: str = ""
     suggestion: Suggestion | None = None
 
@@ -98,8 +97,6 @@ class _AlertForm(_Listed):
 
 
 class _AlertList(_Listed):
-    """Alerts with expected outcomes."""
-
     sources: dict[str, _Source] = {}
     alerts: tuple[_AlertForm, ...]
 

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
-"""Default start of virtual time."""
 
 
 class Stalled(RuntimeError):

@@ -380,6 +380,7 @@ class TrainmedicServer:
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[Cluster | None, Callable[[], ClusterTopology], JobPods]:
+        """Return the configured cluster (None if off), its topology, and its pods' faults."""
         if self._settings.kubernetes == "off":
             return None, ClusterTopology, NoPods()
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.

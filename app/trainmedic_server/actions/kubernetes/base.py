@@ -34,8 +34,6 @@ EVENTS = Permission("", "events", ("create",))
 
 
 class ClusterAction(RetryingAction):
-    """Base of the actions on Kubernetes."""
-
     service: ClassVar[str] = "the Kubernetes API"
     permissions: ClassVar[tuple[Permission, ...]]
 

@@ -60,7 +60,7 @@ def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChan
 
 
 def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> Change | None:
-    """Return None if the field already has the value, set by this run or by none."""
+    """Return None if the field has the value already, set by this run or without a record of any run."""
     changes = changes_by_run(present, field)
     before = field.read(present)
     if run_id in changes and before == value == changes[run_id].set:
