@@ -1,7 +1,5 @@
-"""Commands to a job's launcher (trainmedic-run): ``launcher.*``.
-
-They go to the node's own launcher, or to the one that starts all nodes, as above srun. On a node they go to the
-launchers of all its elastic jobs, possibly none.
+"""Commands to a job's launcher (trainmedic-run): ``launcher.*``. They go to the node's own launcher, or to the one that
+starts all nodes; on a node, to the launchers of all its elastic jobs, possibly none.
 """
 
 from __future__ import annotations
@@ -303,7 +301,6 @@ class LauncherNodes(BasicAction):
 
 
 def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
-    """Return why the number of nodes cannot change now; None if it can."""
     if not launchers:
         return "no launcher of the job is connected; start the job with trainmedic-run"
     if any(each.details.get("starts_all_nodes") is True for each in launchers):

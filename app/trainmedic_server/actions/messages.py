@@ -37,9 +37,7 @@ class NotifyParams(ActionParams):
 
 
 class Notify(Irreversible, BasicAction):
-    """Sent at most once; an unknown outcome is reported by the step. Without the channel the step is skipped: a missing
-    channel must not fail a repair.
-    """
+    """Sent at most once; an unknown outcome is reported by the step. Without the channel the step is skipped."""
 
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Send a message through the server's notification channels."

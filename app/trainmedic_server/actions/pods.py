@@ -14,8 +14,8 @@ _SEEING = (
 
 
 def nodes_of(job: str, pods: Sequence[Pod]) -> list[str]:
-    """Return the nodes of pods that request GPUs, or of all if none does: a separate launcher does not train. Raises
-    PermanentFailure if several namespaces have jobs of that name.
+    """Return the nodes of pods that request GPUs, or of all if none does. Raises PermanentFailure if several namespaces
+    have jobs of that name.
     """
     return sorted({pod.node for pod in _working(job, pods)})
 

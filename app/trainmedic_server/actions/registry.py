@@ -125,7 +125,6 @@ def combine(
 
 
 def _fault(loaded: object) -> str | None:
-    """Return why the object is not an action class; None if it is."""
     if not isinstance(loaded, type):
         return "it is not a class"
     name = getattr(loaded, "name", None)

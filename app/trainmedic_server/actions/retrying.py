@@ -28,9 +28,7 @@ REPORT_EVERY = timedelta(seconds=15)
 LONGEST_ASKED_FOR = 60.0
 """The longest accepted wait, in seconds, that a server or proxy asks for."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""How long refusals of our account are retried. An API server that has just started refuses everybody until it has read
-its roles and accounts.
-"""
+"""How long refusals of our account are retried: an API server that has just started refuses everybody."""
 
 Result = TypeVar("Result")
 
@@ -50,8 +48,6 @@ class PermissionGrace(Struct):
 
 
 class RetryingAction(BasicAction):
-    """Retries conflicts and failures of the server until the call's deadline, refusals only for `REFUSAL_GRACE`."""
-
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     service: ClassVar[str]
     """The server's name in messages."""
@@ -98,7 +94,7 @@ class RetryingAction(BasicAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not tried again. If the change may have been made, the undo reverts it."""
+    """Return the failure of a change that is not tried again. The undo reverts it if it was made."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure

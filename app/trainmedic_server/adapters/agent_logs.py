@@ -142,9 +142,6 @@ class AgentLogs:
     async def _to_the_end(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
-        """Yield the nodes' present lines. Raises LogsUnavailable if no node answers, NotFound if a search finds no
-        files of the job.
-        """
         notes = await self._ask(query, answers)
         if not is_again and all(answer.silence for answer in answers):
             raise LogsUnavailable(_told(answers))
@@ -257,7 +254,6 @@ def _withdrawal(command: envelope.Command) -> envelope.Command:
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError or TypeError if it is not a page of lines."""
     for line in page.get("lines", ()):
         FoundLine.of_json(line)
     if not isinstance(page.get("cursor"), list) or not isinstance(page.get("notes"), list) or "end" not in page:

@@ -171,7 +171,6 @@ class AlertmanagerApi:
 
 
 def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
-    """Return the alert in the API's form. An end is never before the start."""
     ends_at = now + FIRES_FOR if alert.ends_at is None else max(alert.ends_at, alert.starts_at)
     return {
         "labels": dict(alert.labels),
@@ -194,7 +193,6 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Make every failure temporary: reads can be repeated."""
     try:
         yield
     except UNREADABLE as error:

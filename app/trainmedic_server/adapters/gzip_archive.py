@@ -1,7 +1,7 @@
 """Archive of deleted runs: gzipped NDJSON files. Implements `ports.archive.RunArchive`.
 
-A file gets its name after it was synced and read back. An empty directory gets a file 0 without runs. So a directory
-without the newest known file is not the archive: its volume is missing or was recreated.
+A file gets its name after it was synced and read back. An empty directory gets a file 0 without runs: without the
+newest known file, the volume is missing or was recreated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""HTTP calls by httpx; implements `ports.outside.HttpCaller`.
-
-Secrets are looked up here, so that no action and no history contains them. An entry ``NAME_FILE`` is the path of a file
-with the secret ``NAME``, read for each call.
+"""HTTP calls by httpx; implements `ports.outside.HttpCaller`. Secrets are looked up here, so that no action and no
+history contains them. ``NAME_FILE`` is the path of a file with the secret ``NAME``, read for each call.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ BODY_LIMIT = 64 * 1024
 
 
 class HttpxCaller:
-    """Uses a new connection for each call: if the peer closes a kept one, the call looks lost."""
+    """Uses a new connection for each call: on a kept one, the peer's closing would look like a lost call."""
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
-"""Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half.
-
-Paths and bodies are the API's own, because the generated classes lack custom kinds. Calls are not retried here, except
-a list whose continuation has expired.
+"""Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half, without its generated
+classes, which lack custom kinds. Calls are not retried here, except a list whose continuation has expired.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Faults of pods, from pods, their events and nodes as the Kubernetes API writes them. Pure.
-
-Unknown reasons and malformed members are skipped: any release of Kubernetes may have written the objects.
+"""Faults of pods, from pods, their events and nodes as the Kubernetes API writes them. Pure. Unknown reasons and
+malformed members are skipped.
 """
 
 from __future__ import annotations
@@ -109,14 +108,13 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
 
 
 def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
-    """Return the faults in the status, oldest first."""
     status = pod.get("status") or {}
     faults = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
     return tuple(sorted(faults, key=lambda fault: fault.at)[-_MOST_FAULTS:])
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
-    """Return the newest fault of each kind and container at or after `since`, oldest first."""
+    """Return the newest fault of each kind and container, oldest first."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)

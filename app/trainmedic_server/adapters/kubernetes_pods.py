@@ -1,7 +1,5 @@
-"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop.
-
-Events are read only for verdicts and for pods that do not start, within a number of requests a minute. All data is
-bounded and read again after a start.
+"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop. Events are read only for verdicts
+and for pods that do not start, within a number of requests a minute.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ MOST_WITH_FAULTS: Final = 2000
 MOST_FAULTS: Final = 8
 MOST_READ: Final = 8
 MOST_EVENTS: Final = 200
-"""Limit for one pod. Kubernetes merges repeated events and keeps them for an hour."""
+"""For one pod. Kubernetes keeps events for an hour."""
 MOST_REQUESTS: Final = 60
 _WINDOW: Final = timedelta(minutes=1)
 _FRESH: Final = timedelta(seconds=15)
@@ -264,7 +262,7 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
-    """Past faults stay. Faults that can pass by themselves count only while they last."""
+    """Past faults stay; faults that can pass by themselves count only while they last."""
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault

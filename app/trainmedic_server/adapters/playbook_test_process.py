@@ -1,6 +1,5 @@
-"""Runs a playbook's tests by ``trainmedic playbook test --json``; implements `ports.playbook_tests.PlaybookTester`.
-
-The process has none of the server's memory, settings and secrets. Its time, memory and output are limited.
+"""Runs a playbook's tests by ``trainmedic playbook test --json``; implements `ports.playbook_tests.PlaybookTester`. The
+process has none of the server's memory, settings and secrets, and limited time, memory and output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``.
-
-While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again:
-Redis may have lost them.
+"""`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``. While
+Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ UNHEARD_AFTER = timedelta(seconds=10)
 
 
 class RedisBus:
-    """``consumer`` is the name in the consumer group. It must be the same for each leader and after restarts: Redis
-    delivers unacknowledged replies to the same name again. ``on_late_reply`` receives final replies that no request
-    waits for. ``fence`` is called before any read or write.
+    """``consumer`` is the name in the consumer group, the same for each leader and after restarts: Redis delivers
+    unacknowledged replies to it again. ``on_late_reply`` receives final replies that no request waits for. ``fence`` is
+    called before any read or write.
     """
 
     def __init__(

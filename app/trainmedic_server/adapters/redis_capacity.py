@@ -1,6 +1,4 @@
-"""Monitoring of Redis's capacity: a full Redis rejects agents and jobs, or takes no commands. Warns in the log, at
-``/ready`` and by a metric.
-"""
+"""Monitoring of Redis's capacity, with warnings in the log, at ``/ready`` and by a metric."""
 
 from __future__ import annotations
 

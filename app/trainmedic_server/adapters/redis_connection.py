@@ -37,8 +37,8 @@ _CLOSED_TRANSPORT = "unable to perform operation on <"
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """Return a client that connects on first use and never retries: only callers know which calls may be repeated.
-    Raises ConfigurationError without the URL, which may contain a password.
+    """Return a client that connects on first use and never retries. Raises ConfigurationError without the URL, which
+    may contain a password.
     """
     try:
         check_redis_url(url)
@@ -85,7 +85,7 @@ class _PackedAtOnce:
 
 
 class _HearsTheEnd:
-    """Reports Redis's last message if the connection closes before a command: Redis does so at its client limit."""
+    """Reports Redis's last message if the connection closes before a command, as at its client limit."""
 
     _reader: asyncio.StreamReader | None
 
@@ -119,7 +119,7 @@ async def _last_words(reader: asyncio.StreamReader | None) -> str:
 
 class _BriefSentinels(Sentinel):
     """Closes connections to Sentinels after each answer, as `trainmedic.wire.connection` does. Concurrent connections
-    share one query: otherwise each would end the others'.
+    share one query.
     """
 
     _asking: asyncio.Task[Any] | None = None

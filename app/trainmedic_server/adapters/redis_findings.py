@@ -68,7 +68,7 @@ class RedisFindings:
         await pipeline.execute()
 
     async def _have_taken(self, updates: list[FindingUpdate]) -> None:
-        """Pass all updates on; if that fails, one by one, so that a bad one does not block the others."""
+        """Pass all updates on; if that fails, one by one."""
         try:
             await self._take(updates)
         except StoreUnavailable:

@@ -1,7 +1,4 @@
-"""Presences: expiring keys of connected agents, jobs and launchers.
-
-They state which ranks must answer, where a job runs, and what to show. Sending a command never depends on them.
-"""
+"""Presences: expiring keys of connected agents, jobs and launchers. Sending a command never depends on them."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class PresenceReader:
 
     @property
     def refusal(self) -> BusExplained | None:
-        """Why Redis refused the last listing. None if it did not."""
         return next(iter(self._refusals.values()), None)
 
     async def all_under(self, prefix: str) -> list[Presence]:
@@ -124,7 +120,6 @@ def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
 
 
 def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
-    """Return the command that reads at most `most` + 1 bytes of a presence."""
     return "GETRANGE", key, 0, most
 
 

@@ -1,7 +1,4 @@
-"""Matching of replies to waiting requests.
-
-A stream entry is acknowledged only when its outcome is durable, so that a killed server receives it again.
-"""
+"""Matching of replies to waiting requests. A stream entry is acknowledged only when its outcome is durable."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ class ReplyWaiter:
 
     @property
     def knows_who_answers(self) -> bool:
-        """Return whether the presence or a final reply has named the ranks that must answer."""
         told = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
         return told or self.ranks is not None
 
@@ -121,7 +117,7 @@ class ReplyRouter:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
-        """The outcome is durable, so the replies need not come again."""
+        """The outcome is durable."""
         entries = self._unacknowledged.pop(command_id, None)
         if entries:
             self._acknowledge(list(entries))

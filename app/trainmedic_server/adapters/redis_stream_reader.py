@@ -19,9 +19,7 @@ from trainmedic_server.ports.fence import Fence
 
 BLOCK_SECONDS = 2.0
 REREAD_SECONDS = 3 * BLOCK_SECONDS
-"""Seconds until unacknowledged entries are read once more. Redis may deliver entries to a hanging previous leader, of
-the same name, until its blocking read ends.
-"""
+"""Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader."""
 IDS_SECONDS = 3.0
 _AHEAD_MS = 3600 * 1000
 _AGAIN_SECONDS = 1.0
@@ -113,9 +111,7 @@ class StreamReader:
 
 
 async def _reset_ids(client: Redis, name: str) -> None:
-    """Writers choose IDs, and Redis accepts none after the maximum: one such entry would block the stream permanently.
-    Raises redis-py's errors.
-    """
+    """Writers choose IDs, and one with the maximum would block the stream permanently. Raises redis-py's errors."""
     seconds, _ = await client.time()
     now = seconds * 1000
     try:

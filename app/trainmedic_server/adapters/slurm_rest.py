@@ -1,7 +1,5 @@
-"""Slurm through slurmrestd; implements `ports.slurm.Slurm`.
-
-slurmrestd offers one API for each data parser, named in the path. The newest of `API_VERSIONS` that it offers is used,
-determined once and again after an upgrade removed it.
+"""Slurm through slurmrestd; implements `ports.slurm.Slurm`. slurmrestd offers one API for each data parser, named in
+the path; the newest of `API_VERSIONS` is used, determined again after an upgrade removed it.
 
 A status of 200 proves nothing: slurmrestd answers 200 with ``errors``, and for an unknown node 200 without a node. So
 every answer is checked for errors and for the requested name.

@@ -56,7 +56,6 @@ def storable(text: str) -> str:
 
 
 def holds_unstored(text: str) -> bool:
-    """Return whether the text has a character that no database stores."""
     return "\0" in text or (not text.isascii() and _NOT_STORED.search(text) is not None)
 
 

@@ -66,9 +66,7 @@ class Exports(Generic[Item]):
 async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the header and the items in chunks. Pause after each for as long as it took: otherwise an export delays
-    deliveries.
-    """
+    """Yield the header and the items in chunks. Pause after each for as long as it took, for the sake of deliveries."""
     buffer = [write(None), write(first)]
     size, began = 0, time.monotonic()
     async for item in others:

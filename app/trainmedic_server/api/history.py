@@ -259,7 +259,7 @@ async def _page(
     history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
 ) -> tuple[list[Run], str | None]:
     """Return up to `limit` runs and the next cursor; fewer if `most_bytes` or the search's time limit is reached.
-    Raises ValueError for an invalid cursor. Read in pieces: a run's size is known only after reading it.
+    Raises ValueError for an invalid cursor.
     """
     runs: list[Run] = []
     size = 0
@@ -273,5 +273,4 @@ async def _page(
 
 
 def _labels(run: Run) -> tuple[Mapping[str, str], ...]:
-    """Return the alert's labels, and the original ones if there are any."""
     return (run.alert_labels,) if run.original_labels is None else (run.alert_labels, run.original_labels)

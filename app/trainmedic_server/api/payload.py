@@ -1,8 +1,8 @@
-"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`.
+"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`. Hand-written, to bound the reported
+problems and the work for a hostile body. `schemas.AlertmanagerPayload` documents the same contract; a test compares
+both.
 
-Hand-written, because the number of reported problems and the work for a hostile body must be bounded.
-`schemas.AlertmanagerPayload` documents the same contract; a test compares both. Alertmanager never retries a 4xx, so a
-malformed alert becomes a `RejectedAlert` and does not refuse its group.
+Alertmanager never retries a 4xx, so a malformed alert becomes a `RejectedAlert` and does not refuse its group.
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ def _status(value: Any, path: str, problems: _Problems, *, required: bool) -> Al
 
 
 def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None:
-    """Return all labels; None if any is wrong."""
     if type(value) is not dict:
         problems.add(path, "is missing" if value is None else "must be an object")
         return None

@@ -82,7 +82,6 @@ def _duration(text: str) -> timedelta:
 
 
 def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:
-    """Return beginning and end, at most now. Raises HttpProblem."""
     now = clock.now()
     begin, end = time_of(since, now), min(time_of(until, now), now)
     if not _SHORTEST <= end - begin <= LONGEST:

@@ -336,7 +336,6 @@ def _deadline_of(run: Run) -> datetime | None:
 
 
 def _decided_at(run: Run) -> datetime | None:
-    """Return when people last approved or rejected. None if they have not."""
     return max((step.ended_at for step in _decided(run) if step.ended_at is not None), default=None)
 
 

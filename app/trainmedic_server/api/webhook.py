@@ -1,6 +1,5 @@
-"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable.
-
-Deliveries bypass FastAPI's middleware, routing and validation, which cost more than the admission of an alert.
+"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable. Deliveries bypass FastAPI's
+middleware, routing and validation, which cost more than an admission.
 """
 
 from __future__ import annotations

@@ -124,7 +124,6 @@ class Authenticator:
         return True
 
     def token_of(self, presented: bytes) -> Token | None:
-        """Return None for an unknown token."""
         if self._file is not None:
             self._reread()
         digest = hashlib.sha256(presented).digest()

@@ -1,5 +1,5 @@
-"""Browser sessions. Only the browser has the secret; the store has its hash. All are in memory, because every request
-needs one. Only the leader begins and ends them.
+"""Browser sessions. Only the browser has the secret; the store has its hash. All are in memory. Only the leader begins
+and ends them.
 """
 
 from __future__ import annotations

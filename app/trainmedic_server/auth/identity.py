@@ -31,7 +31,6 @@ class TrustedProxies:
         return bool(self._networks)
 
     def speak_for(self, request: HTTPConnection) -> bool:
-        """Return whether the request came from one of them."""
         if not self._networks or request.client is None:
             return False
         try:

@@ -43,7 +43,6 @@ class Token(Struct, frozen=True):
 
 
 def read(path: Path) -> tuple[Token, ...]:
-    """Return the tokens in the file. Raises ConfigurationError with file, line and field."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -109,7 +109,6 @@ class CompiledAlertMap(Struct, frozen=True):
         return MappedAlert(mapped, self._refusal(sent))
 
     def rename_of(self, labels: Mapping[str, str]) -> Rename | None:
-        """Return the first entry that takes the labels."""
         return next((each for each in self.renames.get(labels.get("alertname", ""), ()) if each.takes(labels)), None)
 
     def _refusal(self, labels: Mapping[str, str]) -> str:

@@ -1,7 +1,5 @@
-"""Alert map of some files, kept up to date.
-
-A missing or invalid file keeps its last valid content. If it was never valid, its conditions are unknown, and no alert
-is accepted.
+"""Alert map of some files, kept up to date. A missing or invalid file keeps its last valid content; if it was never
+valid, no alert is accepted.
 """
 
 from __future__ import annotations
@@ -75,7 +73,6 @@ class AlertMapLibrary:
         return self._problems
 
     def reload(self) -> bool:
-        """Return whether anything changed."""
         files: dict[Path, LoadedMap] = {}
         problems: list[FileProblem] = []
         for root in self._roots:
@@ -101,7 +98,6 @@ class AlertMapLibrary:
         return True
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
-        """Return the last known content of an unreadable file or directory, without problems."""
         known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
         return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
 

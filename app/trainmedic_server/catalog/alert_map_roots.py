@@ -14,7 +14,6 @@ _CHECKOUT = Path(__file__).parents[3] / _FOLDER
 
 
 def shipped() -> Path | None:
-    """Return the folder of the shipped maps. None if it does not exist."""
     return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
 
 

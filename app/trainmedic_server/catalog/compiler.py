@@ -1,5 +1,5 @@
-"""Compiler from a YAML document to a playbook, or to all its errors. The parts of the document are checked one by one,
-so that one error does not hide others.
+"""Compiler from a YAML document to a playbook, or to all its errors. The parts are checked one by one, so that one
+error does not hide others.
 """
 
 from __future__ import annotations
@@ -265,7 +265,6 @@ class _Compilation:
     def _template(
         self, raw: Mapping[str, Any], path: DocumentPath, names: VisibleNames, name: str
     ) -> ValueTemplate | None:
-        """Return the compiled parameters; None if a template is wrong."""
         compiled: dict[str, Expression | TextTemplate] = {}
         are_fine = True
         for inner, text in _texts(raw, path):

@@ -93,7 +93,6 @@ class _ReloadLimits:
         self._characters = 0
 
     def reason_against(self) -> str | None:
-        """Return why no further file is read; None if one may be."""
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:

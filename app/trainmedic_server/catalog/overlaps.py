@@ -1,5 +1,5 @@
 """Detection of playbooks that would both act on one alert, by alertnames and written matcher values. Conditions in
-``on.when`` are unknown before an alert arrives; the warning mentions them.
+``on.when`` are not judged; the warning mentions them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
 
 
 def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
-    """Return whether labels can satisfy both, as far as values are written out."""
     labels = {matcher.label for matcher in first} & {matcher.label for matcher in second}
     for label in labels:
         of_label = [matcher for matcher in (*first, *second) if matcher.label == label]

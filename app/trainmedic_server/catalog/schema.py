@@ -62,7 +62,6 @@ def _refs(schema: Any) -> list[str]:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Permit a template instead of any parameter."""
     changed = dict(schema)
     if isinstance(schema.get("properties"), dict):
         changed["properties"] = {name: _or_template(each) for name, each in schema["properties"].items()}

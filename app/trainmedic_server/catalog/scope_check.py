@@ -42,7 +42,6 @@ class VisibleNames(Struct, frozen=True):
 
 
 def kind_of(target: Any) -> TargetKind | None:
-    """Return None if the document names no kind."""
     if isinstance(target, str):
         return TargetKind(target) if target in list(TargetKind) else None
     if isinstance(target, dict):
@@ -79,7 +78,6 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
-    """Return what is wrong with the last member of a chain; None if nothing is."""
     owner, member = parts[:-1], parts[-1]
     match owner:
         case ("vars",):

@@ -63,7 +63,6 @@ class Parameter(Struct, frozen=True):
         return {**form, **({"enum": list(self.choices)} if self.choices else {}), "description": self.description}
 
     def problem(self, value: Any) -> str | None:
-        """Return what is wrong with `value`; None if nothing is."""
         match self.type:
             case "integer":
                 is_fine = type(value) is int and self.least <= value <= self.most

@@ -96,7 +96,6 @@ async def _nobody_signs_in(_: Request) -> Response:
 
 
 def _asked(request: Request) -> tuple[frozenset[str], int]:
-    """Return a page's topics and its last event. Raises HttpProblem."""
     topics = frozenset(request.query_params.get("topics", "").split(",")) - {""} | {"head"}
     named = request.headers.get("last-event-id") or request.query_params.get("after", "0")
     if len(topics) > MOST_TOPICS or not all(_TOPIC.fullmatch(topic) for topic in topics):

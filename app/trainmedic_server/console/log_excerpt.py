@@ -1,5 +1,5 @@
-"""One page of lines of a job's log, by bounded searches. The API returns the oldest first, so the newest are searched
-backwards, in windows of adaptive size.
+"""One page of lines of a job's log, by bounded searches. The newest are searched backwards, in windows of adaptive
+size.
 """
 
 from __future__ import annotations

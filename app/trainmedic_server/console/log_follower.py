@@ -71,7 +71,6 @@ class _Incoming:
         self.reading.add_done_callback(lambda _: self.woken.set())
 
     def take(self) -> _Arrived | None:
-        """Return what arrived since the last call; None if nothing did."""
         if not self._count and not self._notes:
             return None
         arrived = _Arrived(list(self._lines), self._notes[:_MOST_NOTES], self._count, self._first, self._place)

@@ -99,7 +99,6 @@ async def opened(page: PageRequest) -> Response:
 
 
 def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLine | None:
-    """Return the line closest to the view's moment, at most a second away."""
     moment = view.moment
     if moment is None or not lines:
         return None

@@ -121,7 +121,6 @@ class LogView(Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """True if the view includes lines printed from now on."""
         return self.until is None and self.before is None
 
     def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:

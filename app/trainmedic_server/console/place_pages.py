@@ -106,7 +106,6 @@ async def _named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] |
 
 
 def _changed(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the active changes by target."""
     by_target: dict[str, list[Mapping[str, Any]]] = {}
     for change in (document or {}).get("changed", []):
         by_target.setdefault(change["target"], []).append(change)

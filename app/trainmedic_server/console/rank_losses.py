@@ -50,7 +50,6 @@ class RankLosses(Struct, frozen=True):
 
 
 def losses_of(job: Mapping[str, Any] | None) -> RankLosses | None:
-    """Return None if the losses are absent or malformed."""
     details = (job or {}).get("details")
     said = details.get("losses") if isinstance(details, Mapping) else None
     try:

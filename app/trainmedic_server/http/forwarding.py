@@ -1,6 +1,4 @@
-"""Forwarding of requests to the leader over pooled connections. A general HTTP client would cost more than the
-answering server.
-"""
+"""Forwarding of requests to the leader over pooled connections, cheaper than a general HTTP client."""
 
 from __future__ import annotations
 

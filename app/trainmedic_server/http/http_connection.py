@@ -67,7 +67,6 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def overdue(self, now: float) -> bool:
-        """Return whether a head, or the client's reading of a response, takes too long."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
         return now > min(self._head_deadline, self._write_deadline)
@@ -176,7 +175,6 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(_Refusal(HTTPStatus.BAD_REQUEST, msg))
 
     def _has_arrived(self) -> bool:
-        """Return whether the whole body of the request in work is here."""
         return self._serving is not None and not self._serving.more_body
 
     def _vouch(self, standing: Standing) -> None:

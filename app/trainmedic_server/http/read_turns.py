@@ -1,8 +1,6 @@
-"""Limit on concurrent readers of the history, and selection of the next one. Reads use memory and the event loop, so a
-few at a time are as fast as all at once.
-
-Callers with the right to act precede viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a
-viewer is next. Within each kind, names are served in turn.
+"""Limit on concurrent readers of the history, and selection of the next one. Callers with the right to act precede
+viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a viewer is next. Within each kind,
+names are served in turn.
 """
 
 from __future__ import annotations

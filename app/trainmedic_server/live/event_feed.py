@@ -1,7 +1,6 @@
-"""Feed of new history events: one poller and one ring buffer for all listeners.
-
-A listener names its last event; newer ones come from the ring, or else from the history. So slow listeners cost no
-memory, and nothing is lost or repeated. This relies on events becoming visible in the order of ``seq``.
+"""Feed of new history events: one poller and one ring buffer for all listeners. A listener names its last event; newer
+ones come from the ring, or else from the history, so that nothing is lost or repeated. This relies on events becoming
+visible in the order of ``seq``.
 """
 
 from __future__ import annotations

@@ -188,7 +188,6 @@ class NowApi:
     async def next_of(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
     ) -> NextView | None:
-        """Return None if the run is over."""
         upcoming = await self._engine.upcoming(run, alerts, orders)
         return NextView.model_validate(upcoming) if upcoming is not None else None
 

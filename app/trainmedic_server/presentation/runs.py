@@ -101,7 +101,6 @@ class NextWords(Struct, frozen=True):
 
 
 def upcoming(document: Document | None) -> NextWords | None:
-    """Return None if the run is over."""
     return NextWords(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
 
 

@@ -1,8 +1,8 @@
 """Bottleneck of a job's steps: data, other ranks, memory or computing. Pure.
 
 Uses the parts of each rank's step time that the SDK measures, with the shares of ``trainmedic_logs.diagnosis.slow``. If
-they are unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data.
-Neither is proof, so severity is ``low``.
+they are unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data, with
+severity ``low``.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | Non
 
 
 def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
-    """Return a bottleneck if memory needed retries, or is full and the job is slow; otherwise None."""
     reasons = []
     if memory.retries > 0:
         reasons.append(f"CUDA memory was allocated only after emptying the cache, {memory.retries:.0f} times")

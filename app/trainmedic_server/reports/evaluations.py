@@ -1,6 +1,4 @@
-"""Each metric's newest value and range in a job's evaluations. Pure. The source is the events ``job_evaluated``, which
-need no Prometheus and reach as far back as the history.
-"""
+"""Each metric's newest value and range in a job's evaluations, from the events ``job_evaluated``. Pure."""
 
 from __future__ import annotations
 

@@ -83,7 +83,6 @@ def _told(events: Sequence[Event]) -> list[FailureRecord]:
 
 
 def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
-    """Return whether `events` have only failures and disappearances after this failure."""
     return not any(event.at > failure.at and event.kind not in (FAILED, GONE) for event in events)
 
 

@@ -1,5 +1,5 @@
-"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes. Pure. Uses only the run
-store, so it covers the store's retention period.
+"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes. Pure. Covers the run
+store's retention period.
 """
 
 from __future__ import annotations

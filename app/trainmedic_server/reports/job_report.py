@@ -190,7 +190,6 @@ def _goodput(figures: JobFigures, records: JobRecords, since: datetime, until: d
 
 
 def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
-    """Return why each unknown figure is None, by name."""
     missing = {name for name, value in report.items() if value is None}
     of_logs = dict.fromkeys(sorted(missing & {"oom_events", "network_errors"}), NOTHING_READ)
     missing -= of_logs.keys()

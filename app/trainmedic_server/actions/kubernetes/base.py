@@ -82,7 +82,6 @@ class ClusterAction(RetryingAction):
     async def assign(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Set a field and return the step's output. An Event reports it if this run set the field."""
         present, before, is_set_by_run = await self.set_field(call, ref, field, value)
         if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
@@ -91,7 +90,6 @@ class ClusterAction(RetryingAction):
     async def restore(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Restore the value from before `assign` and return the step's output."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
@@ -128,7 +126,7 @@ def node_of(call: Call) -> str:
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """The target has the agent's name; the cluster may know only the host name. Raises PermanentFailure without a node."""
+    """The cluster may know the target's agent only by the host name. Raises PermanentFailure without a node."""
     name = node_of(call)
     known = action.services.cluster_topology()
     if name in known.names.names:
@@ -142,7 +140,7 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable if the node may exist under another name: its pending undo would be dropped."""
+    """Raise ClusterUnavailable if the node may exist under another name."""
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:

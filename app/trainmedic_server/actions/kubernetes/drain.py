@@ -1,6 +1,5 @@
-"""Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API.
-
-Each round lists the pods again, and repeated evictions are harmless, so a drain continues after a server restart.
+"""Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API. Each round lists the pods again, so
+a drain continues after a server restart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Changes of runs to a Kubernetes object, recorded in its annotations, and their undo. Pure.
 
-The record is part of the patch, so undoing needs only the object. The annotation ``trainmedic.io/run-<run id>`` is a
-JSON object with one member for each field: ``{"unschedulable": {"was": null, "set": true}}``. If several runs change
-one field, each records the value from before the first; the last undo restores it.
+The record is part of the patch. The annotation ``trainmedic.io/run-<run id>`` is a JSON object with one member for each
+field: ``{"unschedulable": {"was": null, "set": true}}``. If several runs change one field, each records the value from
+before the first; the last undo restores it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Change = dict[str, Any]
 
 
 class RevertibleField(Struct, frozen=True):
-    """``read`` returns the current value, None if absent, ``write`` the merge patch that sets `value`. ``managed`` is
-    the field's path in managedFields, if it is useful to know who set it last.
+    """``read`` returns the current value, None if absent, ``write`` the merge patch. ``managed`` is the field's path in
+    managedFields, if it matters who set it last.
     """
 
     name: str

@@ -1,6 +1,5 @@
-"""OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream.
-
-Their regular expressions differ from RE2 and match single words, so the server applies patterns.
+"""OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream. Their regular expressions differ
+from RE2 and match single words, so the server applies patterns.
 """
 
 from __future__ import annotations

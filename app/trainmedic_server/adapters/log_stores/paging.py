@@ -1,6 +1,5 @@
-"""Paged reading of a log store, oldest first; implements `ports.logs.LogSource`.
-
-Pages start at the last line's time and skip known lines. Following looks back some seconds because lines arrive late.
+"""Paged reading of a log store, oldest first; implements `ports.logs.LogSource`. Pages start at the last line's time
+and skip known lines. Following looks back some seconds for late lines.
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answ
 
 
 def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
-    """Return whether the question can still be answered."""
     return run.is_open and step.status is StepStatus.WAITING and not answered(run, step, orders).how
 
 
@@ -89,7 +88,6 @@ def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
 
 
 def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
-    """`value` comes back with the form."""
     field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
              "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
     return {

@@ -1,6 +1,5 @@
-"""Messages in Slack, one for each question, edited after any decision.
-
-A message follows from the run and its orders in the run store, so events, restarts and clicks have the same effect.
+"""Messages in Slack, one for each question, edited after any decision. A message follows from the run and its orders in
+the run store.
 """
 
 from __future__ import annotations
@@ -90,7 +89,6 @@ class SlackQuestions:
                     log.error("cannot show question in Slack", run_id=asked[0].id, error=str(error))
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
-        """Return the run and the step that asks, or has asked. Raises StoreUnavailable."""
         run = await self._store.transact(lambda tx: tx.run(run_id))
         step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
         return (run, step) if run is not None and step is not None else None

@@ -92,7 +92,6 @@ def _encoded(last: AlertRecord) -> str:
 
 
 def _decoded(cursor: str) -> tuple[datetime, Identity]:
-    """Return the last item's time and identity. Raises ValueError."""
     first_heard_at, rest = history_cursor.decode(cursor)
     beginning, _, fingerprint = rest.partition(".")
     try:

@@ -1,7 +1,5 @@
-"""Time-bounded search for runs by several filters, or by node.
-
-One filter's index may span the whole history, and touched nodes have none in page order. So the indexes are intersected
-window by window, going back. When time is up, the cursor marks how far the search got.
+"""Time-bounded search for runs by several filters, or by node. Indexes are intersected window by window, going back.
+When time is up, the cursor marks how far the search got.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Permission to act, if several servers share a database: only while the session is confirmed to hold the lock.
 
-PostgreSQL ends a session that was silent for the takeover time. So the server counts the time since it sent the last
+PostgreSQL ends a session that was silent for the takeover time, so the server counts the time since it sent the last
 answered query and stops well before. The clock also runs while the process is stopped and while the machine sleeps.
 """
 
@@ -32,8 +32,8 @@ def now() -> float:
 
 
 def begin_anew(reason: str) -> None:
-    """Restart the process's command in its place without unwinding, because unwinding could act. The PID stays, so no
-    supervisor delays the restart. A process that must end, or cannot be restarted, ends.
+    """Restart the process's command in its place without unwinding, because unwinding could act. The PID stays. A
+    process that must end, or cannot be restarted, ends.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)

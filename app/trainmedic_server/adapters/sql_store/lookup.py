@@ -1,5 +1,5 @@
-"""Lookup of rows by a list of keys, at little more than the driver's cost: a select is compiled once for a few list
-lengths, so that drivers reuse prepared statements.
+"""Lookup of rows by a list of keys: a select is compiled once for a few list lengths, so that drivers reuse prepared
+statements.
 """
 
 from __future__ import annotations

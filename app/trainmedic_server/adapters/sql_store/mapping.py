@@ -129,7 +129,6 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
 
 
 def _place(step: StepState) -> tuple[int, int]:
-    """Sort in the order of execution."""
     return (_PHASES.index(step.phase), step.index)
 
 
@@ -248,7 +247,6 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
 
 
 def order_row(order: OperatorOrder) -> tuple[Any, ...]:
-    """Without ``seq``, as `event_row`."""
     return (order.id, order.run_id, str(order.kind), order.actor, order.at, order.note, order.step, order.asked)
 
 
@@ -258,7 +256,6 @@ def order_of(row: Row) -> OperatorOrder:
 
 
 def event_row(event: Event) -> tuple[Any, ...]:
-    """Without ``seq``, which the database assigns."""
     return (event.run_id, event.kind, event.at, event.actor, dict(event.data))
 
 
@@ -268,7 +265,6 @@ def event_of(row: Row) -> Event:
 
 
 def time_gap_row(gap: TimeGap) -> tuple[Any, ...]:
-    """Without ``seq``, as `event_row`."""
     return (gap.ended_at, gap.length // timedelta(microseconds=1), gap.is_downtime)
 
 

@@ -1,7 +1,5 @@
-"""Writes of units of work that were not sent to the database yet.
-
-Units that share a transaction combine their writes into a few long statements. Reads that may depend on them flush them
-first (``transaction``).
+"""Writes of units of work that were not sent to the database yet. Units that share a transaction combine theirs. Reads
+that may depend on them flush them first (``transaction``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Session with PostgreSQL, and the lock of the leader.
-
-The advisory lock belongs to the writing session, which is never reopened, so a server whose session has ended cannot
-write. PostgreSQL ends silent sessions, so a hanging server does not block the others permanently.
+"""Session with PostgreSQL, and the lock of the leader. The advisory lock belongs to the writing session, which is never
+reopened. PostgreSQL ends silent sessions, so a hanging server does not block the others permanently.
 """
 
 from __future__ import annotations
@@ -173,9 +171,7 @@ def take_time(connection: sa.Connection) -> None:
 
 
 def learn_of_tables(connection: sa.Connection) -> None:
-    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys. Its own analysis comes a
-    minute later or never.
-    """
+    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys."""
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
 

@@ -68,7 +68,6 @@ def runs(connection: sa.Connection, run_ids: Collection[str]) -> list[Run]:
 
 
 def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-    """Return alerts by run ID."""
     alerts: dict[str, list[AlertRecord]] = {}
     for row in _ALERTS.rows(connection, run_ids):
         alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
@@ -86,7 +85,6 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-    """Return operator commands by run ID."""
     orders: dict[str, list[OperatorOrder]] = {}
     for row in _ORDERS.rows(connection, run_ids):
         order = mapping.order_of(row)

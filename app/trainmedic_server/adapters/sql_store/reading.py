@@ -1,7 +1,5 @@
-"""Time limit and cancellation of one read of the history.
-
-PostgreSQL may receive a cancel request after the statement, so a cancelled connection is closed: the request cannot hit
-a later read.
+"""Time limit and cancellation of one read of the history. A cancelled connection is closed: PostgreSQL may receive the
+request after the statement.
 """
 
 from __future__ import annotations

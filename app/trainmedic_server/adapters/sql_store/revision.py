@@ -1,5 +1,5 @@
-"""Migration of the database to this code's revision. Alembic is imported only for a migration: importing it takes a
-large part of the start.
+"""Migration of the database to this code's revision. Alembic is imported only for a migration, because importing it
+takes long.
 """
 
 from __future__ import annotations

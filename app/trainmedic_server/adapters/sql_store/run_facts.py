@@ -1,6 +1,4 @@
-"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run: a month's
-tally reads few rows.
-"""
+"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def day_of(moment: datetime) -> int:
 
 
 def rounded(seconds: float) -> float:
-    """Round to two digits, which limits the number of distinct values."""
+    """Round to two digits, to limit the number of distinct values."""
     return float(f"{seconds:.2g}")
 
 

@@ -1,7 +1,6 @@
-"""Unit of work: `ports.store.Transaction` on one connection.
-
-Writes wait in `PendingWrites`; a read that could miss one flushes them first, inside a savepoint. The writes of several
-units are sent together. If the database refuses them, the units run again one by one.
+"""Unit of work: `ports.store.Transaction` on one connection. Writes wait in `PendingWrites`; a read that could miss one
+flushes them first, inside a savepoint. The writes of several units are sent together; if the database refuses them, the
+units run again one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class SharedWritesRefused(Exception):
 
 class SqlTransaction(Transaction):
     """``shared`` has the writes of earlier units of the same transaction. A ``guarded`` unit runs inside a savepoint
-    from its beginning, so that a database error reverts only this unit.
+    from its beginning: a database error reverts only this unit.
     """
 
     def __init__(

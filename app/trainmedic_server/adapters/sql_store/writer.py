@@ -1,8 +1,6 @@
-"""The only writing thread: it commits all waiting units of work together, because a commit of any size waits for an
-``fsync``.
-
-Each unit still fails alone. Its future is resolved after the commit, because the caller then acknowledges the delivery.
-With a `Leadership`, the connection is the session with the lock, is confirmed regularly, and is never replaced.
+"""The only writing thread: it commits all waiting units of work together. Each unit still fails alone. Its future is
+resolved after the commit, because the caller then acknowledges the delivery. With a `Leadership`, the connection is the
+session with the lock, is confirmed regularly, and is never replaced.
 """
 
 from __future__ import annotations
