@@ -29,7 +29,7 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """It changes only files on the disks of the target's node (`ports.actions.DiskAction`)."""
+    """It changes only files on disks of the target's node (`ports.actions.DiskAction`)."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False

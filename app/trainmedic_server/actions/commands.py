@@ -24,7 +24,7 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
-"""The bus waits this long beyond the deadline. If it returns only then, replies are missing."""
+"""If the bus returns this long after the deadline, replies are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
@@ -156,9 +156,7 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
 def check_undone(
     receiver: str, replies: Sequence[envelope.Reply], output: Mapping[str, Any], was_applied: bool
 ) -> None:
-    """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID, because receivers repeat
-    replies.
-    """
+    """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID: receivers repeat replies."""
     for reply in replies:
         if reply.is_final and (reason := undo_doubt(reply.output, was_applied)) is not None:
             raise TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)

@@ -1,4 +1,4 @@
-"""Checkpoints of the training jobs on a node, before a drain or exclusion takes work from it. A failure stops nothing."""
+"""Checkpoints of the training jobs on a node, before work is taken from it. A failure stops nothing."""
 
 from __future__ import annotations
 

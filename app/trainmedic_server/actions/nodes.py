@@ -1,6 +1,4 @@
-"""Commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``. The agent's policy limits valid commands further:
-minimum power limit, cleaning rules, allowed actions.
-"""
+"""Commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``. The agent's policy limits them further."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of the actions on an orchestrator, Kubernetes or Slurm: retries until the deadline."""
+"""Base of the actions on Kubernetes or Slurm: retries until the deadline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 REPORT_EVERY = timedelta(seconds=15)
 """Interval of the events that state what the action waits for."""
 LONGEST_ASKED_FOR = 60.0
-"""The longest accepted wait, in seconds, that a server or proxy asks for."""
+"""Longest accepted wait in seconds."""
 REFUSAL_GRACE = timedelta(seconds=10)
 """How long refusals of our account are retried: an API server that has just started refuses everybody."""
 

@@ -31,7 +31,7 @@ from trainmedic_server.ports.slurm import Slurm, SlurmJob, SlurmNode
 PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
 _REASON_LIMIT = 200
-"""Characters of the sentence in a node's reason, which ``sinfo -R`` shows in one line."""
+"""Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
 _JOB_TARGET = "slurm:"
 """A target such as ``job:slurm:4711`` names a job by its Slurm id."""
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")
@@ -49,7 +49,7 @@ def marked(owners: Collection[str], text: str) -> str:
 
 
 class SlurmAction(RetryingAction):
-    """Base of the actions. Retries until the call's deadline while Slurm is unreachable or fails."""
+    """Retries until the call's deadline while Slurm is unreachable or fails."""
 
     service: ClassVar[str] = "Slurm"
 

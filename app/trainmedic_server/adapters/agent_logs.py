@@ -110,9 +110,7 @@ class AgentLogs:
     def _due(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
-        """Return the nodes to ask now and their notes. Tasks in `asking` ask missed nodes, so that nothing waits for
-        them.
-        """
+        """Return the nodes to ask now and their notes. Tasks in `asking` ask missed nodes."""
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:

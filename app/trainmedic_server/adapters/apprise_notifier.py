@@ -1,7 +1,5 @@
-"""Messages by Apprise; implements `ports.outside.Notifier`.
-
-Notification URLs contain secrets and appear in no log and no error. A slow service can hold its thread permanently, so
-each service has a few daemon threads.
+"""Messages by Apprise; implements `ports.outside.Notifier`. Notification URLs contain secrets and appear in no log and
+no error. A slow service can hold its thread permanently: each has a few daemon threads.
 """
 
 from __future__ import annotations

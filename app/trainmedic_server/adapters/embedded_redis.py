@@ -235,9 +235,7 @@ class EmbeddedRedis:
             os.close(process)
 
     def _is_ours(self, pid: int) -> bool:
-        """Return whether a process is a Redis that works in this directory: a PID may be reused, or come from a copied
-        directory.
-        """
+        """Return whether a process is a Redis that works in this directory."""
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             works_here = Path(f"/proc/{pid}/cwd").samefile(self._directory)

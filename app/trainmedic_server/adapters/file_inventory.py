@@ -1,4 +1,4 @@
-"""Static inventory: a YAML file that maps addresses to node names, or another form that ``domain.inventory`` reads."""
+"""Static inventory: a YAML file that maps addresses to node names (``domain.inventory``)."""
 
 from __future__ import annotations
 

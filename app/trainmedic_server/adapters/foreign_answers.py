@@ -5,8 +5,8 @@ from __future__ import annotations
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""Errors of reading a malformed answer, including numbers or times out of range (OverflowError) and arrays nested
-thousands deep (RecursionError).
+"""Errors of reading a malformed answer: also numbers or times out of range (OverflowError) and arrays nested thousands
+deep (RecursionError).
 """
 
 

@@ -153,8 +153,8 @@ def _reply(response: httpx.Response, content: bytes, secret: str | None) -> Http
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """Fall back to UTF-8 for a charset that is unknown, not one of text (``rot13``) or that cannot replace invalid
-    bytes (``idna``).
+    """Use UTF-8 for a charset that is unknown, not one of text (``rot13``) or that cannot replace invalid bytes
+    (``idna``).
     """
     try:
         return content.decode(charset, errors="replace")

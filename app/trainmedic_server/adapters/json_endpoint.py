@@ -30,7 +30,7 @@ class JsonEndpoint:
         self._http = HttpxCaller()
 
     async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
-        """Return the answer's JSON, or None. Raises PermanentFailure if the content is rejected, TemporaryFailure or
+        """Return the answer's JSON, or None. Raises PermanentFailure for rejected content, TemporaryFailure or
         OutcomeUnknown if it may not have arrived.
         """
         headers = {"Content-Type": media_type}

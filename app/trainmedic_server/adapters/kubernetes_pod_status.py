@@ -86,7 +86,7 @@ class PodOutline(Struct, frozen=True):
 
 
 def outline_of(pod: Object, job: str | None) -> PodOutline | None:
-    """Return None without a job, or if the server itself made the pod's Job."""
+    """Return None without a job, or if the server made the pod's Job."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not training
         return None

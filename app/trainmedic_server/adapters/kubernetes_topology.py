@@ -49,7 +49,7 @@ class ObjectListener(Protocol):
 
 
 class KubernetesTopology:
-    """Run `watch` in the background. The other methods are safe in any thread."""
+    """Run `watch` in the background; other methods are safe in any thread."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
         self._cluster = cluster
@@ -165,7 +165,7 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
-    """Return None if the pod has no node or has ended: no job runs in it then."""
+    """Return None if the pod has no node or has ended."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):

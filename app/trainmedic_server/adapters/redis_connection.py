@@ -1,4 +1,4 @@
-"""Redis clients for URLs, with translated errors and one log line for each outage."""
+"""Redis clients for URLs, with translated errors and one log line per outage."""
 
 from __future__ import annotations
 

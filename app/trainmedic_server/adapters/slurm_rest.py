@@ -40,9 +40,7 @@ _NO_NODE, _NO_JOB, _ENDED = 2018, 2017, 2021
 _NO_ANSWER = frozenset({*range(1000, 1007), *range(1008, 2000), *range(5000, 6000)})
 """Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out)."""
 _AUTH_ERRORS = frozenset({1007, 2002, 9202})
-"""Protocol authentication error, access denied, unable to authenticate: the token may have expired, and the next call
-may find a new one.
-"""
+"""Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
 
 
 class SlurmRest:
@@ -205,7 +203,7 @@ def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
-    """Raise if the answer has errors. Number 0 is a remark on an empty result, such as that of an unknown node."""
+    """Raise if the answer has errors. Number 0 is a remark on an empty result."""
     errors = [each for each in _list(answer, "errors") if each.get("error_number") or status >= 400]
     may_be_done = is_change and status >= 500
     if not errors:

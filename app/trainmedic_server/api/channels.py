@@ -1,4 +1,4 @@
-"""``GET /channels`` and ``POST /channels/{name}/test``. Only the kind of a URL is shown; the rest contains secrets."""
+"""``GET /channels`` and ``POST /channels/{name}/test``. URLs contain secrets: only their kind is shown."""
 
 from __future__ import annotations
 

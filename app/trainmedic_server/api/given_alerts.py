@@ -45,7 +45,7 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts of a webhook's body. A malformed one is an error here: the caller can correct it."""
+    """Return the alerts of a webhook's body. A malformed one is an error here."""
     delivery = payload.delivery(document, "explained", now)
     if delivery.rejected:
         raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])
@@ -112,7 +112,7 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
 
 
 def _status(entry: Mapping[str, Any], now: datetime) -> Any:
-    """Return the webhook's status. In Alertmanager's API an alert has resolved once its end is past."""
+    """Return the webhook's status: resolved once the end is past, as in Alertmanager's API."""
     status = entry.get("status")
     if isinstance(status, str):
         return status

@@ -1,4 +1,4 @@
-"""``GET /jobs`` and ``GET /agents``: connected training jobs with their locations, and node agents."""
+"""``GET /jobs`` and ``GET /agents``: connected jobs with their locations, and agents."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _router(
 
 
 class JobDirectory:
-    """Locations of jobs by what agents and the cluster know at one moment."""
+    """Locations of jobs at one moment."""
 
     def __init__(self, agents: AgentTopology, cluster: ClusterTopology) -> None:
         self._agents = agents

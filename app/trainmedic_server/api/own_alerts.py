@@ -21,7 +21,7 @@ from trainmedic_server.ports.verdicts import VerdictHistory
 
 NOT_OWN = f"exported_{SOURCE}"
 _VERDICTS_OF_JOB = 50
-"""A verdict's alert lasts 15 minutes; a job does not fail more often in that time."""
+"""More than a job's failures in the 15 minutes of a verdict's alert."""
 
 
 class OwnAlerts:
@@ -79,6 +79,6 @@ def _given(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _not_own(alert: Alert) -> Alert:
-    """Rename the label. The fingerprint stays, because Alertmanager identifies the alert by it."""
+    """Rename the label. Alertmanager identifies the alert by the fingerprint, which stays."""
     labels = {name: value for name, value in alert.labels.items() if name != SOURCE}
     return replace(alert, labels={**labels, NOT_OWN: alert.labels[SOURCE]})

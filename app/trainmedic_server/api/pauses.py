@@ -291,9 +291,7 @@ def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now:
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
-    """Return a warning if no loaded playbook has this name. The pause holds all the same: runs continue without their
-    file.
-    """
+    """Return a warning if no loaded playbook has this name. The pause holds all the same."""
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
         return ""

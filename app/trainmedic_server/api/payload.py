@@ -23,7 +23,7 @@ LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
 MOST_REJECTED = 10_000
-"""Most malformed alerts in a delivery; more refuse all of it. 8 MiB hold 8,000 real alerts."""
+"""Most malformed alerts; more refuse the delivery. 8 MiB hold 8,000 real alerts."""
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}

@@ -1,4 +1,4 @@
-"""Writer of a test file for ``trainmedic playbook test`` from explained alerts."""
+"""Writer of a playbook test file from explained alerts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
 
 def write(explained: Sequence[ExplainedAlert]) -> str:
     """Return the file, with one test for each alert. The alerts must be explained one by one, by playbooks only
-    (`explanation.alone`), as in a test.
+    (`explanation.alone`).
     """
     sources = {PurePath(each.source).name for alert in explained for each in _naming(alert)}
     lines = [

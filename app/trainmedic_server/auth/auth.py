@@ -116,7 +116,7 @@ class Authenticator:
         return principal
 
     def allows(self, request: HTTPConnection, role: TokenRole) -> bool:
-        """Return whether the request may still act as `role`. For streams that outlast the first check."""
+        """Return whether the request may still act as `role`; for long streams."""
         try:
             self.require(request, role)
         except HttpProblem:
@@ -152,7 +152,7 @@ class Authenticator:
         return Principal(match.name, match.roles, match.jobs, match.groups)
 
     def _in_session(self, request: HTTPConnection) -> Principal | None:
-        """Return the signed-in user, with the present rights of its token, without deliveries, which no browser sends."""
+        """Return the signed-in user: its token's present rights without deliveries, which no browser sends."""
         session = self.sessions.of(request.headers.get("cookie")) if self.sessions else None
         token = next((each for each in self._tokens if session and each.digest.hex() == session.token), None)
         if token is None or token.jobs is not None:
@@ -192,7 +192,7 @@ class Authenticator:
 
 
 def vouched(principal: Principal) -> dict[str, Principal]:
-    """Return the member of a scope that makes an internal request `principal`'s."""
+    """Return the scope member that makes an internal request `principal`'s."""
     return {_VOUCHED: principal}
 
 

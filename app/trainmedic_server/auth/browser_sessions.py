@@ -20,9 +20,7 @@ from trainmedic_server.ports.store import Transaction
 
 COOKIE = "trainmedic_session"
 SECURE_COOKIE = f"__Host-{COOKIE}"
-"""Name of the cookie over TLS. Browsers accept it from this very host only, so no other host of the domain can replace
-it.
-"""
+"""Name of the cookie over TLS. Browsers accept it from this very host only, not from others of the domain."""
 BASE_COOKIE = f"__Secure-{COOKIE}"
 """Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)

@@ -96,7 +96,7 @@ class CompiledAlertMap(Struct, frozen=True):
         return len(self.renames)
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Trainmedic's own alerts stay unchanged: without an Alertmanager no Prometheus adds a cluster's label to them."""
+        """Trainmedic's own alerts stay unchanged: without Alertmanager, no Prometheus adds a cluster's label."""
         sent = alert.sent_labels
         if is_own(sent):
             return MappedAlert(alert)

@@ -29,7 +29,7 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 
 RESCAN = 30.0
-"""Seconds between checks without a notification: some file systems, such as NFS, send none."""
+"""Seconds between checks; some file systems, such as NFS, send no notifications."""
 _RETRY = 1.0
 _MOST_SECONDS = 60.0
 """The next reload reads the remaining files."""

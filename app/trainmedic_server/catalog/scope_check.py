@@ -1,4 +1,4 @@
-"""Check at load time that expressions use only names that exist at their place."""
+"""Check at load time that expressions use only existing names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``trainmedic history``. The domain's enums are imported because ``domain.run`` loads neither pydantic nor other
-server libraries.
-"""
+"""``trainmedic history``. Imports the domain's enums: ``domain.run`` loads no server libraries."""
 
 from __future__ import annotations
 

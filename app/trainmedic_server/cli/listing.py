@@ -1,4 +1,4 @@
-"""Long lists from the server, read by pages and streamed as JSON or CSV."""
+"""Long lists from the server, read by pages and streamed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``trainmedic mcp``: the Model Context Protocol on standard input and output. docs/decisions.md explains why no
-library is used.
-"""
+"""``trainmedic mcp``. docs/decisions.md explains why no library is used."""
 
 from __future__ import annotations
 

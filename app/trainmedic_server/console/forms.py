@@ -90,7 +90,7 @@ _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] =
 
 
 def _started(done: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the result of a manual start, and its run's page: also of one that was not started."""
+    """Return the result of a manual start, and its run's page."""
     is_barred = done["run"]["status"] == Status.NOT_STARTED.value
     return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
 

@@ -1,4 +1,4 @@
-"""In-process API client that acts as a principal, with the checks and limits for external clients."""
+"""In-process API client that acts as a principal, with the external checks and limits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Live updates of open pages: HTML fragments as server-sent events, rendered once for all viewers. A reconnecting
-listener names its last event and gets what it missed, or reloads the page.
+listener gets what it missed, or reloads the page.
 """
 
 from __future__ import annotations

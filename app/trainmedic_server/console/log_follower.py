@@ -1,6 +1,4 @@
-"""Stream of new lines of a job's log to an open page. Lines beyond reading speed are dropped, with a note, to protect
-the browser.
-"""
+"""Stream of new lines of a job's log to an open page. Lines beyond reading speed are dropped, with a note."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""View of a job's log as described by a page's address. Filters have the API's names, so its addresses open as pages.
-Pure.
-"""
+"""View of a job's log by a page's address, with the API's names of filters. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms answered with a page: a result, or the outcome of several commands."""
+"""Forms answered with a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainmedic_server.http.problems import HttpProblem
 Fields = list[tuple[str, str]]
 """In the order of the form. Names can repeat."""
 _PASTED_BYTES = MIB
-"""Limit of an alert pasted into the page Why. A webhook's body may be large."""
+"""Limit of a pasted alert. A webhook's body may be large."""
 _LONGEST_LINK = 4000
 """Shorter input goes into the address, which can be shared; longer input is answered directly."""
 _MOST_ANSWERS = 50

@@ -142,7 +142,7 @@ def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the runs before and after this one on its target, among the newest hundred; None for each that is missing."""
+    """Return the runs before and after this one on its target, among the newest hundred; each can be None."""
     where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
     if not where:
         return None, None

@@ -21,7 +21,7 @@ async def now(page: PageRequest) -> Response:
 
 
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
-    """Show mode, pauses, breaker, channels, sessions, playbook errors and health. `tested` is a sent test message."""
+    """Show settings and health. `tested` is a sent test message."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")

@@ -1,6 +1,4 @@
-"""Path of the external URL, in links, redirects and cookies. Some proxies strip it, others do not, so it is removed
-from requests if present.
-"""
+"""Path of the external URL, in links, redirects and cookies. Removed from requests, unless a proxy has stripped it."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class BasePath:
     def __init__(self, external_url: str = "") -> None:
         self.external_url = external_url
         self.link = urlsplit(external_url).path.rstrip("/")
-        """Prefix for the paths of links, such as ``/trainmedic``. May be empty."""
+        """Prefix for links, such as ``/trainmedic``. May be empty."""
         self._decoded = unquote(self.link)
         # With a base such as /jobs, /jobs/llm-1 is a job's page if the proxy strips the base.
         self._is_ambiguous = _first_word(self._decoded) in OWN_NAMES

@@ -45,7 +45,7 @@ class TableEntry(Protocol):
 
 
 class ConnectionTable:
-    """Open connections. Each group is ordered by the last start or end of a request."""
+    """Each group is ordered by the last start or end of a request."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits

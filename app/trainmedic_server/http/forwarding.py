@@ -22,7 +22,7 @@ _MOST = 300
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-"""Longest silence. Event streams send something every 15 s, and deliveries are answered long before."""
+"""Longest silence. Event streams send something every 15 s."""
 _SLOWEST_PART_SECONDS = 10.0
 """Longest silence of a sending client before it loses its turn."""
 _IDLE_SECONDS = 30.0

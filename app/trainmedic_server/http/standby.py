@@ -1,5 +1,5 @@
 """The API of a standby: answers probes and forwards everything else, tokens included, to the leader. Without a leader
-it replies 503, after which Alertmanager retries.
+it replies 503.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Times at which a metric of a job was out of bounds. Pure. The bounds are those of the shipped alert rules, which need
-not be loaded, and of the reference design.
-"""
+"""Times at which a metric of a job was out of bounds. Pure. Bounds: shipped alert rules and the reference design."""
 
 from __future__ import annotations
 

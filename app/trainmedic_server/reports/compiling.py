@@ -1,5 +1,5 @@
-"""Compilation of reports from the run store, Prometheus and verdicts. Without an answer from Prometheus in time, the
-report lacks its figures and states why.
+"""Compilation of reports from the run store, Prometheus and verdicts. Without Prometheus, the report states why figures
+are missing.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _told(events: Sequence[Event]) -> list[FailureRecord]:
-    """A failed job that disappears a minute later without a restart counts as one failure."""
+    """Count a failed job that disappears a minute later without a restart as one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):

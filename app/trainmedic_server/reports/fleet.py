@@ -1,5 +1,5 @@
-"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes. Pure. Covers the run
-store's retention period.
+"""Report on all jobs in the run store's retention period: failures by cause with their cost, failing nodes and repair
+outcomes. Pure.
 """
 
 from __future__ import annotations

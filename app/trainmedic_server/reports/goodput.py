@@ -1,6 +1,4 @@
-"""Use of a job's time: training, and losses by kind. Pure. Losses are counted, without overlap; the rest is productive,
-slow steps included.
-"""
+"""Use of a job's time: losses by kind, without overlap; the rest is productive, slow steps included. Pure."""
 
 from __future__ import annotations
 
@@ -191,7 +189,7 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
-    """Return whether the series begins later than the first requested point: the process began there."""
+    """Return whether the process began at the first point: it is later than requested."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 

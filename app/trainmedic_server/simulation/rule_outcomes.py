@@ -1,5 +1,5 @@
-"""Outcome of each alert in a rule file: the playbook that it starts, or why none does. Files: Prometheus rules,
-PrometheusRule, or alerts with expected outcomes. Dependence on unknown labels is reported as a condition.
+"""Outcome of each alert in a rule file: the playbook that it starts, or why none does, with conditions on unknown
+labels. Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Blocks of a question's message, within Slack's limits. Pure. Text from alerts, jobs and playbooks is plain: Slack
-sees no mention, link or markup in it.
+"""Blocks of a question's message, within Slack's limits. Pure. Text from alerts, jobs and playbooks is plain, without
+mentions, links or markup.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def with_place(value: str, at: tuple[str, str]) -> str:
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """Return the question and its message's channel and timestamp, as `with_place` wrote them. None for anything else."""
+    """Return the question and its message's channel and timestamp, as `with_place` wrote them; otherwise None."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):

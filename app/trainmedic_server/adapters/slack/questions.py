@@ -142,7 +142,7 @@ class SlackQuestions:
         self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
         """Post the message once, after persisting the intent. After an unknown outcome, search the earlier message.
-        Return None if there is none and the question is closed.
+        None: there is none, and the question is closed.
         """
         if begun is None:
             channel = self._settings().channel_for(Terms.of(step).to)

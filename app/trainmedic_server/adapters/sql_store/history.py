@@ -1,6 +1,4 @@
-"""`ports.store.History` on read-only connections in a few threads. No read waits for the writer or lasts longer than
-one page.
-"""
+"""`ports.store.History` on read-only connections in a few threads. No read waits for the writer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Opaque cursor of a history page, and the tables' form of times.
-
-Pages are cut by key (creation time, then ID), so that new runs never shift them.
-"""
+"""Opaque cursor of a history page, by key (creation time, then ID), and the tables' form of times."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Select of one page of the history. For several values of a filter, a page combines one short list for each, because
-an index has the page order only for a single value.
+"""Select of one page of the history. Several values of a filter need one short list each: an index has the page order
+only for a single value.
 """
 
 from __future__ import annotations

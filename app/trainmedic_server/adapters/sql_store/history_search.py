@@ -29,7 +29,7 @@ _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Return whether a node or several filters are set, but none that selects the few open runs or pending undos."""
+    """Return whether a node or several filters are set. False for open runs or pending undos, which are few."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1

@@ -32,8 +32,8 @@ def now() -> float:
 
 
 def begin_anew(reason: str) -> None:
-    """Restart the process's command in its place without unwinding, because unwinding could act. The PID stays. A
-    process that must end, or cannot be restarted, ends.
+    """Restart the process's command in its place, with the same PID, without unwinding, which could act. A process that
+    must end, or cannot be restarted, ends.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)

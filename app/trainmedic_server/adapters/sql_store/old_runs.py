@@ -1,5 +1,5 @@
-"""Deletion of old runs, with an archive only of archived ones. A kill leaves only runs of the newest file in both: a
-file is written before its first run is deleted, the next one after its last.
+"""Deletion of old runs, with an archive only of archived ones. A file is written before its first run is deleted, the
+next one after its last, so a kill leaves only runs of the newest file in both.
 """
 
 from __future__ import annotations

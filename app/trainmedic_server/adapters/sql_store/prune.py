@@ -106,7 +106,7 @@ _IS_BESIDE_KEPT_JOB = sa.exists().where(
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
 )
 _IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_BESIDE_KEPT_JOB)
-"""A finding in the log of a retained job, or about its node or GPU, such as the kernel's."""
+"""A finding in the log of a retained job, or about its node or GPU."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
     .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)

@@ -1,5 +1,5 @@
-"""Time limit and cancellation of one read of the history. A cancelled connection is closed: PostgreSQL may receive the
-request after the statement.
+"""Time limit and cancellation of one read of the history. A cancelled connection is closed: the request may arrive
+after the statement.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Migration of the database to this code's revision. Alembic is imported only for a migration, because importing it
-takes long.
-"""
+"""Migration of the database to this code's revision. Alembic, slow to import, is imported only for a migration."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def require_not_older(connection: sa.Connection) -> None:
 
 def bring_to_head(connection: sa.Connection) -> None:
     """Run the missing migrations in the current transaction. A newer release's schema stays if that release permits
-    this one; otherwise raises ConfigurationError.
+    this one; else raises ConfigurationError.
     """
     at = current(connection)
     if at == schema.HEAD:

@@ -41,7 +41,7 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Return whether a run of the same playbook and target within the hour before would make this one a repeated run."""
+    """Return whether the run counts as repeated after one of the same playbook and target within the hour before."""
     return run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
 
 

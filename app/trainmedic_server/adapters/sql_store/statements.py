@@ -134,8 +134,8 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 
 
 def firing(names: Collection[str] | None) -> sa.Select[Any]:
-    """Select unresolved alerts, all if `names` is None. Names are compared with the stored labels, because an alert map
-    may have changed them since ``alert_name`` was stored.
+    """Select unresolved alerts, all if `names` is None. Names are compared with the stored labels, not with
+    ``alert_name``, the name at the first report.
     """
     if names is None:
         return _FIRING

@@ -1,4 +1,4 @@
-"""Run store: one object for writing and for reading, opened by URL."""
+"""Run store: one object for writing and reading, opened by URL."""
 
 from __future__ import annotations
 

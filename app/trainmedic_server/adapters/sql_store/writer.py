@@ -38,7 +38,7 @@ class UnitOfWork(Struct, eq=False):
 
 
 class Committer:
-    """Nothing else writes the database, so data read in one transaction may be cached for the next. `require` raises
+    """Nothing else writes the database, so data may be cached for the next transaction. `require` raises
     StoreUnavailable before a transaction that would be lost.
     """
 

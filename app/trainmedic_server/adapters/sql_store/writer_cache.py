@@ -1,5 +1,5 @@
-"""Writer's cache of open runs, recently changed nodes and known nodes. Updated with each write, and cleared whenever a
-write may have been rolled back.
+"""Writer's cache of open runs, recently changed nodes and known nodes. Cleared whenever a write may have been rolled
+back.
 """
 
 from __future__ import annotations
