@@ -20,7 +20,7 @@ class ActionParams(BaseModel):
 
 
 class BasicAction:
-    """Defaults: every kind of target, harmful, no state between attempts. A subclass defines ``name``, ``summary``,
+    """Defaults: every kind of target, harmful, no state between attempts. Subclasses define ``name``, ``summary``,
     ``Params`` and ``perform``.
     """
 
@@ -36,9 +36,7 @@ class BasicAction:
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[frozenset[str]] = frozenset()
-    """Keys of the output on a target other than a job. A playbook that reads another key is rejected. Empty:
-    unknown.
-    """
+    """Keys of the output on a target other than a job; other keys are rejected in playbooks. Empty: unknown."""
 
     def __init__(self, services: Services) -> None:
         self.services = services

@@ -42,8 +42,8 @@ class CommandAction(BasicAction):
       ``by_rank``.
     - All refused it: `PermanentFailure`. All failed or it expired: `TemporaryFailure`. A wrong effect:
       `EffectDisproved`.
-    - Otherwise the outcome is unknown. The undo stays pending, and a retry uses the same command ID, so that no rank
-      applies it twice.
+    - Otherwise the outcome is unknown. The undo stays pending, and a retry has the same command ID, so no rank applies
+      it twice.
     """
 
     Params: ClassVar[type[BaseModel]] = NoParams
@@ -221,7 +221,7 @@ def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
     """Return why an undo answered ``applied`` is uncertain; None if it is certain.
 
     A receiver that lost its memory finds nothing to revert either. So ``nothing_to_undo`` needs a reason:
-    ``not_in_force``, or ``never_applied`` unless the server recorded the command as applied.
+    ``not_in_force``, or ``never_applied`` unless the command is recorded as applied.
     """
     if not output.get(undoing.NOTHING):
         return None

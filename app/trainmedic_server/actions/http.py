@@ -36,7 +36,9 @@ _GATEWAY = frozenset({502, 504})
 
 
 def _url(text: str) -> str:
-    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it: it may contain a password."""
+    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it, for it may contain a
+    password.
+    """
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
     parts = urlsplit(text)

@@ -52,7 +52,7 @@ class PlacedAction(CommandAction):
     - None applied it: failure.
     - Otherwise the outcome is unknown.
 
-    A partly failed undo is repeated as a whole: undoing twice changes nothing.
+    A partly failed undo is repeated as a whole.
     """
 
     Params: ClassVar[type[BaseModel]] = PlacedParams

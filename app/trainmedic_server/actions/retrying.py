@@ -39,7 +39,7 @@ class PermissionGrace(Struct):
     since: datetime | None = None
 
     def is_final(self, error: ActionFailure, now: datetime) -> bool:
-        """Return whether to give up. Any failure but a refusal restarts the grace period."""
+        """Return whether to give up. Other failures restart the grace period."""
         if not isinstance(error, ClusterRefused):
             self.since = None
             return False
@@ -59,9 +59,9 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Return the result of `attempt`, called until it returns or the deadline passes. A call that `makes_change` is
-        not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if a failure of this call, or
-        an earlier call of this command, left open whether something was changed.
+        """Return the result of `attempt`, repeated until it returns or the deadline passes. A call that `makes_change`
+        is not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if this call, or an earlier
+        call of this command, may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()

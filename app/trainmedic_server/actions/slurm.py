@@ -1,8 +1,8 @@
 """Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal``, ``cancel`` and ``update``.
 
-Slurm has no conditional update and stores no author of a change, so each action leaves a mark: a drain in the node's
-reason, a change of a job in its admin comment. It names the runs whose change is in effect. By it a resumed attempt
-finds its change, and an undo spares those of others.
+Slurm has no conditional update and stores no author of a change, so each action leaves a mark with the runs whose
+change is in effect: a drain in the node's reason, a change of a job in its admin comment. A resumed attempt finds its
+change by it, and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class _NodeAction(SlurmAction):
     outputs: ClassVar[frozenset[str]] = frozenset({"node", "state", "reason", "note"})
 
     async def find(self, call: Call) -> SlurmNode:
-        """Return the target's node, which the alert may name by NodeName, host name or address. Raises ObjectMissing if
-        Slurm has none, PermanentFailure if it has several.
+        """Return the target's node, named by NodeName, host name or address. Raises ObjectMissing if Slurm has none,
+        PermanentFailure if it has several.
         """
         wanted = call.target.node
         if wanted is None:

@@ -1,8 +1,8 @@
-"""Log lines from the nodes' agents, merged by time.
+"""Log lines from the nodes' agents, merged by time. Clocks differ, so close lines of different nodes can be out of
+order.
 
-Clocks differ, so close lines of different nodes can be out of order. If the caller leaves, agents receive `WITHDRAW`
-(earlier agents answer ``unsupported``). If a job's nodes are unknown, all agents are asked, within limits
-(`LogQuery.is_search`).
+If the caller leaves, agents receive `WITHDRAW` (earlier agents answer ``unsupported``). If a job's nodes are unknown,
+all agents are asked, within limits (`LogQuery.is_search`).
 """
 
 from __future__ import annotations

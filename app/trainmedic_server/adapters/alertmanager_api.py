@@ -31,8 +31,8 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
 SETTLES_AFTER = timedelta(minutes=5)
-"""Minimum uptime before a missing alert counts as ended. After Alertmanager restarts, Prometheus resends its alerts
-within a minute (``--rules.alert.resend-delay``) plus its evaluation interval and its own restart.
+"""Minimum uptime before a missing alert counts as ended. After a restart, Prometheus resends its alerts within a minute
+(``--rules.alert.resend-delay``) plus its evaluation interval and its own restart.
 """
 BODY_LIMIT = 64 * 1024 * 1024
 """60,000 alerts of 1 KB."""
@@ -44,7 +44,7 @@ _PRECISION = timedelta(milliseconds=1)
 
 
 class AlertmanagerApi:
-    """One Alertmanager, or a member of a cluster (which shares alerts and silences)."""
+    """One Alertmanager, or a member of a cluster."""
 
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER

@@ -47,7 +47,7 @@ class GzipArchive:
         return str(self._directory)
 
     def prepare(self) -> None:
-        """Create a missing directory, and begin the archive in an empty one. Raises ConfigurationError, or
+        """Create a missing directory; begin the archive in an empty one. Raises ConfigurationError, or
         ArchiveUnavailable if waiting may help (disk full).
         """
         try:

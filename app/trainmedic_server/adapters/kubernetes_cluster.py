@@ -1,5 +1,5 @@
 """Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half, without its generated
-classes, which lack custom kinds. Calls are not retried here, except a list whose continuation has expired.
+classes, which lack custom kinds. Only a list whose continuation has expired is retried here.
 """
 
 from __future__ import annotations

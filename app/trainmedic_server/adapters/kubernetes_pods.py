@@ -1,5 +1,5 @@
 """Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop. Events are read only for verdicts
-and for pods that do not start, within a number of requests a minute.
+and pods that do not start, with limited requests a minute.
 """
 
 from __future__ import annotations

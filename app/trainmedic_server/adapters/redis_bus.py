@@ -85,7 +85,7 @@ class RedisBus:
         ]
 
     async def close(self) -> None:
-        """Send queued acknowledgements if Redis is available; otherwise the replies come again."""
+        """Send queued acknowledgements if Redis is available; else the replies come again."""
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
             with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
@@ -101,7 +101,7 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """A rank that accepted the command and did not finish is represented by its ``accepted``."""
+        """An ``accepted`` stands for a rank that did not finish."""
         address = _address_of(command)
         waiter = self._router.register(command.id, command.expires_at, address.identity)
         try:

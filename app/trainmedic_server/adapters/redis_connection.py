@@ -90,7 +90,7 @@ class _HearsTheEnd:
     _reader: asyncio.StreamReader | None
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        """Put Redis's message into redis-py's ConnectionError, also for connections closed by uvloop."""
+        """Put Redis's message into redis-py's ConnectionError."""
         reader = self._reader
         try:
             await super().send_packed_command(*arguments, **options)  # type: ignore[misc]

@@ -27,7 +27,7 @@ _ENTRIES_PER_READ = 64
 
 
 class RedisFindings:
-    """Passes genuine findings to ``take``. ``consumer`` and ``fence`` are those of `StreamReader`."""
+    """Passes genuine findings to ``take``. ``consumer`` and ``fence``: see `StreamReader`."""
 
     def __init__(
         self,

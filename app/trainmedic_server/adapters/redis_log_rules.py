@@ -1,4 +1,4 @@
-"""Distribution of log rules to the agents: the rules under one key, and a signed notice for each node, both written on
+"""Distribution of log rules to the agents: the rules under one key, and a signed notice for each node, written on
 changes and periodically. An agent that reads none keeps its rules.
 """
 

@@ -1,5 +1,5 @@
-"""Slurm through slurmrestd; implements `ports.slurm.Slurm`. slurmrestd offers one API for each data parser, named in
-the path; the newest of `API_VERSIONS` is used, determined again after an upgrade removed it.
+"""Slurm through slurmrestd; implements `ports.slurm.Slurm`. Uses the newest of `API_VERSIONS` (data parsers, named in
+the path) that slurmrestd offers, determined again after an upgrade removed it.
 
 A status of 200 proves nothing: slurmrestd answers 200 with ``errors``, and for an unknown node 200 without a node. So
 every answer is checked for errors and for the requested name.
@@ -55,7 +55,7 @@ class SlurmRest:
         fence: Fence = no_fence,
     ) -> None:
         """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``. `fence` is called before each
-        change and does not return if this server may no longer act. Raises ConfigurationError.
+        change and does not return if this server may not act. Raises ConfigurationError.
         """
         parts = urlsplit(url)
         socket = parts.path if parts.scheme == "unix" else None

@@ -60,7 +60,7 @@ def holds_unstored(text: str) -> bool:
 
 
 def _ceiling(lengths: Sequence[int], room: int) -> int:
-    """Return the length, up to `TEXT_LENGTH`, to which texts must be truncated to fit into `room`."""
+    """Return the length, up to `TEXT_LENGTH`, to which texts are truncated to fit into `room`."""
     remaining: Iterable[int] = sorted(min(length, TEXT_LENGTH) for length in lengths)
     for index, length in enumerate(remaining):
         share = room // (len(lengths) - index)

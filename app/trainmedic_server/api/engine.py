@@ -73,7 +73,7 @@ class EnginePort(Protocol):
         ...
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether an action changes something and does more than revert another action."""
+        """Return whether an action changes something other than reverting another one."""
         ...
 
     @property

@@ -53,7 +53,7 @@ def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def kept_back(document: Any) -> tuple[str, ...]:
-    """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or if unknown."""
+    """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or unknown."""
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return ()
     return tuple(map(_kept_back, _entries(document)))

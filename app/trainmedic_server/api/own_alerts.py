@@ -1,8 +1,8 @@
 """Verification of Trainmedic's own alerts that Alertmanager sends back.
 
-Playbooks trust the label ``source``, which anyone who posts alerts can write. So such an alert must equal one that the
-run store recorded; otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come
-from the store.
+Playbooks trust the label ``source``, which anyone who posts alerts can write. So an alert with it must equal one in the
+run store; otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come from the
+store.
 """
 
 from __future__ import annotations

@@ -32,11 +32,9 @@ _MISSING: Any = object()
 
 
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
-    """Return the delivery in `document`, parsed JSON.
-
-    Raises PayloadError with up to 20 problems if nothing can be used: not version "4", no list ``alerts``, or only
-    malformed alerts without an end. All but ``version``, ``status``, ``labels`` and ``startsAt`` may be absent or null.
-    A missing ``fingerprint`` is computed like Alertmanager's.
+    """Return the delivery in `document`, parsed JSON. Raises PayloadError with up to 20 problems if nothing is usable:
+    not version "4", no list ``alerts``, or only malformed alerts without an end. All but ``version``, ``status``,
+    ``labels`` and ``startsAt`` may be absent or null. A missing ``fingerprint`` is computed as in Alertmanager.
     """
     if not isinstance(document, dict):
         raise PayloadError.at([("", "the body must be a JSON object")])

@@ -25,7 +25,7 @@ BASE_COOKIE = f"__Secure-{COOKIE}"
 """Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
 _SKEW = timedelta(minutes=5)
-"""Largest clock difference between servers. A session from further in the future has ended: the clock was set back."""
+"""Largest clock difference between servers. A session from further in the future has ended."""
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
 """Most sessions of one token. The oldest ends when another begins."""

@@ -169,9 +169,7 @@ def _is_code(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """With `playbooks`, warn also of names that start none, and of constants that an acting playbook accepts as
-    proof.
-    """
+    """With `playbooks`, warn also of names that start none, and of constants accepted as proof by an acting one."""
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}
     for rename in renames:

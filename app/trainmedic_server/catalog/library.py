@@ -43,8 +43,8 @@ log = telemetry.logger(__name__)
 
 
 class _MatcherIndex:
-    """Index by one ``=`` matcher of each playbook, the one that it shares with the fewest others. An alert without this
-    label and value cannot match.
+    """Index by one ``=`` matcher of each playbook, the one shared with the fewest others. An alert without this label
+    and value cannot match.
     """
 
     def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:

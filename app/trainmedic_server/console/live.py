@@ -18,7 +18,7 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.live.event_feed import EventFeed
 
 Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
-"""Arguments: topic, IDs of runs with events, newest event. Returns fragments by the ID of the element to replace."""
+"""Arguments: topic, IDs of runs with events, newest event. Returns fragments by element ID."""
 MOST_TOPICS = 8
 _KEPT_PIECES = 400
 _BETWEEN_SECONDS = 0.2

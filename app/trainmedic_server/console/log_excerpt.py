@@ -136,7 +136,7 @@ async def _search(
 
 
 def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
-    """Return the document's line. None for a heartbeat, an unknown document, or a note, which goes to `notes`."""
+    """Return the document's line. None for a heartbeat, an unknown document, or a note, added to `notes`."""
     if document is None:
         return None
     if "note" in document:

@@ -23,7 +23,7 @@ _AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
-"""Shorter lines of a finding are not searched, because they could match other lines."""
+"""Shorter lines of a finding could match other lines, and are not searched."""
 _MARK = Markup("<mark>{}</mark>")
 _TIMES = {
     "guessed": "The line states no time. This is the time of the line before it, or of its file.",

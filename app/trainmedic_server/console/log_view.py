@@ -166,7 +166,7 @@ class LogView(Struct, frozen=True):
 
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
-    """Return the query of the lines around a moment, of a rank or else a node. Empty without a time."""
+    """Return the query of the lines around a moment, of a rank, else a node. Empty without a time."""
     point = times.read(at)
     if point is None:
         return ""

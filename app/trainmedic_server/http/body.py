@@ -92,8 +92,8 @@ class _BodyInWork:
 
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
     """Return the JSON value in `body`. Raises HttpProblem 400 for other content. Half a surrogate pair is valid JSON
-    (RFC 8259, section 8.2) but not text: it raises PayloadError unless `keep_half_pairs`; then the caller has to
-    replace them.
+    (RFC 8259, section 8.2) but not text: raises PayloadError unless `keep_half_pairs`; then the caller must replace
+    them.
     """
     # Brackets within texts count too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _GRACE_SECONDS = 1.0
-"""Time for an answer that detects the disconnect itself, such as a stream, to end."""
+"""Time for an answer that detects the disconnect itself to end."""
 _READS = frozenset({"GET", "HEAD"})
 
 

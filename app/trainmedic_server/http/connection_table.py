@@ -65,8 +65,8 @@ class ConnectionTable:
         return chain(*self._strangers.values(), *self._known.values())
 
     def add(self, connection: TableEntry) -> None:
-        """Add a connection, and close another one if there is no capacity; the new one if all others of its address
-        await an answer.
+        """Add a connection; without capacity close another one, or the new one if all others of its address await an
+        answer.
         """
         of_client = self._strangers.get(connection.address, {})
         if len(of_client) >= self._limits.per_client:
@@ -112,7 +112,7 @@ class ConnectionTable:
 
     @property
     def crowded(self) -> bool:
-        """True if there are more connections than are served, because none could be closed."""
+        """True if there are more connections than are served."""
         return self._count > self._limits.connections
 
     @property

@@ -51,7 +51,7 @@ class Forwarder:
 
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request to the leader at `address` ("host:port"), and its answer to the client. Raises OSError or
-        TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft if the client disconnects.
+        TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft.
         """
         async with asyncio.timeout(_TURN_SECONDS):
             await self._turns.acquire()

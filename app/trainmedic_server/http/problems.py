@@ -61,9 +61,8 @@ class ProblemDetails(ApiModel):
 
 
 class HttpProblem(errors.TrainmedicError):
-    """The request fails with this status and detail.
-
-    ``closes``: the body was not read completely, so the connection cannot be reused. ``problems`` are (field, message).
+    """The request fails with this status and detail. ``closes``: the body was not read completely, so the connection
+    ends. ``problems`` are (field, message).
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on. Requests that hang at the former leader are aborted; clients retry."""
+        """Serve `app` from now on, and abort requests that hang at the former leader; clients retry."""
         self._app, self._feed = app, app.state.feed
         self._standby.end_forwarding()
 

@@ -104,7 +104,7 @@ def bottleneck(
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
     """Return None if the shares are unknown, memory is not short and the job is not slow. ``throughput_share`` is
-    relative to the baseline. ``hints`` count only if the shares are unknown.
+    relative to the baseline. ``hints`` count only without shares.
     """
     short = _memory(memory, throughput_share)
     if short is not None:

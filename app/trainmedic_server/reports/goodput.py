@@ -114,7 +114,7 @@ def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stre
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
     """Return downtimes without a regular end, and whether a failure caused each. After the last point the job is down
-    only if a failure was reported. Times too short for a gap are taken from the reports.
+    only if a failure was reported. Reports have the times too short for a gap.
     """
     down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):
@@ -135,8 +135,8 @@ def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: f
 
 
 def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
-    """Return the last report on the process before the gap, and the time of the first one. Without reports: None and
-    the gap's beginning.
+    """Return the last report on the process before the gap, and the time of the first one; without reports None and the
+    gap's beginning.
     """
     told = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
     within = [(at, word) for at, word in told if gap.begin - _SOON <= at <= gap.end]

@@ -108,7 +108,7 @@ class JobQuestions:
         return scrapes, part
 
     async def _scrapes_apart(self, scrapes: Points, looked: timedelta) -> timedelta:
-        """A short job fills only some of a part, so its fullest minute counts too."""
+        """A short job fills only some of a part: its fullest minute counts too."""
         at, most = max(scrapes, key=lambda point: point[1])
         minute = _interval(looked, timedelta(0))
         minutes = await self._point(_THERE, minute, _moment(at) - looked, _moment(at))

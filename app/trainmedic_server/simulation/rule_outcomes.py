@@ -97,6 +97,8 @@ class _AlertForm(_Listed):
 
 
 class _AlertList(_Listed):
+    """Alerts with expected outcomes."""
+
     sources: dict[str, _Source] = {}
     alerts: tuple[_AlertForm, ...]
 

@@ -83,7 +83,7 @@ log = telemetry.logger(__name__)
 async def found_redis(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
 ) -> tuple[str, Callable[[], str]]:
-    """Return the URL of the configured or else the embedded Redis, and a function with a caveat about it. Raises
+    """Return the URL of the configured, else the embedded Redis, and a function with a caveat about it. Raises
     ConfigurationError.
     """
     if settings.redis is not None:
@@ -115,8 +115,7 @@ def signer_of(settings: ServerSettings) -> Signer | None:
 
 
 def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
-    """Return whether locations of jobs, GPUs and nodes are needed, for playbooks that target them or for log
-    findings."""
+    """Return whether playbooks or log findings need locations of jobs, GPUs and nodes."""
     return bool(rules.rule_set.rules) or any(map(_has_a_place, catalog.all()))
 
 

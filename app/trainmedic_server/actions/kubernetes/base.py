@@ -22,7 +22,7 @@ GONE = "it was deleted: nothing to revert"
 
 
 class Permission(Struct, frozen=True):
-    """As in a (Cluster)Role. ``group`` is empty for the core API. ``resource`` has its subresource after a slash."""
+    """As in a (Cluster)Role: ``group`` is empty for the core API, ``resource`` has its subresource after a slash."""
 
     group: str
     resource: str

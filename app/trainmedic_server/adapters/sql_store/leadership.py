@@ -1,7 +1,7 @@
 """Permission to act, if several servers share a database: only while the session is confirmed to hold the lock.
 
-PostgreSQL ends a session that was silent for the takeover time, so the server counts the time since it sent the last
-answered query and stops well before. The clock also runs while the process is stopped and while the machine sleeps.
+PostgreSQL ends a session silent for the takeover time, so the server stops well before, counted from sending the last
+answered query. The clock also runs while the process is stopped and while the machine sleeps.
 """
 
 from __future__ import annotations

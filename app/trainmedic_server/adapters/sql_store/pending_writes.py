@@ -1,4 +1,4 @@
-"""Writes of units of work that were not sent to the database yet. Units that share a transaction combine theirs. Reads
+"""Writes of units of work that were not sent to the database yet, combined for units that share a transaction. Reads
 that may depend on them flush them first (``transaction``).
 """
 

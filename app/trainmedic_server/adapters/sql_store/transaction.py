@@ -80,7 +80,7 @@ class SqlTransaction(Transaction):
             self._cache.forget()
 
     def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
-        """Flush everything. The caller's statements must not change cached data, such as open runs, except nodes with
+        """Flush everything. The caller must not change cached data, such as open runs, except nodes with
         `deletes_nodes`.
         """
         send_shared(self._connection, self._flush, self._shared)

@@ -1,6 +1,6 @@
 """The only writing thread: it commits all waiting units of work together. Each unit still fails alone. Its future is
 resolved after the commit, because the caller then acknowledges the delivery. With a `Leadership`, the connection is the
-session with the lock, is confirmed regularly, and is never replaced.
+session with the lock, regularly confirmed and never replaced.
 """
 
 from __future__ import annotations
