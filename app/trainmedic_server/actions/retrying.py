@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    """Whether a refusal is final: only after uninterrupted refusals for `REFUSAL_GRACE`."""
+    """Grace period after which a refusal is final: uninterrupted refusals for `REFUSAL_GRACE`."""
 
     since: datetime | None = None
 
@@ -48,6 +48,7 @@ class PermissionGrace(Struct):
 
 
 class RetryingAction(BasicAction):
+    """Retries conflicts and failures of the server until the call's deadline, refusals only for `REFUSAL_GRACE`."""
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     service: ClassVar[str]
     """The server's name in messages."""

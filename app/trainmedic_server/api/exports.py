@@ -36,8 +36,8 @@ class Exports(Generic[Item]):
         self._turns = ReadTurns(limits.exports, 0, "exports")
 
     async def response(self, items: AsyncIterator[Item], media_type: str) -> Response:
-        """Return the stream of `items`. Raises Saturated, StoreUnavailable: the first item is fetched before anything
-        is sent.
+        """Return the stream of `items`. Raises Saturated, StoreUnavailable. The first item is fetched before anything
+        is sent, so that a store failure becomes a 503.
         """
         write = {NDJSON: self._ndjson, CSV: self._csv}[media_type]
         async with AsyncExitStack() as until_closed:

@@ -123,7 +123,7 @@ class WebhookApp:
     @staticmethod
     def takes(scope: Scope) -> bool:
         """Return whether the request is a delivery. Slashes around the path are ignored: Alertmanager never retries a
-        404.
+        404, so ``…//webhook`` would lose alerts.
         """
         return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 

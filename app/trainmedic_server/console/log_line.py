@@ -48,7 +48,7 @@ class ShownLine(Struct, frozen=True):
     rank: str = ""
     attempt: str = ""
     time_note: str = ""
-    """Why its time is not its own; empty if it is."""
+    """Why its time is not its own. Empty if the line states it."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:

@@ -84,7 +84,7 @@ def pattern_of(view: LogView) -> SearchPattern | None:
 
 
 async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) -> list[Mapping[str, Any]]:
-    """Return the newest findings of a job, and of log files that only name it. Empty if the API refuses."""
+    """Return the newest findings of a job, and of log files that only name it, newest first. Empty if refused."""
     findings: list[Mapping[str, Any]] = []
     for name in _OF_JOB:
         answer = await _or_none(page, "/findings", {name: job, "limit": most})

@@ -33,6 +33,8 @@ _FIRST_WORD = re.compile(r"/*([A-Za-z0-9_-]*)")
 
 
 class BasePath:
+    """Path of `external_url`. Empty if it has none."""
+
     def __init__(self, external_url: str = "") -> None:
         self.external_url = external_url
         self.link = urlsplit(external_url).path.rstrip("/")

@@ -13,7 +13,7 @@ from trainmedic_server.reports import points as figures
 _FAR_OFF = 2.0
 """An outlier has at least this multiple of the median, or at most its inverse."""
 _LEAST_CORES = 0.5
-"""Minimum difference of an outlier in cores."""
+"""Minimum difference of an outlier in cores: near 0, small differences are large multiples."""
 
 _SHOWN = 3
 

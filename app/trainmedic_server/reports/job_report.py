@@ -97,7 +97,7 @@ class JobReport:
     cpu: CpuUse | None
     evaluations: tuple[EvaluationRecord, ...] | None
     unknown: Mapping[str, str]
-    """Reasons by name."""
+    """Why a figure is None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Time limit and cancellation of one read of the history. A cancelled connection is closed: the request may arrive
-after the statement.
+"""Time limit and cancellation of one read of the history. A cancelled connection is closed: PostgreSQL may receive the
+request late, and it could hit a later read.
 """
 
 from __future__ import annotations
