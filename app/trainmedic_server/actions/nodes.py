@@ -17,7 +17,9 @@ from trainmedic_server.actions.placement import PlacedAction, PlacedParams, comm
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""Lifetime of a power cap after its last renewal: longer than a restart of the server or Redis."""
+"""Lifetime of a power cap after its last renewal: longer than a restart of the server or Redis, but short if the server
+has lost its repair.
+"""
 RENEW = "gpu.renew_lease"
 """No action, so playbooks cannot use it."""
 
@@ -194,7 +196,9 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send each file system once, up to `MOST_FILESYSTEMS`; none if one is unknown."""
+    """Send each file system once, up to `MOST_FILESYSTEMS`. If one is unknown, send none: the agent might reject the
+    one intended.
+    """
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

@@ -58,7 +58,7 @@ class PlacedAction(CommandAction):
     Params: ClassVar[type[BaseModel]] = PlacedParams
     per_gpu: ClassVar[bool] = False
     waits_for_receiver: ClassVar[bool] = False
-    """An agent always runs."""
+    """An agent always runs, so a missing one needs a person soon."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)

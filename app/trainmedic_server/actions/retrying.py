@@ -49,6 +49,7 @@ class PermissionGrace(Struct):
 
 class RetryingAction(BasicAction):
     """Retries conflicts and failures of the server until the call's deadline, refusals only for `REFUSAL_GRACE`."""
+
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     service: ClassVar[str]
     """The server's name in messages."""

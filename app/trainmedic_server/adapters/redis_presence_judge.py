@@ -30,7 +30,7 @@ COUNTS_FOR = timedelta(seconds=45)
 """Validity of a trusted presence that another client has overwritten. Agents write every 10 s, with a lifetime of 30 s.
 """
 _READ_MEANWHILE = timedelta(seconds=15)
-"""Reading many presences takes time."""
+"""Reading many presences takes time, so such an age proves nothing."""
 _LARGEST_CLAIMS = 2 * 1024
 _REMEMBERED = 100_000
 _KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {

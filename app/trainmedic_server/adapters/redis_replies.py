@@ -1,4 +1,6 @@
-"""Matching of replies to waiting requests. A stream entry is acknowledged only when its outcome is durable."""
+"""Matching of replies to waiting requests. A stream entry is acknowledged only when its outcome is durable, so that a
+killed server receives it again.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ class ReplyRouter:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
-        """The outcome is durable."""
+        """The outcome is durable: the replies need not come again."""
         entries = self._unacknowledged.pop(command_id, None)
         if entries:
             self._acknowledge(list(entries))

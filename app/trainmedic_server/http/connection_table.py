@@ -1,5 +1,6 @@
 """Open connections, and which to close when there are too many. Those without a token close first: of the address with
-the most, the one silent longest. So they cannot displace alert delivery. A fully received request is always answered.
+the most, the one silent longest. So they cannot displace alert delivery. A fully received request is always answered;
+otherwise retries would use up the server.
 """
 
 from __future__ import annotations

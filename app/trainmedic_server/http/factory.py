@@ -196,7 +196,7 @@ class _Api(FastAPI):
 
 
 def _of_one_caller(send: Send) -> Send:
-    """Return `send` with headers that forbid caching."""
+    """Return `send` with headers that forbid caching: an answer depends on the caller and on the Accept header."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,5 +1,5 @@
 """Prometheus queries for the report on a job, aggregated over GPUs and processes in at most `INTERVALS` intervals. The
-server's metric ``trainmedic_job_gpu`` names the job's GPUs.
+server's metric ``trainmedic_job_gpu`` names the job's GPUs at each moment.
 """
 
 from __future__ import annotations

@@ -140,7 +140,9 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable if the node may exist under another name."""
+    """Raise ClusterUnavailable if the node may exist under another name: considering it deleted would drop its pending
+    undo.
+    """
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:

@@ -79,8 +79,8 @@ def make_directory(url: sa.URL) -> None:
 
 
 class OwnerLock:
-    """Lock of the one server that may use an SQLite file; it ends with the process. Three locks exclude a second
-    server:
+    """Lock of the one server that may use an SQLite file; it ends with the process. Two servers would perform the same
+    runs. Three locks exclude the second one:
 
     - on ``<file>.lock``, even if the file itself was replaced;
     - on the file's inode, under any name;

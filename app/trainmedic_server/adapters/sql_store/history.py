@@ -1,4 +1,6 @@
-"""`ports.store.History` on read-only connections in a few threads. No read waits for the writer."""
+"""`ports.store.History` on read-only connections in a few threads. No read waits for the writer or lasts longer than
+one page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Opaque cursor of a history page, by key (creation time, then ID), and the tables' form of times."""
+"""Opaque cursor of a history page, and the tables' form of times. The cursor is a key (creation time, then ID), so that
+new runs never shift pages.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Run store in memory (SQLite without a file) for the simulation and unit tests. Units run immediately in the caller,
-so that virtual time never waits.
+"""Run store in memory (SQLite without a file) for the simulation and unit tests. It lacks only durability. Units run
+immediately in the caller, so that virtual time never waits.
 """
 
 from __future__ import annotations

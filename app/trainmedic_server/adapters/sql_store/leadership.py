@@ -1,7 +1,7 @@
 """Permission to act, if several servers share a database: only while the session is confirmed to hold the lock.
 
-PostgreSQL ends a session silent for the takeover time, so the server stops well before, counted from sending the last
-answered query. The clock also runs while the process is stopped and while the machine sleeps.
+PostgreSQL ends a session that was silent for the takeover time. So the server counts the time since it sent the last
+answered query and stops well before. The clock also runs while the process is stopped and while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def now() -> float:
 
 
 def begin_anew(reason: str) -> None:
-    """Restart the process's command in its place, with the same PID, without unwinding, which could act. A process that
-    must end, or cannot be restarted, ends.
+    """Restart the process's command in its place without unwinding, which could act. The PID stays, so no supervisor
+    delays the restart. A process that must end, or cannot be restarted, ends.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)

@@ -1,5 +1,6 @@
-"""Session with PostgreSQL, and the lock of the leader, which belongs to this writing session. It is never reopened.
-PostgreSQL ends silent sessions, so a hanging server does not block the others permanently.
+"""Session with PostgreSQL, and the lock of the leader. The lock belongs to the writing session, which is never
+reopened: a server whose session has ended cannot write. PostgreSQL ends silent sessions, so a hanging server does not
+block the others permanently.
 """
 
 from __future__ import annotations
