@@ -1,7 +1,5 @@
-"""Actions ``alertmanager.silence`` and ``alertmanager.expire_silence``.
-
-The silence's comment contains the ID of its command. By it a resumed attempt, or an undo without the silence's ID,
-finds the silence.
+"""Actions ``alertmanager.silence`` and ``alertmanager.expire_silence``. A silence is found again by its command's ID,
+which is in its comment.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource
 
 COMMENT_LIMIT = 1000
-"""Characters. A longer comment is cut: it may contain text from the alert."""
+"""Characters. A longer comment is cut."""
 
 
 class SilenceParams(ActionParams):

@@ -1,6 +1,4 @@
-"""Base classes of actions and their parameters. Other packages may derive from them
-(``trainmedic_server.extending``).
-"""
+"""Base classes of actions and their parameters, also for other packages (``trainmedic_server.extending``)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class ActionParams(BaseModel):
 
 
 class BasicAction:
-    """Defaults: every kind of target, harmful, no state between attempts. A subclass defines ``name``, ``summary``,
+    """Defaults: every kind of target, harmful, no state between attempts. Subclasses define ``name``, ``summary``,
     ``Params`` and ``perform``.
     """
 
@@ -31,16 +29,14 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """It changes only files on the disks of the target's node (`ports.actions.DiskAction`)."""
+    """It changes only files on disks of the target's node (`ports.actions.DiskAction`)."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[frozenset[str]] = frozenset()
-    """Keys of the output on a target other than a job. A playbook that reads another key is rejected. Empty:
-    unknown.
-    """
+    """Keys of the output on a target other than a job; other keys are rejected in playbooks. Empty: unknown."""
 
     def __init__(self, services: Services) -> None:
         self.services = services

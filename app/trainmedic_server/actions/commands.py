@@ -1,4 +1,4 @@
-"""Actions that a training job or a node agent performs: sending the command and judging the replies."""
+"""Actions that a training job or a node agent performs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
-"""The bus waits this long beyond the deadline. If it returns only then, replies are missing."""
+"""If the bus returns this long after the deadline, replies are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
@@ -42,8 +42,8 @@ class CommandAction(BasicAction):
       ``by_rank``.
     - All refused it: `PermanentFailure`. All failed or it expired: `TemporaryFailure`. A wrong effect:
       `EffectDisproved`.
-    - Otherwise the outcome is unknown. The undo stays pending, and a retry uses the same command ID, so that no rank
-      applies it twice.
+    - Otherwise the outcome is unknown. The undo stays pending, and a retry has the same command ID, so no rank applies
+      it twice.
     """
 
     Params: ClassVar[type[BaseModel]] = NoParams
@@ -107,10 +107,8 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Return which receivers have not replied. Empty if all have.
-
-        Without listed ranks, one final reply counts for all, unless the bus waited until the deadline: then it knew of
-        a missing rank.
+        """Return which receivers have not replied, empty if all have. Without listed ranks, one final reply counts for
+        all, unless the bus waited until the deadline: then it knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
@@ -158,9 +156,7 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
 def check_undone(
     receiver: str, replies: Sequence[envelope.Reply], output: Mapping[str, Any], was_applied: bool
 ) -> None:
-    """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID, because receivers repeat
-    replies.
-    """
+    """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID: receivers repeat replies."""
     for reply in replies:
         if reply.is_final and (reason := undo_doubt(reply.output, was_applied)) is not None:
             raise TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)
@@ -222,10 +218,10 @@ def _numbered(ranks: Sequence[int]) -> str:
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
-    """Return why an undo answered ``applied`` is uncertain. None if it is certain.
+    """Return why an undo answered ``applied`` is uncertain; None if it is certain.
 
     A receiver that lost its memory finds nothing to revert either. So ``nothing_to_undo`` needs a reason:
-    ``not_in_force``, or ``never_applied`` unless the server recorded the command as applied.
+    ``not_in_force``, or ``never_applied`` unless the command is recorded as applied.
     """
     if not output.get(undoing.NOTHING):
         return None

@@ -32,11 +32,13 @@ _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY = frozenset({502, 504})
-"""Statuses of a gateway that does not know whether its server has acted (RFC 9110, 15.6.3 and 15.6.5)."""
+"""Statuses of a gateway, after which the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
 def _url(text: str) -> str:
-    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it: it may contain a password."""
+    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it, for it may contain a
+    password.
+    """
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
     parts = urlsplit(text)

@@ -1,7 +1,5 @@
-"""Commands to a running training job: ``job.*``.
-
-The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``), which accept input from other versions
-of the server. Tests compare names, defaults and wire forms.
+"""Commands to a running training job: ``job.*``. The SDK has the same parameters as dataclasses
+(``trainmedic.job.parameters``); tests compare names, defaults and wire forms.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
 MESSAGE_LIMIT = 16_000
-"""Characters. A longer text is cut, so that the message is sent nevertheless."""
+"""Characters. A longer text is cut."""
 
 
 class NotifyParams(ActionParams):
@@ -37,9 +37,7 @@ class NotifyParams(ActionParams):
 
 
 class Notify(Irreversible, BasicAction):
-    """Sent at most once. If it is unknown whether it was sent, the step says so. Without the channel the step is
-    skipped: a missing channel must not fail a repair.
-    """
+    """Sent at most once; an unknown outcome is reported by the step. Without the channel the step is skipped."""
 
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Send a message through the server's notification channels."

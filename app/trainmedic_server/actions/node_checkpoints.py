@@ -1,7 +1,4 @@
-"""Checkpoints of the training jobs on a node, before a drain or exclusion takes work from it.
-
-A failure stops nothing: that work would be lost when the node dies, too.
-"""
+"""Checkpoints of the training jobs on a node, before work is taken from it. A failure stops nothing."""
 
 from __future__ import annotations
 
@@ -31,9 +28,8 @@ async def ask_for(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return each job's outcome: ``written``, or why not. Returns at the latest `patience` after the start of the step.
-
-    If it `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
+    """Return each job's outcome: ``written``, or why not, at the latest `patience` after the step's start. If it
+    `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
     """
     until = min(call.issued_at + patience, call.deadline)
     try:
@@ -85,6 +81,7 @@ async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: d
 
 
 def is_on(details: Mapping[str, Any], node: str) -> bool:
+    """Return whether the job has a rank on the node."""
     placement = details.get("placement")
     return isinstance(placement, list) and any(
         isinstance(rank, Mapping) and rank.get("node") == node for rank in placement

@@ -1,7 +1,4 @@
-"""Commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``.
-
-The agent's policy limits valid commands further: minimum power limit, cleaning rules, allowed actions.
-"""
+"""Commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``. The agent's policy limits them further."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from trainmedic_server.actions.placement import PlacedAction, PlacedParams, comm
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""Lifetime of a power cap after its last renewal: longer than a restart of the server or of Redis, but short if the
-server has lost track of its repair.
+"""Lifetime of a power cap after its last renewal: longer than a restart of the server or Redis, but short if the server
+has lost its repair.
 """
 RENEW = "gpu.renew_lease"
 """No action, so playbooks cannot use it."""
@@ -144,7 +141,7 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
 
 
 async def _stop_waiting() -> bool:
-    """Stop waiting if no agent is connected. The next renewal tries again."""
+    """Stop waiting if no agent is connected; the next renewal tries again."""
     return True
 
 

@@ -1,8 +1,7 @@
 """Node actions on a job: one command for each destination (a node of the job, or a GPU there), and one outcome.
 
 Destinations come from the job's presence, otherwise from its pods (``pods``). They are stored before any command is
-sent, for restarts and for undos after the job's end. Command IDs are derived from the attempt's, so that an agent
-recognises a repetition.
+sent. Command IDs derive from the attempt's, so that agents recognise repetitions.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class PlacedAction(CommandAction):
     - None applied it: failure.
     - Otherwise the outcome is unknown.
 
-    A partly failed undo is repeated as a whole, because undoing twice changes nothing.
+    A partly failed undo is repeated as a whole.
     """
 
     Params: ClassVar[type[BaseModel]] = PlacedParams
@@ -161,7 +160,7 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
 
 
 def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopology) -> None:
-    """Raise TemporaryFailure: a contradiction can pass, such as after another job has just ended."""
+    """Raise TemporaryFailure: a contradiction can pass."""
     ranks = (rank for presence in jobs for rank in ranks_in(presence.name, presence.details))
     against = contradictions.of_jobs(ranks, agents).get(job, ())
     if against:

@@ -1,4 +1,4 @@
-"""Location of a job without the SDK: the nodes of its pods, and the GPUs on which agents see its pods."""
+"""Location of a job without the SDK, by its pods and the GPUs on which agents see them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ _SEEING = (
 
 
 def nodes_of(job: str, pods: Sequence[Pod]) -> list[str]:
-    """Return the nodes of pods that request GPUs, or of all if none does: a separate launcher does not train.
-
-    Raises PermanentFailure if several namespaces have jobs of that name.
+    """Return the nodes of pods that request GPUs, or of all if none does. Raises PermanentFailure if several namespaces
+    have jobs of that name.
     """
     return sorted({pod.node for pod in _working(job, pods)})
 
 
 def gpus_of(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str, tuple[str, ...]]:
-    """Return GPU UUIDs by node.
-
-    Raises PermanentFailure if several namespaces have jobs of that name, TemporaryFailure if an agent sees a pod on
-    fewer GPUs than it requests.
+    """Return GPU UUIDs by node. Raises PermanentFailure as `nodes_of`, TemporaryFailure if an agent sees a pod on fewer
+    GPUs than it requests.
     """
     used_by_node: dict[str, set[str]] = {}
     problems = []

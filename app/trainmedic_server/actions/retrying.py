@@ -1,4 +1,4 @@
-"""Base of the actions on an orchestrator, Kubernetes or Slurm: retries until the deadline."""
+"""Base of the actions on Kubernetes or Slurm: retries until the deadline."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ from trainmedic_server.ports.actions import Call, Services
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 """Seconds between two attempts, unless the server asks for another wait."""
 REPORT_EVERY = timedelta(seconds=15)
-"""How often an event in the history states what the action waits for."""
+"""Interval of the events that state what the action waits for."""
 LONGEST_ASKED_FOR = 60.0
-"""The longest wait in seconds that the server, or a proxy before it, can ask for."""
+"""Longest accepted wait in seconds."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""How long refusals of our account are retried. An API server that has just started refuses everybody until it has
-read its roles and accounts."""
+"""How long refusals of our account are retried: an API server that has just started refuses everybody."""
 
 Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    """Whether a refusal is final: only after uninterrupted refusals for `REFUSAL_GRACE`."""
+    """Grace period after which a refusal is final: uninterrupted refusals for `REFUSAL_GRACE`."""
 
     since: datetime | None = None
 
     def is_final(self, error: ActionFailure, now: datetime) -> bool:
-        """Return whether to give up. Any failure but a refusal restarts the grace period."""
+        """Return whether to give up. Other failures restart the grace period."""
         if not isinstance(error, ClusterRefused):
             self.since = None
             return False
@@ -62,11 +61,9 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Call `attempt` until it returns or the deadline passes, and return its result. A call that `makes_change` is
-        not repeated after the alert has resolved.
-
-        Raises OutcomeUnknown at the deadline if a failure of this call, or an earlier call of this command, left it
-        open whether something was changed.
+        """Return the result of `attempt`, repeated until it returns or the deadline passes. A call that `makes_change`
+        is not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if this call, or an earlier
+        call of this command, may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
@@ -99,7 +96,7 @@ class RetryingAction(BasicAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not tried again. If the change may have been made, the undo reverts it."""
+    """Return the failure of a change that is not tried again. The undo reverts it if it was made."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure

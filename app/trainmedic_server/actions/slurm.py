@@ -1,8 +1,8 @@
 """Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal``, ``cancel`` and ``update``.
 
-Slurm has no conditional update and stores no author of a change, so each action leaves a mark where its change is: a
-drain in the node's reason, a change of a job in its admin comment. The mark names the runs whose change is in effect.
-By it a resumed attempt finds what it did, and an undo leaves alone what others did.
+Slurm has no conditional update and stores no author of a change, so each action leaves a mark with the runs whose
+change is in effect: a drain in the node's reason, a change of a job in its admin comment. A resumed attempt finds its
+change by it, and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainmedic_server.ports.slurm import Slurm, SlurmJob, SlurmNode
 PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
 _REASON_LIMIT = 200
-"""Characters of the sentence in a node's reason, which ``sinfo -R`` shows in one line."""
+"""Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
 _JOB_TARGET = "slurm:"
 """A target such as ``job:slurm:4711`` names a job by its Slurm id."""
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")
@@ -45,12 +45,11 @@ def owners_of(text: str) -> tuple[str, ...]:
 
 
 def marked(owners: Collection[str], text: str) -> str:
-    """Return a reason that names these runs."""
     return f"{PREFIX}{','.join(owners)} {' '.join(text.split())[:_REASON_LIMIT]}"
 
 
 class SlurmAction(RetryingAction):
-    """Base of the actions. While Slurm is unreachable or fails it tries again until the call's deadline."""
+    """Retries until the call's deadline while Slurm is unreachable or fails."""
 
     service: ClassVar[str] = "Slurm"
 
@@ -69,9 +68,8 @@ class _NodeAction(SlurmAction):
     outputs: ClassVar[frozenset[str]] = frozenset({"node", "state", "reason", "note"})
 
     async def find(self, call: Call) -> SlurmNode:
-        """Return the node of the target, which the alert may name by its NodeName, its host name or its address.
-
-        Raises ObjectMissing if Slurm has none, PermanentFailure if it has several.
+        """Return the target's node, named by NodeName, host name or address. Raises ObjectMissing if Slurm has none,
+        PermanentFailure if it has several.
         """
         wanted = call.target.node
         if wanted is None:

@@ -1,8 +1,8 @@
-"""Log lines read by the nodes' agents from their own files, merged by time.
+"""Log lines from the nodes' agents, merged by time. Clocks differ, so close lines of different nodes can be out of
+order.
 
-Clocks differ, so close lines of different nodes can be out of order. If the caller leaves, agents receive `WITHDRAW`,
-which earlier ones answer with ``unsupported``. If the nodes of a job are unknown, all agents are asked, within limits
-(`LogQuery.is_search`).
+If the caller leaves, agents receive `WITHDRAW` (earlier agents answer ``unsupported``). If a job's nodes are unknown,
+all agents are asked, within limits (`LogQuery.is_search`).
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ class AgentLogs:
     def _due(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
-        """Return the nodes to ask now and their notes. Missed nodes are asked by the tasks in `asking`, so that nothing
-        waits for them.
-        """
+        """Return the nodes to ask now and their notes. Tasks in `asking` ask missed nodes."""
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:
@@ -209,6 +207,7 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
+        """Return a node's next page. None if there is none; its answer then has the reason."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -300,4 +299,5 @@ def _named(parts: Sequence[str]) -> str:
 
 
 async def _stop_waiting() -> bool:
+    """Stop waiting for a node without a connected agent."""
     return True

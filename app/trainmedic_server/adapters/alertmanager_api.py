@@ -1,6 +1,6 @@
 """Alertmanager's API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertSender`.
 
-A user name and password in the URL are sent as Basic, the content of a token file, read for each call, as Bearer.
+The URL's user and password are sent as Basic, the token file's content, read for each call, as Bearer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
 SETTLES_AFTER = timedelta(minutes=5)
-"""Minimum uptime before a missing alert counts as ended.
-
-After a restart of Alertmanager, Prometheus sends its alerts again within a minute (``--rules.alert.resend-delay``) plus
-its evaluation interval and its own restart.
+"""Minimum uptime before a missing alert counts as ended. After a restart, Prometheus resends its alerts within a minute
+(``--rules.alert.resend-delay``) plus its evaluation interval and its own restart.
 """
 BODY_LIMIT = 64 * 1024 * 1024
 """60,000 alerts of 1 KB."""
@@ -46,14 +44,12 @@ _PRECISION = timedelta(milliseconds=1)
 
 
 class AlertmanagerApi:
-    """One Alertmanager, or a member of a cluster (which shares alerts and silences)."""
+    """One Alertmanager, or a member of a cluster."""
 
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """While Alertmanager's uptime is below `settles_after`, a missing alert does not count as ended. Raises
-        ConfigurationError.
-        """
+        """Below the uptime `settles_after`, a missing alert does not count as ended. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")

@@ -1,7 +1,5 @@
-"""Messages by Apprise; implements `ports.outside.Notifier`.
-
-Notification URLs contain secrets and appear in no log and no error. A slow service can hold its thread permanently, so
-the threads are daemons, a few for each service.
+"""Messages by Apprise; implements `ports.outside.Notifier`. Notification URLs contain secrets and appear in no log and
+no error. A slow service can hold its thread permanently: each has a few daemon threads.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ if TYPE_CHECKING:
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 _SENDS_WITHIN = 60.0
-"""Seconds for one message to one service, with the wait for its turn."""
+"""Seconds for one message to one service, waiting included."""
 _AT_ONCE = 4
 
 
 class AppriseNotifier:
-    """If only some services received a message, it is not repeated, because those would receive it twice. The failure
-    is permanent and names the channels that missed it.
+    """A message that some services received is not repeated. The failure is permanent and names the channels that
+    missed it.
     """
 
     def __init__(self, channels: Mapping[str, Sequence[str]]) -> None:

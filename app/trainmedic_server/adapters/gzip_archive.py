@@ -1,7 +1,7 @@
 """Archive of deleted runs: gzipped NDJSON files. Implements `ports.archive.RunArchive`.
 
-A file gets its name after it was synced and read back. An empty directory gets a file without runs, numbered 0. So a
-directory without the newest known file is not the archive: its volume is missing or was recreated.
+A file gets its name after it was synced and read back. An empty directory gets a file 0 without runs: without the
+newest known file, the volume is missing or was recreated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
 _LEFT_AFTER = 86400.0
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
-"""Errors of writing and reading. The last ones mean a damaged file."""
+"""Errors of writing and reading; the last ones mean a damaged file."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems without hard links."""
 _MISTAKES = {
@@ -47,9 +47,8 @@ class GzipArchive:
         return str(self._directory)
 
     def prepare(self) -> None:
-        """Create the directory if it is missing, and begin the archive if it is empty.
-
-        Raises ConfigurationError, or ArchiveUnavailable if waiting may help (disk full).
+        """Create a missing directory; begin the archive in an empty one. Raises ConfigurationError, or
+        ArchiveUnavailable if waiting may help (disk full).
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
-"""HTTP calls by httpx; implements `ports.outside.HttpCaller`.
-
-Secrets are looked up here, so that no action and no history contains them. An entry ``NAME_FILE`` is the path of a file
-with the secret ``NAME``, read for each call.
+"""HTTP calls by httpx; implements `ports.outside.HttpCaller`. Secrets are looked up here, so that no action and no
+history contains them. ``NAME_FILE`` is the path of a file with the secret ``NAME``, read for each call.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ BODY_LIMIT = 64 * 1024
 
 
 class HttpxCaller:
-    """Makes each call on its own connection: on a kept one, the peer's closing would look like a lost call."""
+    """Uses a new connection for each call: on a kept one, the peer's closing would look like a lost call."""
 
     def __init__(
         self,
@@ -155,8 +153,8 @@ def _reply(response: httpx.Response, content: bytes, secret: str | None) -> Http
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """Fall back to UTF-8 for a charset that is unknown, not one of text (``rot13``) or that cannot replace invalid
-    bytes (``idna``).
+    """Use UTF-8 for a charset that is unknown, not one of text (``rot13``) or that cannot replace invalid bytes
+    (``idna``).
     """
     try:
         return content.decode(charset, errors="replace")

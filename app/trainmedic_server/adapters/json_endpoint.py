@@ -18,7 +18,7 @@ _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
 
 
 class JsonEndpoint:
-    """A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
+    """The URL's user and password are sent as Basic, the token file's content as Bearer."""
 
     def __init__(self, url: str, token_file: Path | None, what: str) -> None:
         parts = urlsplit(url)
@@ -30,7 +30,7 @@ class JsonEndpoint:
         self._http = HttpxCaller()
 
     async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
-        """Return the answer's JSON, or None. Raises PermanentFailure if the content is rejected, TemporaryFailure or
+        """Return the answer's JSON, or None. Raises PermanentFailure for rejected content, TemporaryFailure or
         OutcomeUnknown if it may not have arrived.
         """
         headers = {"Content-Type": media_type}

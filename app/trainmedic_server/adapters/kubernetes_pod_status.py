@@ -1,6 +1,5 @@
-"""Faults of pods, read from pods, their events and nodes as the Kubernetes API writes them. Pure.
-
-Unknown reasons and malformed members are skipped, because any release of Kubernetes may have written the objects.
+"""Faults of pods, from pods, their events and nodes as the Kubernetes API writes them. Pure. Unknown reasons and
+malformed members are skipped.
 """
 
 from __future__ import annotations
@@ -81,12 +80,13 @@ class PodOutline(Struct, frozen=True):
     trains: bool
     """It has an accelerator, or a training operator made it."""
     placed_at: datetime | None
-    """Assignment to its node, or its creation if that is unknown."""
+    """Assignment to its node, else its creation."""
     is_waiting: bool
     """It has a node, no container, and no reason in its status."""
 
 
 def outline_of(pod: Object, job: str | None) -> PodOutline | None:
+    """Return None without a job, or if the server made the pod's Job."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not training
         return None
@@ -114,6 +114,7 @@ def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
+    """Return the newest fault of each kind and container, oldest first."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)
@@ -125,6 +126,7 @@ def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datet
 
 
 def not_ready(node: Object) -> NodeNotReady | None:
+    """Return the node's condition Ready; None while it is true."""
     for condition in _mappings((node.get("status") or {}).get("conditions")):
         if condition.get("type") != "Ready" or condition.get("status") == "True":
             continue
@@ -237,6 +239,7 @@ def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _asked_to_end(metadata: Mapping[str, Any]) -> datetime | None:
+    """Return when the deletion was requested: the API has the end of its grace period."""
     over = _time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
     seconds = grace if isinstance(grace, int) and 0 <= grace < 1_000_000 else 0

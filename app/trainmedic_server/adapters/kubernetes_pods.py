@@ -1,7 +1,5 @@
-"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop.
-
-Events are read only for verdicts and for pods that do not start, within a number of requests a minute. All data is
-bounded; after a start it is read again.
+"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop. Events are read only for verdicts
+and pods that do not start, with limited requests a minute. All data is bounded and read again after a start.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ MOST_WITH_FAULTS: Final = 2000
 MOST_FAULTS: Final = 8
 MOST_READ: Final = 8
 MOST_EVENTS: Final = 200
-"""Limit for one pod. Kubernetes merges repeated events, and keeps them for an hour."""
+"""For one pod. Kubernetes keeps events for an hour."""
 MOST_REQUESTS: Final = 60
 _WINDOW: Final = timedelta(minutes=1)
 _FRESH: Final = timedelta(seconds=15)
@@ -74,14 +72,14 @@ class KubernetesPods(JobPods):
         self._metrics = metrics
         self._present: dict[str, PodOutline] = {}
         self._faults: dict[str, _PodFaults] = {}
-        """By UID, including deleted pods. The most recent entry is last."""
+        """By UID, including deleted pods; the most recent entry is last."""
         self._not_ready: dict[str, NodeNotReady] = {}
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
         self._slow_read: dict[str, datetime] = {}
         self._has_said_full = False
         self.answers = True
-        """False while the watch fails, so that statuses may be old."""
+        """False while the watch fails: statuses may be old."""
 
     # --- changes, from the watch
 
@@ -264,7 +262,7 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
-    """Past faults stay. Faults that can pass by themselves count only while they last."""
+    """Past faults stay; faults that can pass by themselves count only while they last."""
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault

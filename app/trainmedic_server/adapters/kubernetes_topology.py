@@ -1,7 +1,5 @@
-"""Nodes and pods of the cluster, from a cached watch that may lag slightly.
-
-Before the first list, alerts that need the topology are refused rather than guessed. While the API server does not
-answer, no node counts as unknown.
+"""Nodes and pods of the cluster, from a cached watch that may lag slightly. Before the first list, alerts that need the
+topology are refused. While the API server does not answer, no node counts as unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ JOB_LABELS: Final = (
     "batch.kubernetes.io/job-name",
     "job-name",
 )
-"""The most specific first: a JobSet's pods belong to a Job as well."""
+"""The most specific first: a JobSet's pods also belong to a Job."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 300
 _FIRST_WAIT: Final = 0.5
@@ -49,7 +47,7 @@ class ObjectListener(Protocol):
 
 
 class KubernetesTopology:
-    """Run `watch` in the background. The other methods are safe in any thread."""
+    """Run `watch` in the background; other methods are safe in any thread."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
         self._cluster = cluster
@@ -165,6 +163,7 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
+    """Return None if the pod has no node or has ended."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):

@@ -1,6 +1,5 @@
-"""Runs a playbook's tests by ``trainmedic playbook test --json``; implements `ports.playbook_tests.PlaybookTester`.
-
-The process has none of the server's memory, settings and secrets, and limits on time, memory and output.
+"""Runs a playbook's tests by ``trainmedic playbook test --json``; implements `ports.playbook_tests.PlaybookTester`. The
+process has none of the server's memory, settings and secrets, and limited time, memory and output.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FIRST_TO_GO = "1000"
 
 
 class PlaybookTestProcess:
-    """`seconds` limits one file of tests. One runs at a time, and a few more wait."""
+    """`seconds` limits one file of tests. One runs at a time; a few more wait."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds

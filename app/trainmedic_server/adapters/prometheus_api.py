@@ -1,5 +1,5 @@
 """Prometheus's query API (version 1) or a compatible one; implements `ports.metric_history.MetricHistory` and
-`AlertRules`. Authentication is as in ``alertmanager_api``.
+`AlertRules`. Authentication: see ``alertmanager_api``.
 """
 
 from __future__ import annotations

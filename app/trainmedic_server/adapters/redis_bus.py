@@ -1,7 +1,5 @@
-"""`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``.
-
-While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again,
-because Redis may have lost them.
+"""`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``. While
+Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again.
 """
 
 from __future__ import annotations
@@ -39,10 +37,9 @@ UNHEARD_AFTER = timedelta(seconds=10)
 
 
 class RedisBus:
-    """``consumer`` is the name in the consumer group. It must stay the same over restarts and for each leader of
-    several servers, because Redis delivers unacknowledged replies to the same name again.
-
-    ``on_late_reply`` receives final replies that no request waits for. ``fence`` is called before any read or write.
+    """``consumer`` is the name in the consumer group, the same for each leader and after restarts: Redis delivers
+    unacknowledged replies to it again. ``on_late_reply`` receives final replies that no request waits for. ``fence`` is
+    called before any read or write.
     """
 
     def __init__(
@@ -81,14 +78,14 @@ class RedisBus:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns at once, whether or not Redis answers."""
+        """Returns at once, even if Redis does not answer."""
         self._tasks = [
             asyncio.create_task(self._outbox.run(), name="redis-outbox"),
             asyncio.create_task(self._inbox.run(), name="redis-inbox"),
         ]
 
     async def close(self) -> None:
-        """Send queued acknowledgements if Redis is available; otherwise the replies come again."""
+        """Send queued acknowledgements if Redis is available; else the replies come again."""
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
             with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
@@ -104,7 +101,7 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """A rank that accepted the command and did not finish is represented by its ``accepted``."""
+        """An ``accepted`` stands for a rank that did not finish."""
         address = _address_of(command)
         waiter = self._router.register(command.id, command.expires_at, address.identity)
         try:
@@ -212,6 +209,7 @@ class RedisBus:
         return present is None or not (present.details or present.doubt is None)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
+        """Return the ranks that must answer, by the presence. None if unknown."""
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:

@@ -1,6 +1,4 @@
-"""Monitoring of Redis's capacity, because a full Redis rejects agents and jobs, or takes no commands. It warns in the
-log, at ``/ready`` and by a metric.
-"""
+"""Monitoring of Redis's capacity, with warnings in the log, at ``/ready`` and by a metric."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ class RedisCapacity:
 
 
 def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return used shares, 0 to 1, and warnings, each by resource, from the output of `INFO`."""
+    """Return used shares, 0 to 1, and warnings, each by resource, from `INFO`."""
     shares: dict[str, float] = {}
     warnings: dict[str, str] = {}
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))

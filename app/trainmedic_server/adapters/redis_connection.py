@@ -1,4 +1,4 @@
-"""Redis clients for URLs, with translated errors and one log line for each outage."""
+"""Redis clients for URLs, with translated errors and one log line per outage."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ _CLOSED_TRANSPORT = "unable to perform operation on <"
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """Return a client that connects on first use and never retries: only callers know which calls may be repeated.
-
-    Raises ConfigurationError without the URL, so that no password gets into a log.
+    """Return a client that connects on first use and never retries. Raises ConfigurationError without the URL, which
+    may contain a password.
     """
     try:
         check_redis_url(url)
@@ -86,12 +85,12 @@ class _PackedAtOnce:
 
 
 class _HearsTheEnd:
-    """Reports Redis's last message if the connection closes before a command: Redis does so at its client limit."""
+    """Reports Redis's last message if the connection closes before a command, as at its client limit."""
 
     _reader: asyncio.StreamReader | None
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        """Put Redis's message into redis-py's ConnectionError, also for connections closed by uvloop."""
+        """Put Redis's message into redis-py's ConnectionError."""
         reader = self._reader
         try:
             await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
@@ -120,7 +119,7 @@ async def _last_words(reader: asyncio.StreamReader | None) -> str:
 
 class _BriefSentinels(Sentinel):
     """Closes connections to Sentinels after each answer, as `trainmedic.wire.connection` does. Concurrent connections
-    share one query; each would end the others' otherwise.
+    share one query.
     """
 
     _asking: asyncio.Task[Any] | None = None

@@ -1,7 +1,4 @@
-"""The only reader of the stream ``trainmedic:findings``.
-
-It passes genuine findings on and deletes an entry after its content is durable.
-"""
+"""The only reader of the stream ``trainmedic:findings``. Deletes an entry after its content is durable."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _ENTRIES_PER_READ = 64
 
 
 class RedisFindings:
-    """Passes genuine findings to ``take``. ``consumer`` and ``fence`` are those of `StreamReader`."""
+    """Passes genuine findings to ``take``. ``consumer`` and ``fence``: see `StreamReader`."""
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class RedisFindings:
         await pipeline.execute()
 
     async def _have_taken(self, updates: list[FindingUpdate]) -> None:
-        """Pass all updates on. If that fails, pass them one by one, so that a bad one does not block the others."""
+        """Pass all updates on; if that fails, one by one."""
         try:
             await self._take(updates)
         except StoreUnavailable:
@@ -85,6 +82,7 @@ class RedisFindings:
             self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
+        """Return the entry's content. None if it is not genuine or not a finding."""
         entry_id, fields = entry
         try:
             if fields is None or sum(map(len, fields.values())) > wire.LARGEST_UPDATE:

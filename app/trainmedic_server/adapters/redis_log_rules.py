@@ -1,6 +1,5 @@
-"""Distribution of log rules to the agents: the rules under one key, and a signed notice for each node.
-
-Both are written on changes and periodically, because Redis may lose data. An agent that reads none keeps its rules.
+"""Distribution of log rules to the agents: the rules under one key, and a signed notice for each node, written on
+changes and periodically. An agent that reads none keeps its rules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Writer of commands and of acknowledgements of replies, in pipelines. One pipeline takes all that is queued in a turn
-of the event loop.
-"""
+"""Writer of commands and of acknowledgements of replies: one pipeline per turn of the event loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Presences: expiring keys of connected agents, jobs and launchers. They state which ranks must answer, where a job
-runs, and what to show to people. Sending a command never depends on them.
-"""
+"""Presences: expiring keys of connected agents, jobs and launchers. Sending a command never depends on them."""
 
 from __future__ import annotations
 
@@ -126,6 +124,7 @@ def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[st
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
+    """Return whether a presence has more bytes than were read. One above the largest size counts as whole."""
     return isinstance(value, bytes) and len(value) > most and most < LARGEST_PRESENCE
 
 

@@ -23,12 +23,11 @@ from trainmedic_server.ports.outside import Clock, Presence
 log = telemetry.logger(__name__)
 
 OLDEST = timedelta(minutes=2)
-"""Maximum age of a signed presence, and maximum lead over this server's clock. After a restart, a recorded presence can
-be trusted again within this time.
+"""Maximum age of a signed presence, and maximum lead over this server's clock. For this time after a restart, a
+recorded one can be trusted again.
 """
 COUNTS_FOR = timedelta(seconds=45)
-"""Validity of a trusted presence that another client has overwritten. An agent writes every 10 s, with a lifetime of 30
-s.
+"""Validity of a trusted presence that another client has overwritten. Agents write every 10 s, with a lifetime of 30 s.
 """
 _READ_MEANWHILE = timedelta(seconds=15)
 """Reading many presences takes time, so such an age proves nothing."""
@@ -88,8 +87,8 @@ class PresenceJudge:
         return Presence(name, newest.written_at, newest.details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
-        """Return None if unknown. Without a trusted presence, use the last trusted one: hiding a presence must not hide
-        a rank's answer.
+        """Return None if unknown. Without a trusted presence, use the last trusted one: hiding it must not hide a
+        rank's answer.
         """
         with self._lock:
             last = self._believed.get(key)

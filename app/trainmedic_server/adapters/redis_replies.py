@@ -1,5 +1,5 @@
-"""Matching of replies to waiting requests. A stream entry is acknowledged only when the outcome in it is durable, so
-that a killed server receives it again.
+"""Matching of replies to waiting requests. A stream entry is acknowledged only when its outcome is durable, so that a
+killed server receives it again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
-"""Unclaimed replies are stored for this time: recovery requests them again."""
+"""Time for which unclaimed replies are stored: recovery requests them again."""
 EARLY_LIMIT = 10_000
 RECENT_LIMIT = 20_000
 
@@ -56,6 +56,7 @@ class ReplyWaiter:
         self.expect(ranks)
 
     def offer(self, reply: Reply) -> bool:
+        """Return whether the reply is the first final one of its rank."""
         if reply.status == EXPIRED and reply.at < self.expires_at:
             # It answers an earlier, shorter sending of this command. Counting it would repeat a still valid command
             # under another ID.
@@ -86,7 +87,7 @@ class ReplyRouter:
         self._acknowledge = acknowledge
         self._waiters: dict[str, ReplyWaiter] = {}
         self._unacknowledged: dict[str, dict[bytes, None]] = {}
-        """Entries whose reply was passed on but whose outcome is not durable yet."""
+        """Entries that were passed on but whose outcome is not durable yet."""
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
         """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
@@ -118,7 +119,7 @@ class ReplyRouter:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
-        """The outcome is durable, so the replies need not come again."""
+        """The outcome is durable: the replies need not come again."""
         entries = self._unacknowledged.pop(command_id, None)
         if entries:
             self._acknowledge(list(entries))
@@ -127,6 +128,7 @@ class ReplyRouter:
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
+        """Route a reply. Return False if it answers another command than the one sent."""
         if self._is_signed and not reply.is_to_genuine:
             # The author of the refused message can have chosen the ID of the command sent.
             self.discard(entry)

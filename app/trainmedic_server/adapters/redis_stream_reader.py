@@ -1,6 +1,4 @@
-"""The only reader of a consumer group's stream, across outages and kills. Entries that were delivered and not deleted
-are read again first.
-"""
+"""The only reader of a consumer group's stream. Delivered entries that were not deleted are read again first."""
 
 from __future__ import annotations
 
@@ -19,10 +17,8 @@ from trainmedic_server.ports.fence import Fence
 
 BLOCK_SECONDS = 2.0
 REREAD_SECONDS = 3 * BLOCK_SECONDS
-"""Seconds after which unacknowledged entries are read once more.
-
-If the previous leader hangs, Redis may deliver entries to it until its blocking read ends. It reads under the same
-name.
+"""Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader of the
+same name until its blocking read ends.
 """
 IDS_SECONDS = 3.0
 _AHEAD_MS = 3600 * 1000
@@ -35,10 +31,9 @@ log = telemetry.logger(__name__)
 
 
 class StreamReader:
-    """Passes up to `most` entries at a time to `take`, sometimes none.
-
-    `take` deletes them itself; if it raises, they stay. ``consumer`` and ``fence`` are those of `RedisBus`. ``on_back``
-    is called when Redis answers again. ``loop`` is the name in metrics.
+    """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them itself; if it raises, they
+    stay. ``consumer`` and ``fence``: see `RedisBus`. ``on_back`` is called when Redis answers again. ``loop`` is the
+    name in metrics.
     """
 
     def __init__(
@@ -116,9 +111,7 @@ class StreamReader:
 
 
 async def _reset_ids(client: Redis, name: str) -> None:
-    """Writers choose IDs, and Redis accepts none after the maximum: one such entry would block the stream permanently.
-    Raises the errors of redis-py.
-    """
+    """Writers choose IDs, and one with the maximum would block the stream permanently. Raises redis-py's errors."""
     seconds, _ = await client.time()
     now = seconds * 1000
     try:

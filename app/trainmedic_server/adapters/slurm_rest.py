@@ -1,9 +1,8 @@
-"""Slurm through slurmrestd; implements `ports.slurm.Slurm`.
+"""Slurm through slurmrestd; implements `ports.slurm.Slurm`. Uses the newest of `API_VERSIONS` (data parsers, named in
+the path) that slurmrestd offers, determined again after an upgrade removed it.
 
-slurmrestd offers one API for each data parser, named in the path. The newest of `API_VERSIONS` that it offers is used;
-which ones there are is asked once, and again after an upgrade removed it. A status of 200 proves nothing: slurmrestd
-answers 200 with ``errors``, and for a node that does not exist 200 with no node. So every answer is checked for errors,
-and for the name that was asked for.
+A status of 200 proves nothing: slurmrestd answers 200 with ``errors``, and for an unknown node 200 without a node. So
+every answer is checked for errors and for the requested name.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainmedic_server.ports.outside import HttpReply
 from trainmedic_server.ports.slurm import HELD_PRIORITY, SlurmJob, SlurmNode, SlurmRelease
 
 API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
-"""Data parsers that this client speaks, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
+"""Data parsers of this client, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
 _CAN_REQUEUE = frozenset({"v0.0.45"})
 TIMEOUT = timedelta(seconds=20)
 """slurmctld answers late while it schedules thousands of jobs."""
@@ -41,15 +40,11 @@ _NO_NODE, _NO_JOB, _ENDED = 2018, 2017, 2021
 _NO_ANSWER = frozenset({*range(1000, 1007), *range(1008, 2000), *range(5000, 6000)})
 """Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out)."""
 _AUTH_ERRORS = frozenset({1007, 2002, 9202})
-"""Protocol authentication error, access denied, unable to authenticate: the token may have expired, and a new one may
-be there at the next call."""
+"""Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
 
 
 class SlurmRest:
-    """One slurmrestd.
-
-    The token file is read for each call, because a token expires (``scontrol token lifespan=…``).
-    """
+    """The token file is read for each call: a token expires (``scontrol token lifespan=…``)."""
 
     def __init__(
         self,
@@ -59,10 +54,8 @@ class SlurmRest:
         ca_file: Path | None = None,
         fence: Fence = no_fence,
     ) -> None:
-        """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
-
-        `fence` is called before each change and does not return if this server may no longer act. Raises
-        ConfigurationError.
+        """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``. `fence` is called before each
+        change and does not return if this server may not act. Raises ConfigurationError.
         """
         parts = urlsplit(url)
         socket = parts.path if parts.scheme == "unix" else None
@@ -210,10 +203,7 @@ def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
-    """Raise unless the answer is free of errors.
-
-    Error number 0 is slurmrestd's remark on an empty result, such as that of a node that does not exist.
-    """
+    """Raise if the answer has errors. Number 0 is a remark on an empty result."""
     errors = [each for each in _list(answer, "errors") if each.get("error_number") or status >= 400]
     may_be_done = is_change and status >= 500
     if not errors:
@@ -250,7 +240,7 @@ def _number(value: int) -> dict[str, Any]:
 
 
 def _value(number: object) -> int | None:
-    """Return a number of Slurm's; None if it is not set, infinite, or not a number."""
+    """Return a number; None if it is unset, infinite, or not a number."""
     if isinstance(number, Mapping):
         if not number.get("set") or number.get("infinite"):
             return None
@@ -259,7 +249,7 @@ def _value(number: object) -> int | None:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """Return a list of Slurm's, which older data parsers write as text with commas."""
+    """Return a list; older data parsers write it as text with commas."""
     if isinstance(value, str):
         return tuple(part for part in value.split(",") if part)
     return tuple(str(each) for each in value) if isinstance(value, list) else ()
@@ -287,7 +277,7 @@ def _node(found: Mapping[str, Any]) -> SlurmNode:
 
 
 def _names_of(found: Mapping[str, Any]) -> set[str]:
-    """Return the ids of a job: its own, and ARRAY_TASK for a task of an array."""
+    """Return a job's ids: its own, and ARRAY_TASK for a task of an array."""
     names = {str(found.get("job_id"))}
     array, task = _value(found.get("array_job_id")), _value(found.get("array_task_id"))
     if array and task is not None:

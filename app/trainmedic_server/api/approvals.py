@@ -1,4 +1,4 @@
-"""``GET /approvals``: questions that wait for people, with the steps that an approval would allow."""
+"""``GET /approvals``: questions that wait for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``GET /channels`` and ``POST /channels/{name}/test``. Only the kind of a URL is shown; the rest contains secrets."""
+"""``GET /channels`` and ``POST /channels/{name}/test``. URLs contain secrets: only their kind is shown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class ChannelStore(Protocol):
-    """The part of the run store that recording a test needs."""
+    """The part of the run store for recording a test."""
 
     async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 

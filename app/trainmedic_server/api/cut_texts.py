@@ -30,7 +30,7 @@ def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts storable and within all limits, with the longest truncated first. Deterministic. Expects at most
+    """Return the texts storable and within all limits, the longest truncated first. Deterministic. Expects at most
     `MOST_TEXTS`.
     """
     joined = "".join(chain.from_iterable(texts.items()))
@@ -60,7 +60,7 @@ def holds_unstored(text: str) -> bool:
 
 
 def _ceiling(lengths: Sequence[int], room: int) -> int:
-    """Return the length, up to `TEXT_LENGTH`, to which texts must be truncated to fit into `room`."""
+    """Return the length, up to `TEXT_LENGTH`, to which texts are truncated to fit into `room`."""
     remaining: Iterable[int] = sorted(min(length, TEXT_LENGTH) for length in lengths)
     for index, length in enumerate(remaining):
         share = room // (len(lengths) - index)

@@ -1,4 +1,4 @@
-"""The API's interfaces to the engine, playbooks, log rules and alert map, so that its tests can use others."""
+"""The API's interfaces to the engine, playbooks, log rules and alert map."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EnginePort(Protocol):
         ...
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Return what would be done about these alerts now, without changes. Raises StoreUnavailable."""
+        """Return what would be done about these alerts now. Raises StoreUnavailable."""
         ...
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]: ...
@@ -69,11 +69,11 @@ class EnginePort(Protocol):
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """Return what the run does next. None if it is over. Raises StoreUnavailable."""
+        """Return what the run does next; None if it is over. Raises StoreUnavailable."""
         ...
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether an action changes something and does more than revert another action."""
+        """Return whether an action changes something other than reverting another one."""
         ...
 
     @property
@@ -104,9 +104,7 @@ class LogRulesPort(Protocol):
 
 class AlertMapState(Protocol):
     @property
-    def accept(self) -> Sequence[object]:
-        """Conditions that an alert must meet."""
-        ...
+    def accept(self) -> Sequence[object]: ...
 
     @property
     def names(self) -> int:

@@ -36,9 +36,8 @@ class Exports(Generic[Item]):
         self._turns = ReadTurns(limits.exports, 0, "exports")
 
     async def response(self, items: AsyncIterator[Item], media_type: str) -> Response:
-        """Return the stream of `items`. Raises Saturated, StoreUnavailable.
-
-        The first item is fetched before anything is sent, so that a store failure becomes a 503.
+        """Return the stream of `items`. Raises Saturated, StoreUnavailable. The first item is fetched before anything
+        is sent, so that a store failure becomes a 503.
         """
         write = {NDJSON: self._ndjson, CSV: self._csv}[media_type]
         async with AsyncExitStack() as until_closed:
@@ -67,9 +66,7 @@ class Exports(Generic[Item]):
 async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the header and the items in chunks, and pause after each for as long as it took: otherwise an export delays
-    deliveries.
-    """
+    """Yield the header and the items in chunks. Pause after each for as long as it took, for the sake of deliveries."""
     buffer = [write(None), write(first)]
     size, began = 0, time.monotonic()
     async for item in others:

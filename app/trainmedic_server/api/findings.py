@@ -1,4 +1,4 @@
-"""``GET /findings``, findings of a job, and jobs whose findings are kept."""
+"""``GET /findings``, findings of a job, and kept jobs."""
 
 from __future__ import annotations
 

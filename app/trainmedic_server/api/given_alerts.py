@@ -16,7 +16,6 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.errors import PayloadError
 
 MOST = 1000
-"""Most alerts at once."""
 
 _BEGINNINGS = ("startsAt", "starts_at", "activeAt", "timestamp")
 _MEMBERS = ("annotations", "generatorURL", "fingerprint")
@@ -32,9 +31,8 @@ _UNKNOWN = (
 
 
 def read(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts in `document`, parsed JSON. Raises PayloadError.
-
-    Without a status, an alert is firing; without a start, it began at `now`.
+    """Return the alerts in `document`, parsed JSON. Raises PayloadError. By default, an alert is firing and began at
+    `now`.
     """
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return _all_sound(document, now)
@@ -47,7 +45,7 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts of a webhook's body. A malformed one is an error here, because the caller can correct it."""
+    """Return the alerts of a webhook's body. A malformed one is an error here."""
     delivery = payload.delivery(document, "explained", now)
     if delivery.rejected:
         raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])
@@ -55,7 +53,7 @@ def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def kept_back(document: Any) -> tuple[str, ...]:
-    """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or if unknown."""
+    """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or unknown."""
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return ()
     return tuple(map(_kept_back, _entries(document)))
@@ -114,7 +112,7 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
 
 
 def _status(entry: Mapping[str, Any], now: datetime) -> Any:
-    """Return the webhook's status. In Alertmanager's API an alert has resolved once its end is past."""
+    """Return the webhook's status: resolved once the end is past, as in Alertmanager's API."""
     status = entry.get("status")
     if isinstance(status, str):
         return status

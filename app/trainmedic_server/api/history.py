@@ -1,4 +1,4 @@
-"""``GET /history`` and ``GET /jobs/{job}/history``: runs as pages or exports, and single runs in full."""
+"""``GET /history`` and ``GET /jobs/{job}/history``: pages and exports of runs, and single runs."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
 
 
 def _check(targets: Sequence[str]) -> None:
-    """Raise PayloadError for impossible targets: an empty page would suggest that nothing happened."""
+    """Raise PayloadError for impossible targets: an empty page would mislead."""
     for target in targets:
         if not _TARGET.match(target):
             raise PayloadError.at([("target", "must be like job:llm-1, node:node-1, gpu:node-1/0 or cluster")])
@@ -260,8 +260,6 @@ async def _page(
 ) -> tuple[list[Run], str | None]:
     """Return up to `limit` runs and the next cursor; fewer if `most_bytes` or the search's time limit is reached.
     Raises ValueError for an invalid cursor.
-
-    Read in pieces, because a run's size is known only after reading it.
     """
     runs: list[Run] = []
     size = 0

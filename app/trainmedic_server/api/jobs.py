@@ -1,4 +1,4 @@
-"""``GET /jobs`` and ``GET /agents``: connected training jobs with their locations, and node agents."""
+"""``GET /jobs`` and ``GET /agents``: connected jobs with their locations, and agents."""
 
 from __future__ import annotations
 
@@ -145,14 +145,14 @@ def _router(
 
 
 class JobDirectory:
-    """Locations of jobs by what agents and the cluster know at one moment."""
+    """Locations of jobs at one moment."""
 
     def __init__(self, agents: AgentTopology, cluster: ClusterTopology) -> None:
         self._agents = agents
         self._cluster = cluster
 
     def connected(self, job: Presence, members: Mapping[str, Any]) -> JobView:
-        """Return the view of a connected job. Its pods are those that agents see on its ranks' GPUs, or else those
+        """Return the view of a connected job. Its pods are those that agents see on its ranks' GPUs, else those
         labelled with its name.
         """
         ranks = ranks_in(job.name, job.details)

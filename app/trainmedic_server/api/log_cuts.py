@@ -1,4 +1,4 @@
-"""``GET /agents/log-cuts``: log data that agents excluded because a job's or user's budget was used up."""
+"""``GET /agents/log-cuts``: log data excluded because a job's or user's budget was used up."""
 
 from __future__ import annotations
 

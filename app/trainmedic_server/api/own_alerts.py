@@ -1,8 +1,8 @@
 """Verification of Trainmedic's own alerts that Alertmanager sends back.
 
-Playbooks trust the label ``source``, which anyone who posts alerts can write. So such an alert must equal one that the
-run store recorded. Otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come
-from the store.
+Playbooks trust the label ``source``, which anyone who posts alerts can write. So an alert with it must equal one in the
+run store; otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come from the
+store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainmedic_server.ports.verdicts import VerdictHistory
 
 NOT_OWN = f"exported_{SOURCE}"
 _VERDICTS_OF_JOB = 50
-"""A verdict's alert lasts 15 minutes; a job does not fail more often in that time."""
+"""More than a job's failures in the 15 minutes of a verdict's alert."""
 
 
 class OwnAlerts:
@@ -66,6 +66,7 @@ def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
 
 
 def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
+    """Return the alert as its verdict states it. None if it is of none."""
     for known in made:
         if known.labels is not None and _given(known.labels) == _given(alert.labels):
             annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
@@ -78,6 +79,6 @@ def _given(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _not_own(alert: Alert) -> Alert:
-    """Rename the label. The fingerprint stays, because Alertmanager identifies the alert by it."""
+    """Rename the label. Alertmanager identifies the alert by the fingerprint, which stays."""
     labels = {name: value for name, value in alert.labels.items() if name != SOURCE}
     return replace(alert, labels={**labels, NOT_OWN: alert.labels[SOURCE]})

@@ -253,9 +253,7 @@ def _switching(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """Execute the command. Characters of a playbook's name have no meaning as patterns. Raises NotFound, Conflict,
-    StoreUnavailable.
-    """
+    """Execute the command. A playbook's name is no pattern. Raises NotFound, Conflict, StoreUnavailable."""
     now = clock.now()
     orders = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
@@ -293,9 +291,7 @@ def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now:
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
-    """Return a warning if no loaded playbook has this name. The pause holds all the same: runs continue without their
-    file.
-    """
+    """Return a warning if no loaded playbook has this name. The pause holds all the same."""
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
         return ""

@@ -1,9 +1,8 @@
-"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`.
+"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`. Hand-written, to bound the reported
+problems and the work for a hostile body. `schemas.AlertmanagerPayload` documents the same contract; a test compares
+both.
 
-Hand-written, because the number of reported problems and the work for a hostile body must be bounded.
-`schemas.AlertmanagerPayload` documents the same contract; a test compares both.
-
-Alertmanager never retries a 4xx, so a malformed alert does not refuse its group: it becomes a `RejectedAlert`.
+Alertmanager never retries a 4xx, so a malformed alert becomes a `RejectedAlert` and does not refuse its group.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
 MOST_REJECTED = 10_000
-"""Most malformed alerts in a delivery; more refuse all of it. 8 MiB hold 8,000 real alerts."""
+"""Most malformed alerts; more refuse the delivery. 8 MiB hold 8,000 real alerts."""
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
@@ -33,11 +32,9 @@ _MISSING: Any = object()
 
 
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
-    """Return the delivery in `document`, parsed JSON.
-
-    Raises PayloadError with up to 20 problems if nothing can be used: not version "4", no list ``alerts``, or only
-    malformed alerts without an end. All but ``version``, ``status``, ``labels`` and ``startsAt`` may be absent or null.
-    A missing ``fingerprint`` is computed like Alertmanager's.
+    """Return the delivery in `document`, parsed JSON. Raises PayloadError with up to 20 problems if nothing is usable:
+    not version "4", no list ``alerts``, or only malformed alerts without an end. All but ``version``, ``status``,
+    ``labels`` and ``startsAt`` may be absent or null. A missing ``fingerprint`` is computed as in Alertmanager.
     """
     if not isinstance(document, dict):
         raise PayloadError.at([("", "the body must be a JSON object")])
@@ -85,6 +82,7 @@ class _Problems:
 
 
 def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
+    """Return the valid and the malformed alerts. Raises PayloadError if none can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()
@@ -137,6 +135,7 @@ def _version(value: Any, problems: _Problems) -> None:
 
 
 def _alert(entry: Any, path: str, problems: _Problems, ignored: _Problems) -> Alert | None:
+    """Return None for a malformed alert. Problems of optional members go to `ignored`."""
     if type(entry) is not dict:
         problems.add(path, "must be an object")
         return None
@@ -189,6 +188,7 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
 
 
 def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str] | None:
+    """Return the annotations, truncated if too long; None if they are not texts."""
     if value is None:
         return {}
     if type(value) is not dict:

@@ -1,4 +1,4 @@
-"""``GET /playbooks/{name}/versions`` and ``POST /playbooks/{name}/test``: a playbook's past texts and its tests."""
+"""``GET /playbooks/{name}/versions`` and ``POST /playbooks/{name}/test``."""
 
 from __future__ import annotations
 

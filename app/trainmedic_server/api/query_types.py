@@ -11,7 +11,7 @@ from trainmedic_server.http.problems import HttpProblem
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 MOST_VALUES = 20
-"""Most values of one filter. Each costs time and memory in a search."""
+"""Most values of one filter."""
 Value = TypeVar("Value")
 Few = Annotated[list[Value], Field(max_length=MOST_VALUES)]
 """Type of repeatable filters."""

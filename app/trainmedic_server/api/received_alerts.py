@@ -1,4 +1,4 @@
-"""``GET /alerts``: every received alert, and what each playbook did with it."""
+"""``GET /alerts``: every received alert, and each playbook's reaction."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
 
 
 _MISSPELT = 0.8
-"""Similarity of names that suggests a misspelling. Alerts about one thing begin alike."""
+"""Similarity of names that suggests a misspelling."""
 
 
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]

@@ -1,6 +1,4 @@
-"""``GET /jobs/{job}/report`` and ``GET /report``: use of a job's time, and of all jobs. The package ``reports``
-compiles them.
-"""
+"""``GET /jobs/{job}/report`` and ``GET /report``, compiled by the package ``reports``."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ _SHOWN = 8
 
 
 async def whole(present: Present, part: str) -> str:
-    """Return the complete ID of `part`; `part` itself if nothing matches. Raises Conflict, naming the matches, if there
-    are several, and StoreUnavailable.
+    """Return the complete ID of `part`; `part` itself if nothing matches. Raises Conflict, naming several matches, and
+    StoreUnavailable.
     """
     if not _SHORTEST <= len(part) < _WHOLE:
         return part

@@ -1,4 +1,4 @@
-"""``GET /health``, ``/ready`` and ``/metrics``, for probes and Prometheus, without a token."""
+"""``GET /health``, ``/ready`` and ``/metrics``, without a token."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
 
 
 def _playbooks(catalog: CatalogPort) -> Dependency:
-    """Return the entry. It fails only if there are files and none could be loaded: one bad file stops nothing."""
+    """Return the entry. It fails only if there are files and none could be loaded."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
     return Dependency(ok=loaded > 0 or failed == 0, detail=detail)

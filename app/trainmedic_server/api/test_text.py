@@ -1,4 +1,4 @@
-"""Writer of a test file for ``trainmedic playbook test`` from explained alerts."""
+"""Writer of a playbook test file from explained alerts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
 
 def write(explained: Sequence[ExplainedAlert]) -> str:
     """Return the file, with one test for each alert. The alerts must be explained one by one, by playbooks only
-    (`explanation.alone`), like in a test.
+    (`explanation.alone`).
     """
     sources = {PurePath(each.source).name for alert in explained for each in _naming(alert)}
     lines = [
@@ -62,6 +62,6 @@ def _mapping(values: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text in YAML's double quotes: JSON's, with unprintable characters in YAML's escapes."""
+    """Return the text in YAML's double quotes, with unprintable characters escaped."""
     written = json.dumps(text, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)

@@ -324,6 +324,7 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _deadline_of(run: Run) -> datetime | None:
+    """Return when the present step of an open run ends by itself. None if there is no such time."""
     if not run.is_open:
         return None
     at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)

@@ -1,6 +1,5 @@
-"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable.
-
-Deliveries bypass FastAPI's middleware, routing and validation, which cost more than the admission of an alert.
+"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable. Deliveries bypass FastAPI's
+middleware, routing and validation, which cost more than an admission.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class WebhookApp:
     @staticmethod
     def takes(scope: Scope) -> bool:
         """Return whether the request is a delivery. Slashes around the path are ignored: Alertmanager never retries a
-        404, so ``…//webhook`` would lose every alert.
+        404, so ``…//webhook`` would lose alerts.
         """
         return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 

@@ -1,4 +1,4 @@
-"""``GET /audit``: actions of people, as a page or as a hash-chained export. The last hash proves that the file is
+"""``GET /audit``: actions of people, as a page or as a hash-chained export, whose last hash proves that the file is
 unchanged.
 """
 

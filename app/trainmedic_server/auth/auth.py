@@ -1,5 +1,4 @@
 """Authentication of requests: by a token (Bearer, or the password of Basic), a browser session, or a trusted proxy.
-
 Without tokens and proxies, every client is ``anonymous`` and may do everything, by default on loopback only
 (`check_exposure`).
 """
@@ -63,8 +62,8 @@ ANONYMOUS = Principal("anonymous", frozenset(TokenRole))
 
 
 class Authenticator:
-    """Knows the tokens, and checks their file for changes every 5 s at most. If it becomes invalid, the earlier tokens
-    stay valid and an error is logged. `monotonic` is a clock in seconds.
+    """Checks the tokens' file for changes every 5 s at most. If it becomes invalid, the earlier tokens stay valid and
+    an error is logged. `monotonic` is a clock in seconds.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Authenticator:
         return principal
 
     def allows(self, request: HTTPConnection, role: TokenRole) -> bool:
-        """Return whether the request may still act as `role`. For streams that outlast the first check."""
+        """Return whether the request may still act as `role`; for long streams."""
         try:
             self.require(request, role)
         except HttpProblem:
@@ -153,9 +152,7 @@ class Authenticator:
         return Principal(match.name, match.roles, match.jobs, match.groups)
 
     def _in_session(self, request: HTTPConnection) -> Principal | None:
-        """Return the signed-in user. It has the present rights of its token, without deliveries, which no browser
-        sends.
-        """
+        """Return the signed-in user: its token's present rights without deliveries, which no browser sends."""
         session = self.sessions.of(request.headers.get("cookie")) if self.sessions else None
         token = next((each for each in self._tokens if session and each.digest.hex() == session.token), None)
         if token is None or token.jobs is not None:
@@ -195,6 +192,7 @@ class Authenticator:
 
 
 def vouched(principal: Principal) -> dict[str, Principal]:
+    """Return the scope member that makes an internal request `principal`'s."""
     return {_VOUCHED: principal}
 
 
@@ -237,6 +235,7 @@ def _unauthenticated(detail: str) -> HttpProblem:
 
 
 def _presented(authorization: str | None) -> bytes | None:
+    """Return the header's token; None if it is absent or malformed."""
     scheme, _, value = (authorization or "").partition(" ")
     value = value.strip()
     match scheme.lower():

@@ -1,5 +1,5 @@
-"""Browser sessions. Only the browser has the secret; the store has its hash. All are in memory, because every request
-needs one. Only the leader begins and ends them.
+"""Browser sessions. Only the browser has the secret; the store has its hash. All are in memory. Only the leader begins
+and ends them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from trainmedic_server.ports.store import Transaction
 
 COOKIE = "trainmedic_session"
 SECURE_COOKIE = f"__Host-{COOKIE}"
-"""Name of the cookie over TLS. Browsers accept it from this very host only, so no other host of the domain can replace
-it.
-"""
+"""Name of the cookie over TLS. Browsers accept it from this very host only, not from others of the domain."""
 BASE_COOKIE = f"__Secure-{COOKIE}"
 """Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
 _SKEW = timedelta(minutes=5)
-"""Largest clock difference between servers. A session from further in the future has ended: the clock was set back."""
+"""Largest clock difference between servers. A session from further in the future has ended."""
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
 """Most sessions of one token. The oldest ends when another begins."""
@@ -51,6 +49,7 @@ class Sessions:
         self._by_digest = {session.digest: session for session in stored}
 
     def of(self, cookie_header: str | None) -> Session | None:
+        """Return the session of a ``Cookie`` header. None if it has none, or it is over."""
         now = self._clock.now()
         found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
         return next((session for session in found if session is not None and _lasts(session, now)), None)

@@ -1,5 +1,5 @@
 """Users authenticated by a proxy (oauth2-proxy and others), from ``X-Forwarded-User`` and ``X-Forwarded-Groups``. Any
-client can send these, so they count only from ``--trusted-proxy`` networks.
+client can send these: they count only from ``--trusted-proxy`` networks.
 """
 
 from __future__ import annotations

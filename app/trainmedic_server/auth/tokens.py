@@ -77,7 +77,7 @@ class _Location(Struct, frozen=True):
     index: int
 
     def error(self, member: str, problem: str) -> ConfigurationError:
-        """Return the error with file, line and field. An empty `member` means the whole entry."""
+        """Return the error with file, line and field; for the whole entry if `member` is empty."""
         line = self.document.problem((self.index, member), problem, at_key=True).line
         field = f"{self.index}.{member}" if member else str(self.index)
         return ConfigurationError(f"{self.source}:{line}: {field} {problem}")

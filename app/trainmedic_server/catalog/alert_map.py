@@ -1,5 +1,5 @@
-"""Compiled alert map: the accepted alerts and their renames. The engine applies it to each alert before any playbook
-(`ports.alert_map.AlertMap`). Pure.
+"""Compiled alert map: the accepted alerts and their renames, applied before any playbook (`ports.alert_map.AlertMap`).
+Pure.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Accept(Struct, frozen=True):
 
 
 class CompiledAlertMap(Struct, frozen=True):
-    """All files together; implements `ports.alert_map.AlertMap`."""
+    """All files together."""
 
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
@@ -96,9 +96,7 @@ class CompiledAlertMap(Struct, frozen=True):
         return len(self.renames)
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Trainmedic's own alerts stay unchanged: without an Alertmanager no Prometheus adds a cluster's label
-        to them.
-        """
+        """Trainmedic's own alerts stay unchanged: without Alertmanager, no Prometheus adds a cluster's label."""
         sent = alert.sent_labels
         if is_own(sent):
             return MappedAlert(alert)

@@ -161,6 +161,7 @@ def _forbidden(label: str) -> str:
 
 
 def _is_code(label: str) -> bool:
+    """Return whether harmful playbooks read an XID from this label."""
     plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
     return plain.replace("-", "_") in XID_LABELS
 
@@ -168,9 +169,7 @@ def _is_code(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """With `playbooks`, warn also of names that start none, and of constants that an acting playbook accepts as
-    proof.
-    """
+    """With `playbooks`, warn also of names that start none, and of constants accepted as proof by an acting one."""
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}
     for rename in renames:

@@ -1,7 +1,5 @@
-"""Alert map of some files, kept up to date.
-
-A file that is missing or invalid keeps its last valid content. If it was never valid, its conditions are unknown, and
-no alert is accepted.
+"""Alert map of some files, kept up to date. A missing or invalid file keeps its last valid content; if it was never
+valid, no alert is accepted.
 """
 
 from __future__ import annotations

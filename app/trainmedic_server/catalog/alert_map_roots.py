@@ -1,4 +1,4 @@
-"""Paths of alert maps: files and folders by their paths, and the shipped maps by their names."""
+"""Paths of alert maps: files and folders, and the shipped maps by their names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Files that playbook steps name by ``template:``, embedded in the playbook's document. They become part of its version
-under ``files``, so a run keeps the manifest it started with.
+"""Files that playbook steps name by ``template:``. They become part of the playbook's version under ``files``, so a run
+keeps its manifest.
 """
 
 from __future__ import annotations

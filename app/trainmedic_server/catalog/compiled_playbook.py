@@ -167,6 +167,7 @@ def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
 
 
 def _write_out(rendered: Any, path: DocumentPath) -> bool:
+    """Make the number at `path` text. Return False for other values."""
     for part in path[:-1]:
         rendered = rendered[part]
     value = rendered[path[-1]] if path else None

@@ -1,6 +1,5 @@
-"""Compiler from a YAML document to a playbook, or to all its errors.
-
-The parts of the raw document are checked one by one, so that one error does not hide others.
+"""Compiler from a YAML document to a playbook, or to all its errors. The parts are checked one by one, so that one
+error does not hide others.
 """
 
 from __future__ import annotations
@@ -225,6 +224,7 @@ class _Compilation:
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
+        """Report the certain errors. Return the parameters if all are constants and valid, otherwise None."""
         place = (*path, "with")
         templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
@@ -284,6 +284,7 @@ class _Compilation:
         name: str,
         parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
     ) -> Expression | TextTemplate | None:
+        """Return the compiled text; None after reporting wrong syntax or names."""
         self.place = path
         try:
             tree = parse(text)

@@ -1,4 +1,4 @@
-"""Checks across fields that the playbook models cannot make: zero durations and contradictory questions."""
+"""Checks across fields: zero durations and contradictory questions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""PromQL query of a playbook's ``effect``. Templates may stand only inside quoted strings and are escaped for them, so
-that no label can end the string.
+"""PromQL query of a playbook's ``effect``. Templates stand only inside quoted strings, escaped so that no label can end
+the string.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`.
-
-An invalid file keeps its last valid playbooks. A deleted file removes its playbooks.
+"""Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`. An invalid file keeps its last
+valid playbooks; a deleted file removes its playbooks.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 
 RESCAN = 30.0
-"""Seconds between checks without a notification: some file systems, such as NFS, send none."""
+"""Seconds between checks; some file systems, such as NFS, send no notifications."""
 _RETRY = 1.0
 _MOST_SECONDS = 60.0
 """The next reload reads the remaining files."""
@@ -44,9 +43,8 @@ log = telemetry.logger(__name__)
 
 
 class _MatcherIndex:
-    """Index by one ``=`` matcher of each playbook, the one that it shares with the fewest others.
-
-    An alert without this label and value cannot match, so only the other playbooks are evaluated.
+    """Index by one ``=`` matcher of each playbook, the one shared with the fewest others. An alert without this label
+    and value cannot match.
     """
 
     def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:

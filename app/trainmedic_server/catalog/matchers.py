@@ -1,6 +1,7 @@
-"""Alertmanager's matchers: ``severity=~"warning|critical"``, ``team!=infra``, ``{a="1",b!~"x.*"}``.
+"""Alertmanager's matchers, in the syntax of its UTF-8 mode: ``severity=~"warning|critical"``, ``team!=infra``,
+``{a="1",b!~"x.*"}``.
 
-Syntax of Alertmanager's UTF-8 mode. A missing label has the empty value. Regular expressions match the whole value.
+A missing label has the empty value. Regular expressions match the whole value.
 """
 
 from __future__ import annotations

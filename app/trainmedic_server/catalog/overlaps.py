@@ -1,5 +1,5 @@
 """Detection of playbooks that would both act on one alert, by alertnames and written matcher values. Conditions in
-``on.when`` are unknown before an alert arrives; the warning mentions them.
+``on.when`` are not judged; the warning mentions them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""JSON Schema of playbooks for editors, generated from the validating models. It lacks checks of template names,
-matchers and later steps.
+"""JSON Schema of playbooks for editors, from the validating models, without checks of template names, matchers and
+later steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check at load time that expressions use only names that exist at their place."""
+"""Check at load time that expressions use only existing names."""
 
 from __future__ import annotations
 
@@ -113,6 +113,7 @@ def _missing(prefix: str, member: str, members: Collection[str] | None) -> str |
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
+    """Return the keys of the mapping at `path`; None if unknown."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None

@@ -1,4 +1,4 @@
-"""``trainmedic alerts``: received alerts and the reactions to them."""
+"""``trainmedic alerts``."""
 
 from __future__ import annotations
 

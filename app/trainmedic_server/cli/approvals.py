@@ -1,4 +1,4 @@
-"""``trainmedic approvals``: questions that wait for people."""
+"""``trainmedic approvals``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic backup``: a copy of the run store while the server runs."""
+"""``trainmedic backup``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""HTTP client of commands that use a running server.
-
-Every failure becomes an exception of `exits`, so commands see only JSON.
-"""
+"""HTTP client of commands that use a running server. Every failure becomes an exception of `exits`."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ class Client:
         yield from _parse(self._streamed(path, params, headers))
 
     def lines(self, path: str, params: Mapping[str, Any]) -> Generator[str, None, None]:
-        """Yield the lines of a long answer. Close the generator if you do not use all of them."""
+        """Yield the lines of a long answer. Close the generator if you do not use all."""
         return self._streamed(path, params, {})
 
     def _streamed(
@@ -142,6 +139,7 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def _flag_of_group(option: str) -> str | None:
+    """Return the group's flag if the subcommand has none (``history --server URL show RUN``), else None."""
     ctx = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     if ctx.get_parameter_source(option) is typed or ctx.parent is None:

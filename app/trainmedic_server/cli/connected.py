@@ -1,4 +1,4 @@
-"""``trainmedic agents`` and ``jobs``: connected and lost agents and jobs."""
+"""``trainmedic agents`` and ``jobs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic diagnose``: the cause of a job's failure, from a folder (``folder_diagnosis``) or a server."""
+"""``trainmedic diagnose``, from a folder (``folder_diagnosis``) or a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic findings`` and ``trainmedic keep``: findings of log rules, and jobs kept past retention."""
+"""``trainmedic findings`` and ``trainmedic keep``."""
 
 from __future__ import annotations
 

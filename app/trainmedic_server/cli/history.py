@@ -1,7 +1,4 @@
-"""``trainmedic history``: runs as a table, JSON or CSV, one run in full, and new events.
-
-The domain's enums are imported because ``domain.run`` loads neither pydantic nor other server libraries.
-"""
+"""``trainmedic history``. Imports the domain's enums: ``domain.run`` loads no server libraries."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _COLUMNS = (
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20
-"""Items read for each table row, at most, if many fold into one."""
+"""Items read for each table row, at most."""
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -217,6 +214,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
+    """Return the item of the event's run, from `items` or else the server. None if there is none."""
     run_id = event.get("run_id")
     if not run_id:
         return None

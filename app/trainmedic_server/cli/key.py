@@ -1,4 +1,4 @@
-"""``trainmedic key``: the derived signing key of one job or node."""
+"""``trainmedic key``."""
 
 from __future__ import annotations
 

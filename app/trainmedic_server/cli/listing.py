@@ -1,4 +1,4 @@
-"""Long lists from the server, read by pages and streamed as JSON or CSV."""
+"""Long lists from the server, read by pages and streamed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ _TAKES: Mapping[str, Collection[str]] = {
 def items(
     client: Client, path: str, conditions: Mapping[str, Any], limit: int | None, page_size: int = PAGE
 ) -> Iterator[Item]:
-    """Yield the newest matching items, page by page. All if `limit` is None. A token limited to jobs reads those of its
-    one job.
-    """
+    """Yield the newest matching items, all if `limit` is None. A token limited to jobs reads those of its one job."""
     cursor, left = None, limit
     while left is None or left > 0:
         size = page_size if left is None else min(left, page_size)

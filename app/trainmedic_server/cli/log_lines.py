@@ -1,6 +1,4 @@
-"""``trainmedic logs --job J``: lines of a job as text, JSON or raw. The options belong to the group ``logs``
-(``cli.logs``).
-"""
+"""``trainmedic logs --job J``. The options belong to the group ``logs`` (``cli.logs``)."""
 
 from __future__ import annotations
 

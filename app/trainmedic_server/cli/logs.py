@@ -1,5 +1,5 @@
-"""``trainmedic logs``: lines of a job (``log_lines``), and checks and tests of log rules without a server
-(``log_rules``). The server's engine runs the tests.
+"""``trainmedic logs``: lines of a job (``log_lines``), and checks and tests of log rules (``log_rules``) by the
+server's engine.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
 
 
 def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
-    """Yield each file's result at once, so that its line shows the progress."""
+    """Yield each file's result at once, to show the progress."""
     actions = registry.specs_only()
     for file in files:
         results.append(suite.run_file(file, actions))

@@ -1,6 +1,4 @@
-"""``trainmedic mcp``: the Model Context Protocol on standard input and output. docs/decisions.md explains why no
-library is used.
-"""
+"""``trainmedic mcp``. docs/decisions.md explains why no library is used."""
 
 from __future__ import annotations
 
@@ -66,6 +64,7 @@ def serve(reader: Reader, requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
+    """Return the answer to a message; None for one that wants none."""
     if not line.strip():
         return None
     try:
@@ -125,7 +124,7 @@ def _list_tools(_: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_tool(reader: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a tool. Failures are results too: the assistant reads them and learns what to do."""
+    """Call a tool. Failures are results too, which the assistant reads."""
     name = params.get("name")
     tool = TOOLS.get(name) if isinstance(name, str) else None
     if tool is None:

@@ -1,5 +1,5 @@
-"""Size limit and data marks for results of MCP tools. External text may be hostile, so each result stands between two
-unguessable marks, after a warning. Pure.
+"""Size limit and data marks for results of MCP tools. Pure. External text may be hostile, so each result stands between
+two unguessable marks, after a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tools of ``trainmedic mcp``. They reach only `Reader`, which can change nothing, even if the token could."""
+"""Tools of ``trainmedic mcp``. `Reader` can change nothing, even if the token could."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _given(arguments: Arguments, *names: str, **defaults: Any) -> dict[str, Any]
 
 
 def _page(reader: Reader, path: str, arguments: Arguments, query: Arguments) -> Any:
-    """Return a page short enough to need no cut, because ``next`` would skip the rest."""
+    """Return a page short enough to need no cut: ``next`` would skip the rest."""
     limit = arguments.get("limit", 20)
     while True:
         document = reader.get(path, {**query, **_given(arguments, "cursor"), "limit": limit})

@@ -1,4 +1,4 @@
-"""``trainmedic now``: the current state."""
+"""``trainmedic now``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic playbook``: checks, forecasts and tests of playbooks without a server, by the ``simulation``."""
+"""``trainmedic playbook``, without a server, by the ``simulation``."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
 
 
 def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
-    """Yield each file's result at once, so that its line shows the progress."""
+    """Yield each file's result at once, to show the progress."""
     actions = registry.specs_only()
     for file in files:
         results.append(suite.run_file(file, actions))

@@ -1,4 +1,4 @@
-"""``trainmedic playbook list`` and ``versions``: loaded playbooks and their past texts."""
+"""``trainmedic playbook list`` and ``versions``."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def _mode(own: str, allowed: Mode) -> str:
 
 
 def _ended(runs: Mapping[str, int]) -> tuple[int, int, int, int]:
+    """Return the numbers of runs started, open, failed, and decided against."""
     held_back = runs.get("not_started", 0)
     is_open = sum(runs.get(status, 0) for status in ("running", "waiting", "awaiting_approval"))
     return sum(runs.values()) - held_back, is_open, runs.get("failed", 0), held_back

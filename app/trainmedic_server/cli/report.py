@@ -1,5 +1,4 @@
-"""``trainmedic report``: text of ``GET /jobs/{job}/report`` and ``GET /report``. The package ``reports`` compiles
-them."""
+"""``trainmedic report``: text of ``GET /jobs/{job}/report`` and ``GET /report``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic runs``: operator commands for one run."""
+"""``trainmedic runs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic serve``: the server process. ``wiring.server`` builds its parts."""
+"""``trainmedic serve``. ``wiring.server`` builds its parts."""
 
 from __future__ import annotations
 

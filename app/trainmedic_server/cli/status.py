@@ -1,4 +1,4 @@
-"""``trainmedic status``: health of the server, permission to act, and activity in numbers."""
+"""``trainmedic status``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainmedic_server.domain.reaction import NoReaction
 _SHOWN = 10
 _WITHIN = "1d"
 _MOST_ALERTS = 100
-"""Most alerts read for one alertname, newest first. They come from one rule or a few."""
+"""Most alerts read for one alertname, newest first."""
 
 
 @click.command()
@@ -56,6 +56,7 @@ def _switches(now: Any) -> dict[str, Any]:
 
 
 def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of pending undos, and the changes whose undo failed."""
     delayed = [
         {name: change[name] for name in ("run_id", "undo_error")} for change in now["changed"] if change["undo_error"]
     ]
@@ -63,7 +64,7 @@ def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _or_reason(ask: Callable[[], Any]) -> Any:
-    """Return the server's answer, or the error: one failing part does not hide the others."""
+    """Return the server's answer, or the error, so that other parts are shown."""
     try:
         return ask()
     except (exits.Unreachable, exits.NotAllowed) as error:
@@ -136,9 +137,7 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
 
 
 def _refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return alerts that playbooks refused within a day for lack of proof, one entry per playbook and alertname. After
-    an upgrade, these are from rules of an earlier release.
-    """
+    """Return alerts that playbooks refused within a day for lack of proof, one entry per playbook and alertname."""
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     asking = [playbook for playbook in playbooks if playbook.get("proof")]
     for name in sorted({name for playbook in asking for name in playbook["alerts"]}):

@@ -1,4 +1,4 @@
-"""Text of one run. Members that other server versions lack or add are tolerated. Pure."""
+"""Text of one run. Pure. Tolerates members that other server versions lack or add."""
 
 from __future__ import annotations
 

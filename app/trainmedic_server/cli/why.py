@@ -1,4 +1,4 @@
-"""``trainmedic why``: past reactions to an alert, and a forecast."""
+"""``trainmedic why``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The console as an ASGI application in front of the API.
 
-Pages and API share paths. A GET whose ``Accept`` prefers ``text/html`` gets the page. Changes are POSTs below
-``/console/``, which call the API.
+A GET whose ``Accept`` prefers ``text/html`` gets the page, under the API's path. Changes are POSTs below ``/console/``,
+which call the API.
 """
 
 from __future__ import annotations

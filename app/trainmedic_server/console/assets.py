@@ -1,4 +1,4 @@
-"""Static files under names with a content hash, so that browsers cache them permanently."""
+"""Static files under names with a content hash, cached permanently."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def console(
     limits: ServerLimits,
     metrics: telemetry.Metrics,
 ) -> ConsoleApp:
-    """Return the console of `api`, below `base`. `api_answers` returns whether the API has an answer at a path."""
+    """Return the console of `api`, below `base`. `api_answers`: see `Parts`."""
     inner, assets = InnerApi(api), Assets()
     renderer = Renderer(clock, assets, base)
 

@@ -24,8 +24,8 @@ async def read(
     says: Says | None,
     at: str,
 ) -> tuple[list[Row], str]:
-    """Return a page's folded rows from `cursor` on, and the next cursor, empty at the end. Reads at most about 1,000
-    items. `page_of` queries the API with ``limit`` and ``cursor``.
+    """Return a page's folded rows from `cursor` on, and the next cursor, empty at the end. Reads about 1,000 items at
+    most. `page_of` takes ``limit`` and ``cursor``.
     """
     items: list[Item] = []
     limit = _PAGE

@@ -75,7 +75,7 @@ def precise(value: Any, now: datetime) -> Markup:
 
 
 def local_field(value: Any, up: bool = False) -> str:
-    """Format a time for a date and time field, in UTC and whole seconds. `up` rounds up, for the end of a window."""
+    """Format a time for a form field, in UTC and whole seconds. `up` rounds up."""
     at = times.read(value)
     if at is None:
         return ""

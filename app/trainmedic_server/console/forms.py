@@ -45,6 +45,7 @@ class Forms:
         return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
+        """Return what was done, and the page to show; empty for the form's own."""
         if match := _RUN.fullmatch(path):
             body = _noted(fields) | ({"undo": True} if fields.get("undo") and match["kind"] in _ENDING else {})
             done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)
@@ -89,6 +90,7 @@ _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] =
 
 
 def _started(done: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the result of a manual start, and its run's page."""
     is_barred = done["run"]["status"] == Status.NOT_STARTED.value
     return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
 

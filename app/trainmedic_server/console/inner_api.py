@@ -1,4 +1,4 @@
-"""In-process API client that acts as a principal, with the same checks and limits as for external clients."""
+"""In-process API client that acts as a principal, with the external checks and limits."""
 
 from __future__ import annotations
 
@@ -101,7 +101,6 @@ class _StreamedAnswer:
     def __init__(self) -> None:
         self.status = 500
         self.is_whole = False
-        """True once its end has arrived."""
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAMED_CHUNKS)
         self._left = asyncio.Event()
 

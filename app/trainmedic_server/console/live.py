@@ -1,5 +1,5 @@
 """Live updates of open pages: HTML fragments as server-sent events, rendered once for all viewers. A reconnecting
-listener names its last event and gets what it missed, or reloads the page.
+listener gets what it missed, or reloads the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.live.event_feed import EventFeed
 
 Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
-"""Arguments: topic, IDs of runs with events, newest event. Returns fragments by the ID of the element to replace."""
+"""Arguments: topic, IDs of runs with events, newest event. Returns fragments by element ID."""
 MOST_TOPICS = 8
 _KEPT_PIECES = 400
 _BETWEEN_SECONDS = 0.2
@@ -51,7 +51,7 @@ class LiveBoard:
         self._seq = 0
         """Newest event that was sent completely."""
         self._taken = 0
-        """Newest event in rendering or rendered. New listeners may get none of its fragments."""
+        """Newest event in rendering or rendered. New listeners may miss its fragments."""
         self._published = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 

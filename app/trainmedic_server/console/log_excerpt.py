@@ -1,5 +1,5 @@
-"""One page of lines of a job's log, by bounded searches. The API returns the oldest first, so the newest are searched
-backwards, in windows of adaptive size.
+"""One page of lines of a job's log, by bounded searches. The newest are searched backwards, in windows of adaptive
+size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
 _MOST_SECONDS = 20.0
-"""Time limit of a page's search."""
 _JUST_BEFORE = timedelta(microseconds=1)
 _MOST_NOTES = 20
 
@@ -137,6 +136,7 @@ async def _search(
 
 
 def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
+    """Return the document's line. None for a heartbeat, an unknown document, or a note, added to `notes`."""
     if document is None:
         return None
     if "note" in document:

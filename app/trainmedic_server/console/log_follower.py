@@ -1,6 +1,4 @@
-"""Stream of new lines of a job's log to an open page. Lines beyond reading speed are dropped, with a note, to protect
-the browser.
-"""
+"""Stream of new lines of a job's log to an open page. Lines beyond reading speed are dropped, with a note."""
 
 from __future__ import annotations
 
@@ -117,7 +115,7 @@ class LogFollower:
         self._pages = 0
 
     async def take(self, request: Request) -> Response:
-        """Return a page's stream. Its job and view are in the query. Raises HttpProblem."""
+        """Return a page's stream for the job and view in the query. Raises HttpProblem."""
         page = self._page_of(request, {})
         view, wrong = LogView.read(page.query.get("job", ""), page.query, page.renderer.now())
         if wrong or not view.job:

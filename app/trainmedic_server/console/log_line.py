@@ -1,5 +1,5 @@
 """A log line as HTML. Lines are external text: everything is escaped, and invisible characters are shown as their code.
-Pure functions.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from trainmedic_logs.domain.log_search import LogLevel, read_time
 from trainmedic_logs.lines.raw_text import text_of
 
 LONGEST_SHOWN = 8000
-"""Most characters of a line on a page. The API returns the whole line."""
 FOLDED_FROM = 600
 _BEFORE_FOLD = 300
 _AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
-"""Shorter lines of a finding are not searched, because they could match other lines."""
+"""Shorter lines of a finding could match other lines, and are not searched."""
 _MARK = Markup("<mark>{}</mark>")
 _TIMES = {
     "guessed": "The line states no time. This is the time of the line before it, or of its file.",
@@ -53,7 +52,7 @@ class ShownLine(Struct, frozen=True):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a line. Raises ValueError for any other document."""
+        """Raises ValueError if the document is not a line."""
         raw = document.get("line")
         if not isinstance(raw, str):
             raise ValueError("it has no line")

@@ -1,4 +1,4 @@
-"""Page of a job's log: lines filtered by text, rank, node, level and time, from either end, with findings marked."""
+"""Page of a job's log."""
 
 from __future__ import annotations
 
@@ -69,12 +69,14 @@ async def log(page: PageRequest) -> Response:
 def rows(
     view: LogView, lines: list[log_line.ShownLine], findings: list[Mapping[str, Any]]
 ) -> list[tuple[log_line.ShownLine, Any, Mapping[str, Any] | None, bool]]:
+    """Return each line with its HTML, the finding that begins with it, and whether the view is about its moment."""
     pattern = pattern_of(view)
     near = _nearest(view, lines)
     return [(line, line.body(pattern), log_line.finding_of(line, findings), line is near) for line in lines]
 
 
 def pattern_of(view: LogView) -> SearchPattern | None:
+    """Return None without a search, or for an invalid pattern, which the API reports."""
     try:
         return SearchPattern(view.grep) if view.grep else None
     except ValueError:
@@ -82,8 +84,7 @@ def pattern_of(view: LogView) -> SearchPattern | None:
 
 
 async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) -> list[Mapping[str, Any]]:
-    """Return the newest findings of a job, and of log files that only name it, newest first. Empty if the API
-    refuses."""
+    """Return the newest findings of a job, and of log files that only name it, newest first. Empty if refused."""
     findings: list[Mapping[str, Any]] = []
     for name in _OF_JOB:
         answer = await _or_none(page, "/findings", {name: job, "limit": most})

@@ -1,6 +1,4 @@
-"""View of a job's log as described by a page's address. Filters have the API's names, so its addresses open as pages.
-Pure values.
-"""
+"""View of a job's log by a page's address, with the API's names of filters. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ FILTERS = tuple(
     for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
     if name in LogQuery.__struct_fields__
 )
-"""The filters that the API's query has."""
 _MOST_PASSED = 50_000
 _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 
@@ -57,16 +54,13 @@ class LogView(Struct, frozen=True):
     filters: Mapping[str, str] = field(default_factory=dict)
     """Values in the API's form."""
     text: str = ""
-    """The search text."""
     is_pattern: bool = False
-    """True if the text is a regular expression."""
     last: str = USUAL_LAST
     """Window length up to now, or `OWN` with explicit limits."""
     order: str = NEWEST
     before: LogPlace | None = None
     after: LogPlace | None = None
     moment: datetime | None = None
-    """The time that the view is about."""
     is_followed: bool = False
 
     @classmethod
@@ -172,7 +166,7 @@ class LogView(Struct, frozen=True):
 
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
-    """Return the query of the lines around a moment, of a rank or else a node. Empty without a time."""
+    """Return the query of the lines around a moment, of a rank, else a node. Empty without a time."""
     point = times.read(at)
     if point is None:
         return ""

@@ -1,4 +1,4 @@
-"""Forms answered with a page: a result, or the outcome of several commands."""
+"""Forms answered with a page."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from trainmedic_server.http.problems import HttpProblem
 Fields = list[tuple[str, str]]
 """In the order of the form. Names can repeat."""
 _PASTED_BYTES = MIB
-"""Limit of an alert pasted into the page Why. A webhook's body may be large."""
+"""Limit of a pasted alert. A webhook's body may be large."""
 _LONGEST_LINK = 4000
-"""Shorter input goes into the address, which can be shared. Longer input is answered directly."""
+"""Shorter input goes into the address, which can be shared; longer input is answered directly."""
 _MOST_ANSWERS = 50
 _ANSWERED = {"approve": "approve_many", "reject": "reject_many"}
 
@@ -73,6 +73,7 @@ async def _answers(page: PageRequest, pairs: Fields) -> Response:
 
 
 async def _answer(page: PageRequest, run_id: str, kind: str, note: str) -> tuple[bool, str]:
+    """Return whether the command was taken, and its run, or why not."""
     try:
         run = await page.api.ask(page.principal, "POST", f"/runs/{run_id}/{kind}", body={"note": note})
     except HttpProblem as problem:

@@ -30,7 +30,6 @@ class PageRequest(Struct, frozen=True):
     renderer: Renderer
     standing: ServerStanding
     signed_in: bool
-    """True if there is a session to end."""
     query: Mapping[str, str] = field(default_factory=dict)
 
     async def get(self, path: str, query: Query | None = None) -> Any:
@@ -81,6 +80,7 @@ class PageRequest(Struct, frozen=True):
 
 
 def last_event(named: str) -> int | None:
+    """Return an event's number as a browser sends it. None if it is invalid."""
     return int(named) if named.isascii() and named.isdigit() and len(named) <= _LONGEST_SEQ else None
 
 

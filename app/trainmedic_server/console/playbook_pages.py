@@ -15,7 +15,6 @@ from trainmedic_server.http.problems import HttpProblem
 
 UNCOUNTED = {"counted": "false"}
 _MOST_OFFERED = 300
-"""Most targets offered in the form for manual runs."""
 
 
 async def playbooks(page: PageRequest) -> Response:

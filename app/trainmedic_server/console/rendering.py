@@ -38,7 +38,7 @@ _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
 
 class _LinksBelowBase(PackageLoader):
-    """Template loader that puts the base path before links that begin with a slash."""
+    """Puts the base path before links that begin with a slash."""
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
         source, path, is_current = super().get_source(environment, template)

@@ -142,6 +142,7 @@ def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the runs before and after this one on its target, among the newest hundred; each can be None."""
     where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
     if not where:
         return None, None
@@ -154,6 +155,7 @@ async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None
 
 
 def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return the API's filters, by field or as ``name:value`` in the text field; and that text."""
     chosen = {name: value for name in _FILTERS if (value := query.get(name, "").strip())}
     text = query.get("q", "").strip()
     for word in text.split():

@@ -21,7 +21,7 @@ async def now(page: PageRequest) -> Response:
 
 
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
-    """Show mode, pauses, breaker, channels, sessions, playbook errors and health. `tested` is a sent test message."""
+    """Show settings and health. `tested` is a sent test message."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
@@ -44,7 +44,7 @@ async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -
 
 
 async def report(page: PageRequest) -> Response:
-    """Show the report. It is slow in a long history, so the page loads it afterwards."""
+    """Show the report. It is slow in a long history, so it is loaded afterwards."""
     since = page.query.get("since", "7d")
     document = await page.get("/report", {"since": since}) if "whole" in page.query else None
     return await page.page("report.html", title="Report", report=document, since=since, spans=_SPANS)

@@ -81,14 +81,14 @@ class SignIn:
 
 
 def is_https(request: Request, auth: Authenticator) -> bool:
-    """Return whether the browser uses TLS, also to a proxy. Its Origin header states it."""
+    """Return whether the browser uses TLS, also to a proxy, by its Origin header."""
     if urlsplit(request.headers.get("origin", "")).scheme == "https":
         return True
     return auth.proxies.speak_for(request) and request.headers.get("x-forwarded-proto") == "https"
 
 
 def local_path(text: str | None) -> str:
-    """Return `text` if it is a path of this server, otherwise ``/``. Prevents open redirects."""
+    """Return `text` if it is a path of this server, otherwise ``/``, to prevent open redirects."""
     if not text or not text.startswith("/") or text.startswith(("//", "/\\")) or not text.isprintable():
         return "/"
     return text

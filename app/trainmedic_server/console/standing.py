@@ -1,4 +1,4 @@
-"""Current state (``GET /now``) for all pages, cached for a moment because it is the same for every user."""
+"""Current state (``GET /now``) for all pages, cached for a moment."""
 
 from __future__ import annotations
 

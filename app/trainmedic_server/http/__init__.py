@@ -1,1 +1,1 @@
-"""The HTTP server: connections and their limits, request bodies, errors, streams, and standby."""
+"""The HTTP server."""

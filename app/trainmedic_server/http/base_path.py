@@ -1,6 +1,4 @@
-"""Path of the external URL. Some proxies strip it, others do not, so it is removed here if present. Links, redirects
-and cookies include it.
-"""
+"""Path of the external URL, in links, redirects and cookies. Removed from requests, unless a proxy has stripped it."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class BasePath:
     def __init__(self, external_url: str = "") -> None:
         self.external_url = external_url
         self.link = urlsplit(external_url).path.rstrip("/")
-        """Prefix for the paths of links, such as ``/trainmedic``. May be empty."""
+        """Prefix for links, such as ``/trainmedic``. May be empty."""
         self._decoded = unquote(self.link)
         # With a base such as /jobs, /jobs/llm-1 is a job's page if the proxy strips the base.
         self._is_ambiguous = _first_word(self._decoded) in OWN_NAMES
@@ -67,7 +65,7 @@ class BasePath:
         return rest if rest.startswith("/") else f"/{rest}"
 
     def over(self, path: str) -> str:
-        """Return a path of this server as a browser requests it. Other addresses are returned unchanged."""
+        """Return a path of this server as a browser requests it; other addresses unchanged."""
         return self.link + path if path.startswith("/") else path
 
 

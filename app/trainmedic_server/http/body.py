@@ -1,4 +1,4 @@
-"""Reader of request bodies within limits of size, time and memory, and parser of their JSON."""
+"""Reader of request bodies within limits of size, time and memory, and their parser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.problems import HttpProblem, from_error
 
 _MOST_CONTAINERS = 1_200_000
-"""Most lists and objects in a body. Each takes at least 60 bytes of memory, however short; an alert has four."""
+"""Most lists and objects in a body, 60 bytes of memory or more each; an alert has four."""
 
 
 class BodyReader:
@@ -34,7 +34,7 @@ class BodyReader:
 
 
 class _BodyInWork:
-    """The context of `BodyReader.read`. A class, because the event loop tracks each generator."""
+    """A class, because the event loop tracks each generator."""
 
     def __init__(self, memory: BodyMemory, request: Request, seconds: float, largest: int) -> None:
         self._memory = memory
@@ -91,10 +91,9 @@ class _BodyInWork:
 
 
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
-    """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
-
-    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError unless
-    `keep_half_pairs`; then the caller has to replace them.
+    """Return the JSON value in `body`. Raises HttpProblem 400 for other content. Half a surrogate pair is valid JSON
+    (RFC 8259, section 8.2) but not text: raises PayloadError unless `keep_half_pairs`; then the caller must replace
+    them.
     """
     # Brackets within texts count too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
@@ -113,7 +112,7 @@ def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any
 
 
 def _has_arrived(request: Request) -> bool:
-    """Return whether the whole body is here, as nearly always. Then the costly time limit is not needed."""
+    """Return whether the whole body is here, so that no costly time limit is needed."""
     has_arrived = request.scope.get("state", {}).get("has_arrived")
     return has_arrived is not None and has_arrived()
 

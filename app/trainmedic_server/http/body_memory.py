@@ -1,5 +1,5 @@
-"""Memory budget for arriving bodies, and turns to parse them. Large bodies have a separate budget, so they never block
-small ones. If a budget is full, the body arriving longest is dropped.
+"""Memory budget for arriving bodies, and turns to parse them. Large bodies have a separate one. If a budget is full,
+the body arriving longest is dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BodyMemory:
 
 
 class _Share:
-    """Bodies of one kind. Those still arriving are in the order in which they began."""
+    """Bodies of one kind. Arriving ones are in the order in which they began."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

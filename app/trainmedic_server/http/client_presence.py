@@ -1,6 +1,4 @@
-"""Cancellation of reads whose client has disconnected, so that they hold no turn of other clients. Requests that change
-something are never cancelled.
-"""
+"""Cancellation of reads whose client has disconnected. Requests that change something are never cancelled."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from starlette.types import Message, Receive, Scope, Send
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _GRACE_SECONDS = 1.0
-"""Time for an answer that detects the disconnect itself, such as a stream, to end on its own."""
+"""Time for an answer that detects the disconnect itself to end."""
 _READS = frozenset({"GET", "HEAD"})
 
 
 async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request. A read is cancelled when its client disconnects."""
+    """Answer a request; cancel a read when its client disconnects."""
     if scope["type"] != "http" or scope["method"] not in _READS:
         await answer(scope, receive, send)
         return
@@ -38,10 +36,7 @@ async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, sen
 
 
 class _Heard:
-    """Messages of the client, and an event for its disconnect.
-
-    At most two messages are read ahead, so the client cannot fill the memory.
-    """
+    """Messages of the client, at most two read ahead to bound memory, and an event for its disconnect."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

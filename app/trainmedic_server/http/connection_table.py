@@ -1,7 +1,6 @@
-"""Open connections, and which to close when there are too many.
-
-Those without a token close first: of the address with the most, the one silent longest. So they cannot displace alert
-delivery. A fully received request is always answered; otherwise retries would use up the server.
+"""Open connections, and which to close when there are too many. Those without a token close first: of the address with
+the most, the one silent longest. So they cannot displace alert delivery. A fully received request is always answered;
+otherwise retries would use up the server.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class TableEntry(Protocol):
 
 
 class ConnectionTable:
-    """Open connections. Each group is ordered by the last start or end of a request."""
+    """Each group is ordered by the last start or end of a request."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -59,7 +58,6 @@ class ConnectionTable:
         self._unread: dict[TableEntry, None] = {}
         self._count = 0
         self.closed = 0
-        """Number of connections closed for capacity."""
 
     def __len__(self) -> int:
         return self._count
@@ -68,8 +66,8 @@ class ConnectionTable:
         return chain(*self._strangers.values(), *self._known.values())
 
     def add(self, connection: TableEntry) -> None:
-        """Add a connection, and close another one if there is no capacity; the new one if all others of its address
-        await an answer.
+        """Add a connection; without capacity close another one, or the new one if all others of its address await an
+        answer.
         """
         of_client = self._strangers.get(connection.address, {})
         if len(of_client) >= self._limits.per_client:
@@ -115,7 +113,7 @@ class ConnectionTable:
 
     @property
     def crowded(self) -> bool:
-        """True if there are more connections than are served, because none could be closed."""
+        """True if there are more connections than are served."""
         return self._count > self._limits.connections
 
     @property
@@ -161,4 +159,5 @@ def _waited_for(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
 
 
 def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:
+    """Sort by size, then by the first member's silence."""
     return len(group), -next(iter(group.values()))

@@ -1,4 +1,4 @@
-"""Factory of the FastAPI application. It reads no settings and no environment."""
+"""Factory of the FastAPI application. Reads no settings and no environment."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def create_app(
 
 
 class _Api(FastAPI):
-    """Dispatcher of requests: deliveries past FastAPI, browser requests to the console, the rest to FastAPI; after the
-    check of the host and removal of the base path.
+    """Dispatcher of requests, after the check of the host and removal of the base path: deliveries past FastAPI,
+    browser requests to the console, the rest to FastAPI.
     """
 
     pages: ConsoleApp

@@ -1,6 +1,4 @@
-"""Forwarding of requests to the leader over pooled connections. A general HTTP client would cost more than the
-answering server.
-"""
+"""Forwarding of requests to the leader over pooled connections, cheaper than a general HTTP client."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _MOST = 300
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-"""Longest silence. Event streams send something every 15 s, and deliveries are answered long before."""
+"""Longest silence. Event streams send something every 15 s."""
 _SLOWEST_PART_SECONDS = 10.0
 """Longest silence of a sending client before it loses its turn."""
 _IDLE_SECONDS = 30.0
@@ -52,10 +50,8 @@ class Forwarder:
         self._turns = asyncio.Semaphore(_MOST)
 
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request to the leader at `address` ("host:port"), and its answer to the client.
-
-        Raises OSError or TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft if the
-        client disconnects.
+        """Send the request to the leader at `address` ("host:port"), and its answer to the client. Raises OSError or
+        TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft.
         """
         async with asyncio.timeout(_TURN_SECONDS):
             await self._turns.acquire()
@@ -184,7 +180,6 @@ class _Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._heard_at = time.monotonic()
         self.status = 0
-        """Status of the answer, once its head has arrived."""
         self.headers: list[tuple[bytes, bytes]] = []
         self.body: deque[bytes] = deque()
         self.is_sent = self.is_complete = False

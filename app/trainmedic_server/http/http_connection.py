@@ -1,5 +1,5 @@
-"""One HTTP connection: uvicorn's, with limits on heads, queued requests, and the time to take a response. Exceeding one
-ends the connection.
+"""One HTTP connection: uvicorn's, with limits on heads, queued requests, and the time to take a response, enforced by
+closing.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class _JoinedWrites:
-    """Transport that sends a response's head and body in one system call if the head has the length."""
+    """Transport that sends a response's head and body in one system call if the length is known."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

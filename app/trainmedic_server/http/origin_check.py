@@ -27,10 +27,8 @@ _REMEMBERED = 1024
 
 
 class OriginCheck:
-    """Refuses malformed Host and Origin headers and, while `is_open`, foreign names.
-
-    Accepted are addresses, ``localhost``, names without a dot, names of cluster services, and `names`.
-    ``*.example.org`` matches every name under ``example.org``.
+    """Refuses malformed Host and Origin headers and, while `is_open`, names other than addresses, ``localhost``, names
+    without a dot, names of cluster services, and `names`. ``*.example.org`` matches every name under ``example.org``.
     """
 
     def __init__(self, names: Iterable[str] = (), is_open: Callable[[], bool] = lambda: True) -> None:

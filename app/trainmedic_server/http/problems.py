@@ -61,9 +61,8 @@ class ProblemDetails(ApiModel):
 
 
 class HttpProblem(errors.TrainmedicError):
-    """The request fails with this status and detail.
-
-    ``closes``: the body was not read completely, so the connection cannot be reused. ``problems`` are (field, message).
+    """The request fails with this status and detail. ``closes``: the body was not read completely, so the connection
+    ends. ``problems`` are (field, message).
     """
 
     def __init__(
@@ -84,9 +83,7 @@ class HttpProblem(errors.TrainmedicError):
 
 
 class ProblemResponse(Response):
-    """Response with a problem. If it closes the connection, it first reads on for a moment: a reset could hide the
-    response.
-    """
+    """If it closes the connection, it first reads on for a moment: a reset could hide the response."""
 
     media_type = MEDIA_TYPE
 

@@ -1,8 +1,6 @@
-"""Limit on concurrent readers of the history, and selection of the next one. Reads use memory and the event loop, so a
-few at a time are as fast as all at once.
-
-Callers with the right to act precede viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a
-viewer is next. Within each kind, names are served in turn.
+"""Limit on concurrent readers of the history, and selection of the next one. Callers with the right to act precede
+viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a viewer is next. Within each kind,
+names are served in turn.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def note_reader(name: str, *, acts: bool) -> None:
 
 
 class _Waiting(Struct):
-    """Waiting readers of one kind by name, in the order in which the names are served."""
+    """Waiting readers of one kind by name, in the order of service."""
 
     by_name: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
 
@@ -66,7 +64,6 @@ class ReadTurns:
         self._readers = readers
         self._acting = self._viewing = 0
         self._passed_over = 0
-        """Operators served since viewers began to wait."""
         self._waiting = {True: _Waiting(), False: _Waiting()}
 
     @asynccontextmanager

@@ -1,5 +1,5 @@
-"""The API of a standby: it answers probes and forwards everything else, tokens included, to the leader. Without a
-leader the reply is 503, after which Alertmanager retries.
+"""The API of a standby: answers probes and forwards everything else, tokens included, to the leader. Without a leader
+it replies 503.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class ElectionStatus(Protocol):
     """State of the leader election (``adapters.sql_store.election``)."""
 
     @property
-    def why(self) -> str:
-        """The reason for waiting."""
-        ...
+    def why(self) -> str: ...
 
     @property
     def holder(self) -> str:
@@ -56,7 +54,7 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on. Requests that hang at the former leader are aborted; clients retry."""
+        """Serve `app` from now on, and abort requests that hang at the former leader; clients retry."""
         self._app, self._feed = app, app.state.feed
         self._standby.end_forwarding()
 
@@ -64,15 +62,13 @@ class SwitchableApp:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """End every stream. Same interface as `EventFeed`."""
+        """Same interface as `EventFeed`."""
         self._standby.end_forwarding()
         if self._feed is not None:
             await self._feed.close()
 
 
 class Standby:
-    """The API of a standby."""
-
     def __init__(
         self, election: ElectionStatus, mode: Mode, base: BasePath, clock: Clock, metrics: telemetry.Metrics
     ) -> None:
@@ -106,6 +102,7 @@ class Standby:
         self._forwarder.end()
 
     def _own_answer(self, scope: Scope) -> Response | None:
+        """Return None if the leader has to answer. Raises HttpProblem."""
         if scope["method"] not in ("GET", "HEAD"):
             return None
         match scope["path"]:

@@ -1,7 +1,6 @@
-"""Feed of new history events: one poller and one ring buffer for all listeners.
-
-A listener names its last event; newer ones come from the ring, or else from the history. So slow listeners cost no
-memory, and nothing is lost or repeated. This relies on events becoming visible in the order of ``seq``.
+"""Feed of new history events: one poller and one ring buffer for all listeners. A listener names its last event; newer
+ones come from the ring, or else from the history, so that nothing is lost or repeated. This relies on events becoming
+visible in the order of ``seq``.
 """
 
 from __future__ import annotations
@@ -54,15 +53,14 @@ class EventFeed:
             await self._stop()
 
     async def start_of(self, after: int | None) -> int:
-        """Return the seq after which a listener begins. `after` is its last event, or None for new events only."""
+        """Return the seq after which a listener begins. `after` is its last event, None for new events only."""
         newest = await self._history.last_seq()
         # A larger seq than the newest is from before the store was replaced. Its listener would wait until the new
         # store had counted that far.
         return newest if after is None else min(after, newest)
 
     async def after(self, seq: int, wait_seconds: float) -> list[Event]:
-        """Return the next events with a larger seq, in order, at most `BATCH`. Empty after `wait_seconds` without
-        any."""
+        """Return the next events with a larger seq, in order, at most `BATCH`; none after `wait_seconds`."""
         published = self._published  # taken before the read, so that an event published during it ends the wait
         events = await self._read(seq)
         if not events and not self.closed:
@@ -75,7 +73,7 @@ class EventFeed:
         return events
 
     async def close(self) -> None:
-        """Wake every listener, which ends it, and stop the poller."""
+        """End every listener, and stop the poller."""
         self.closed = True
         self._publish()
         await self._stop()

@@ -1,6 +1,4 @@
-"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events, with notes on what is
-missing.
-"""
+"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events, with notes on gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of connected agents and jobs. Contradictions between presences are computed only after a change."""
+"""Pages of connected agents and jobs, with contradictions between presences."""
 
 from __future__ import annotations
 

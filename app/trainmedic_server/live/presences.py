@@ -1,4 +1,4 @@
-"""How ``/agents`` and ``/jobs`` show a presence, and whether it is trusted."""
+"""How ``/agents`` and ``/jobs`` show a presence and its trust."""
 
 from __future__ import annotations
 

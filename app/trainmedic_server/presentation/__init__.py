@@ -1,3 +1,1 @@
-"""Texts that all surfaces share, as plain text or as `sentences.Sentence`. Each surface adds its own markup and
-escaping. Pure.
-"""
+"""Texts that all surfaces share, plain or as `sentences.Sentence`; surfaces add markup and escaping. Pure."""

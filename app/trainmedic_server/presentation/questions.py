@@ -1,4 +1,4 @@
-"""Texts of approval questions: who asks, who may answer, and how they ended. Pure."""
+"""Texts of approval questions. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNANSWERED: Mapping[Unanswered, str] = {
     Unanswered.ASKED_AGAIN_LATER: "no answer in time; it is asked again later",
     Unanswered.RESOLVED: "no answer is needed any more: the alert has resolved",
 }
-"""How a question ended without an answer, by the outcome in its event ``approval_ended``."""
+"""How a question ended without an answer, by the outcome in ``approval_ended``."""
 
 
 def asks(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Folding of similar list items into one row, so that hundreds of equal decisions hide nothing. Pure."""
+"""Folding of similar list items into one row. Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Row(Struct, frozen=True):
 
 
 def folded(items: Iterable[Item], says: Says | None, at: str) -> list[Row]:
-    """Return rows of `items` (newest first). Equal items within an hour share the row of the newest. `says` returns the
-    value to compare, or None to keep an item apart. `at` names the time.
+    """Return rows of `items` (newest first). Equal items within an hour share a row. `says` returns the value to
+    compare, or None to keep an item apart. `at` names the time.
     """
     newest: dict[Hashable, Row] = {}
     rows: list[Row] = []

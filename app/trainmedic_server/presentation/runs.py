@@ -1,7 +1,4 @@
-"""Texts about a run: its outcome, what it waits for and what comes next. Pure.
-
-The functions read the API's documents. Members that an older server lacks count as empty.
-"""
+"""Texts about a run. Pure. Read the API's documents; members that an older server lacks count as empty."""
 
 from __future__ import annotations
 

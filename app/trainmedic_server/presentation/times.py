@@ -57,9 +57,8 @@ def span(length: float | timedelta | None) -> str:
 
 
 def between(earlier: datetime, later: datetime) -> str:
-    """Return the duration in its largest unit: ``42 s``, ``7 min``, ``3 h``, ``2 d``.
-
-    Hours and minutes begin at two of them. Keep `console.js` in step.
+    """Return the duration in its largest unit: ``42 s``, ``7 min``, ``3 h``, ``2 d``; hours and minutes from two on.
+    Keep `console.js` in step.
     """
     seconds = abs((later - earlier).total_seconds())
     size, unit = next(

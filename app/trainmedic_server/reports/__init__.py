@@ -1,4 +1,3 @@
-"""Reports on one job and on all jobs: time, GPUs, failures and repairs.
-
-All modules except ``job_questions`` and ``compiling`` are pure. An unknown figure is None, and the report states why.
+"""Reports on one job and on all jobs. All modules except ``job_questions`` and ``compiling`` are pure. An unknown
+figure is None, and the report states why.
 """

@@ -1,7 +1,4 @@
-"""Times at which a metric of a job was out of bounds. Pure.
-
-The bounds are those of the shipped alert rules and of the reference design. They apply without loaded rules too.
-"""
+"""Times at which a metric of a job was out of bounds. Pure. Bounds: shipped alert rules and the reference design."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class AnomalousGpu:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A period in which something was out of bounds. Times are seconds since 1970."""
+    """A period out of bounds. Times are seconds since 1970."""
 
     kind: str
     begin: float
@@ -138,6 +135,7 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
 
 def _limit(bound: Bound, points: Points) -> float | None:
+    """Return the series' limit; None if it has too few points to compare with."""
     if not bound.relative:
         return bound.limit
     values = figures.finite(points)

@@ -1,8 +1,8 @@
 """Bottleneck of a job's steps: data, other ranks, memory or computing. Pure.
 
 Uses the parts of each rank's step time that the SDK measures, with the shares of ``trainmedic_logs.diagnosis.slow``. If
-they are unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data.
-Neither is proof, so severity is ``low``.
+they are unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data, with
+severity ``low``.
 """
 
 from __future__ import annotations
@@ -87,8 +87,6 @@ def step_shares(data: float | None, compute: float | None, wait: float | None, s
 
 @dataclass(frozen=True, slots=True)
 class LogHints:
-    """Hints in a job's log about its pace."""
-
     timeouts: int = 0
     waits_for_data: bool = False
 
@@ -105,9 +103,8 @@ def bottleneck(
     throughput_share: float | None,
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
-    """Return None if the shares are unknown, memory is not short and the job is not slow.
-
-    ``throughput_share`` is relative to the baseline. ``hints`` count only if the shares are unknown.
+    """Return None if the shares are unknown, memory is not short and the job is not slow. ``throughput_share`` is
+    relative to the baseline. ``hints`` count only without shares.
     """
     short = _memory(memory, throughput_share)
     if short is not None:

@@ -1,6 +1,5 @@
-"""Compilation of reports from the run store, Prometheus and verdicts.
-
-If Prometheus is unavailable or slow, the report lacks its figures and states why.
+"""Compilation of reports from the run store, Prometheus and verdicts. Without Prometheus, the report states why figures
+are missing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from trainmedic_server.reports.job_report import (
 from trainmedic_server.reports.repair_outcomes import PERSON_AFTER, RepairTally
 
 MOST_RUNS = 20_000
-"""The newest. They are counted, not kept in memory."""
+"""The newest. Counted, not kept in memory."""
 MOST_EVENTS = 20_000
 """The newest, about 10 MB."""
 MOST_FINDINGS = 2000
@@ -152,6 +151,7 @@ class ReportCompiler:
             yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
+        """Return Prometheus's figures, and why there are none; None if there are any."""
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:

@@ -1,6 +1,5 @@
-"""CPU cores that the ranks of a job keep busy, child processes included. Pure.
-
-Only the ranks with the most and the fewest cores have a series, which bounds their number.
+"""CPU cores that the ranks of a job keep busy, child processes included. Pure. Only the busiest and the least busy
+ranks have a series.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure.
-
-Findings of one kind within a minute are one event, and so are all errors within one finding. So each count is a lower
-bound.
+"""Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure. Lower bounds: findings of
+one kind within a minute are one event, as are all errors within one finding.
 """
 
 from __future__ import annotations
@@ -66,9 +64,7 @@ def error_count(
     failures: Sequence[FailureRecord],
     tells_of_failures: bool,
 ) -> ErrorCount:
-    """Count one job's events. ``tells_of_failures``: a failure would be known, because its processes or launcher
-    reported something.
-    """
+    """``tells_of_failures``: a failure would be known, because the job's processes or launcher reported something."""
     counted = [each for each in findings if each.cause in causes and each.role in _COUNTED and not each.is_suspected]
     events = [_event(group, failures, tells_of_failures) for group in _groups(counted)]
     events += [

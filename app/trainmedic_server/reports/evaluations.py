@@ -1,7 +1,4 @@
-"""Results of a job's evaluations: each metric's newest value and range. Pure.
-
-The source is the events ``job_evaluated``, which needs no Prometheus and reaches as far back as the history.
-"""
+"""Each metric's newest value and range in a job's evaluations, from the events ``job_evaluated``. Pure."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def moments(events: Sequence[Event]) -> JobMoments:
 
 
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
-    """Return failures with their verdicts, oldest first. A verdict without a reported failure counts as one."""
+    """Return failures with their verdicts, oldest first. A verdict without a reported one counts as a failure."""
     told = _told(events)
     of_failure: dict[int, VerdictRecord] = {}
     alone = []
@@ -67,7 +67,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _told(events: Sequence[Event]) -> list[FailureRecord]:
-    """A failed job that disappears a minute later without a restart counts as one failure."""
+    """Count a failed job that disappears a minute later without a restart as one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):
@@ -87,5 +87,5 @@ def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
 
 
 def _may_be_of(verdict: VerdictRecord, failure: FailureRecord) -> bool:
-    """A failure may show long before it ends the job, as a hang does, or be diagnosed shortly after."""
+    """A failure may show long before it ends the job, or be diagnosed shortly after."""
     return -_SHOWS_BEFORE <= (verdict.at - failure.at).total_seconds() <= _FOUND_AFTER

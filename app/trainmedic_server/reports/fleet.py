@@ -1,6 +1,5 @@
-"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes. Pure.
-
-It uses only the run store, so it covers the store's retention period.
+"""Report on all jobs in the run store's retention period: failures by cause with their cost, failing nodes and repair
+outcomes. Pure.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class _Node:
 
 
 class RunTally:
-    """Counts of runs as they are read, newest first. No run is kept."""
+    """Counts of runs as they are read, newest first."""
 
     def __init__(self, repairs: RepairTally) -> None:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
@@ -163,6 +162,7 @@ def fleet_report(
 def _all_failures(
     events: Sequence[Event], verdicts: Sequence[VerdictRecord]
 ) -> Iterable[tuple[str, FailureRecord, int | None]]:
+    """Yield job, failure, and the job's number of ranks (None if unknown)."""
     by_job: dict[str, list[Event]] = defaultdict(list)
     ranks: dict[tuple[str, datetime], int | None] = {}
     for event in events:

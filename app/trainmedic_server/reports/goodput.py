@@ -1,7 +1,4 @@
-"""Use of a job's time: training, and losses by kind. Pure.
-
-Losses are counted, without overlap, and the rest is productive, slow steps included.
-"""
+"""Use of a job's time: losses by kind, without overlap; the rest is productive, slow steps included. Pure."""
 
 from __future__ import annotations
 
@@ -116,10 +113,8 @@ def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stre
 
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
-    """Return downtimes without a regular end, and whether a failure caused each.
-
-    After the last point the job is down only if a failure was reported. Times too short for a gap are taken from the
-    reports.
+    """Return downtimes without a regular end, and whether a failure caused each. After the last point the job is down
+    only if a failure was reported. Reports have the times too short for a gap.
     """
     down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):
@@ -140,8 +135,8 @@ def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: f
 
 
 def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
-    """Return the last report on the process before the gap, and the time of the first one. Without reports: None and
-    the gap's beginning.
+    """Return the last report on the process before the gap, and the time of the first one; without reports None and the
+    gap's beginning.
     """
     told = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
     within = [(at, word) for at, word in told if gap.begin - _SOON <= at <= gap.end]
@@ -194,6 +189,7 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
+    """Return whether the process began at the first point: it is later than requested."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 

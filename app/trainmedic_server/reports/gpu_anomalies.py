@@ -18,7 +18,7 @@ from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 MOST_NAMED = 8
 """The worst GPUs. All are counted."""
 _AT_A_TIME = 4
-"""GPUs in each point of a query. A job may have thousands."""
+"""GPUs in each point of a query."""
 _IN_WINDOWS = 0.1
 """Share of a window that checkpoints, evaluations and the like may take."""
 

@@ -1,4 +1,4 @@
-"""Measured figures of a job in a period, the input of a report. Pure."""
+"""Measured figures of a job in a period. Pure."""
 
 from __future__ import annotations
 

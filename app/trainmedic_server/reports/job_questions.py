@@ -1,7 +1,5 @@
-"""Prometheus queries for the report on a job.
-
-Answers are aggregated over GPUs and processes in at most `INTERVALS` intervals. The server's metric
-``trainmedic_job_gpu`` states which GPUs are the job's at each moment.
+"""Prometheus queries for the report on a job, aggregated over GPUs and processes in at most `INTERVALS` intervals. The
+server's metric ``trainmedic_job_gpu`` names the job's GPUs at each moment.
 """
 
 from __future__ import annotations
@@ -97,6 +95,9 @@ class JobQuestions:
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow(self) -> tuple[Points, timedelta]:
+        """Narrow the period to the job's presence. Return the number of scrapes in each part of it, and a part's
+        length.
+        """
         part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
         # Whole parts, so that the beginning of the period is covered.
         begin = self._end - -(-(self._end - self._begin) // part) * part
@@ -107,7 +108,7 @@ class JobQuestions:
         return scrapes, part
 
     async def _scrapes_apart(self, scrapes: Points, looked: timedelta) -> timedelta:
-        """A short job fills only some of a part, so its fullest minute counts too."""
+        """A short job fills only some of a part: its fullest minute counts too."""
         at, most = max(scrapes, key=lambda point: point[1])
         minute = _interval(looked, timedelta(0))
         minutes = await self._point(_THERE, minute, _moment(at) - looked, _moment(at))
@@ -276,7 +277,7 @@ def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> tim
 
 
 def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
-    """Only the slowest ranks have a series. One that is among them only briefly is ignored."""
+    """Only the slowest ranks have a series. One that is among them briefly is ignored."""
     averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
     if not averages or not own_median:
         return None

@@ -1,7 +1,4 @@
-"""Report on a job from figures and records. Pure.
-
-An unknown figure is None, and `JobReport.unknown` has the reason under its name.
-"""
+"""Report on a job from figures and records. Pure. `JobReport.unknown` has the reason for each figure that is None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcomes of repairs by playbook and by cause, and an estimate of the GPU-hours that they saved. Pure."""
+"""Outcomes of repairs by playbook and by cause, and an estimate of the GPU-hours saved. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RepairTotal:
     undone_by_hand: int
     held_back: int
     repeated: int
-    """Ineffective: another run started on the same target within an hour after the previous one had ended."""
+    """Ineffective: another run started on the same target within an hour after its end."""
     median_seconds: float | None
     """From admission to the end, of successful runs."""
     median_person_seconds: float | None

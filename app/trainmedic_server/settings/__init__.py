@@ -1,3 +1,3 @@
-"""Settings of ``trainmedic serve``. The agent has its own (`trainmedic_agent.settings`), without pydantic, which would
-add 8 MB to its memory (``docs/decisions.md``).
+"""Settings of ``trainmedic serve``. The agent's (`trainmedic_agent.settings`) are without pydantic, to save 8 MB of
+memory (``docs/decisions.md``).
 """

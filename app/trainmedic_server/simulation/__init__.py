@@ -1,1 +1,1 @@
-"""Offline use of playbooks: checks, explanations and tests."""
+"""Offline use of playbooks."""

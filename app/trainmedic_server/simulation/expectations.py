@@ -22,10 +22,7 @@ _LONGEST = 300
 
 
 class Observations(Struct, frozen=True):
-    """Everything up to a check, in order.
-
-    ``unmatched`` has the reasons of playbooks for alerts without reaction.
-    """
+    """Everything up to a check, in order. ``unmatched``: why playbooks did not react to an alert."""
 
     decisions: Sequence[PlaybookDecision]
     runs: Sequence[RunRecord]

@@ -1,4 +1,4 @@
-"""Explanation of playbook decisions without a server. Server state (earlier runs, switches) counts as empty."""
+"""Explanation of playbook decisions without a server, whose state counts as empty."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Playback of a test's lines through the agent's assemblers and trackers and the server's intake.
-
-Only the transport is replaced.
+"""Playback of a test's lines through the agent's assemblers and trackers and the server's intake, without the
+transport.
 """
 
 from __future__ import annotations
@@ -141,7 +140,6 @@ class LogScenario:
             await self._read(reader, list(reader.lines(origin, text, self._clock)))
 
     async def tick(self) -> None:
-        """Run the periodic work of agents and server."""
         for reader in self._readers.values():
             await self._read(reader, list(reader.late_lines(self._clock)))
             await self._send(reader, reader.tracker.tick(self._clock.now()))

@@ -1,7 +1,5 @@
-"""Outcome of each alert in a rule file: the playbook that it starts, or the reason why none does.
-
-Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes. Dependence on unknown labels is reported as a
-condition.
+"""Outcome of each alert in a rule file: the playbook that it starts, or why none does, with conditions on unknown
+labels. Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ class RuleOutcome(Struct, frozen=True):
     renamed_to: str | None = None
     playbooks: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
-    """Conditions on unknown labels."""
     reason: str = ""
     suggestion: Suggestion | None = None
 
@@ -218,6 +215,7 @@ def _suggested(
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:
+    """Return the entry of the map that takes the alert, or None, and its conditions."""
     known = None if alert.is_complete else _ALWAYS_KNOWN | sent.keys()
     for rename in alert_map.renames.get(alert.name, ()):
         refusal, needed = _judged(rename.matchers, sent, known)

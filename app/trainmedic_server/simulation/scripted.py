@@ -1,7 +1,7 @@
 """Scripted actions for tests, with the names, parameters and inverses of the real ones.
 
 Replies are looked up by step ID, else action; for undos by ``<step id>.undo``, else inverse action. Each attempt takes
-the next reply; the last one repeats. Without replies, attempts are applied without output.
+the next reply; the last one repeats. Without replies, attempts are applied.
 """
 
 from __future__ import annotations

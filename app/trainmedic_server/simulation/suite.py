@@ -281,7 +281,7 @@ class _Scenario:
         raise errors.NotFound("there is no such run yet")
 
     async def _runs(self) -> Sequence[Run]:
-        """Return the history, newest first."""
+        """Newest first."""
         page, _ = await self.store.page(HistoryFilter(), 1000, None)
         return page
 

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
-"""Default start of virtual time."""
 
 
 class Stalled(RuntimeError):
@@ -91,7 +90,7 @@ class VirtualClock:
         return self._beginning + timedelta(seconds=self._loop.time())
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when` or later, after yielding at least once."""
+        """Return at `when` or later, after at least one yield."""
         await asyncio.sleep(0)
         until = self._loop.time() + (when - self.now()).total_seconds()
         while (left := self._left(when, until)) > 0:  # noqa: ASYNC110 - waits for time, not for an event

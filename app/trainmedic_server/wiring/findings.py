@@ -1,4 +1,4 @@
-"""Assembly of everything that handles findings in logs."""
+"""Assembly of the handling of findings in logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from trainmedic_server.settings.server import ServerSettings
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
 """Interval at which a firing alert is sent to Alertmanager, as Prometheus does."""
 INTAKE_AGAIN = timedelta(hours=1)
-"""Interval at which the intake receives a firing alert again, since each receipt may start a repair."""
+"""Interval at which the intake receives a firing alert again; each receipt may start a repair."""
 _FIRST_LOOK_SECONDS = 2.0
 
 

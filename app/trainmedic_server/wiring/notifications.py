@@ -1,4 +1,4 @@
-"""Assembly of notification channels, the server's own messages, and approvals in Slack."""
+"""Assembly of notification channels, messages, and approvals in Slack."""
 
 from __future__ import annotations
 

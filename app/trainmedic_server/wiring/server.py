@@ -1,7 +1,6 @@
-"""The server's composition root: builds all parts, starts them in order, and stops them in reverse.
-
-Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener, so that no
-request is answered too early. With PostgreSQL the listener starts first, as a standby.
+"""Builds all parts of the server, starts them in order, and stops them in reverse. Order: the run store, whose lock
+excludes a second server; Redis; playbooks; the engine; last the listener, so that no request is answered too early.
+With PostgreSQL the listener starts first, as a standby.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ log = telemetry.logger(__name__)
 async def found_redis(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
 ) -> tuple[str, Callable[[], str]]:
-    """Return the URL of the configured or else the embedded Redis, and a function with a caveat about it. Raises
+    """Return the URL of the configured, else the embedded Redis, and a function with a caveat about it. Raises
     ConfigurationError.
     """
     if settings.redis is not None:
@@ -117,8 +116,7 @@ def signer_of(settings: ServerSettings) -> Signer | None:
 
 
 def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
-    """Return whether locations of jobs, GPUs and nodes are needed, for playbooks that target them or for log
-    findings."""
+    """Return whether playbooks or log findings need locations of jobs, GPUs and nodes."""
     return bool(rules.rule_set.rules) or any(map(_has_a_place, catalog.all()))
 
 
@@ -189,7 +187,7 @@ class TrainmedicServer:
                 task.result()
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp, is_over: asyncio.Event) -> None:
-        """Wait for the lock, then lead until `is_over`. A cancellation may be lost while everything starts."""
+        """Wait for the lock, then lead until `is_over`: a cancellation may be lost while everything starts."""
         session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:
@@ -393,6 +391,7 @@ class TrainmedicServer:
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[Cluster | None, Callable[[], ClusterTopology], JobPods]:
+        """Return the configured cluster (None if off), its topology, and its pods' faults."""
         if self._settings.kubernetes == "off":
             return None, ClusterTopology, NoPods()
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.

@@ -22,7 +22,7 @@ GONE = "it was deleted: nothing to revert"
 
 
 class Permission(Struct, frozen=True):
-    """As in a (Cluster)Role. ``group`` is empty for the core API. ``resource`` has its subresource after a slash."""
+    """As in a (Cluster)Role: ``group`` is empty for the core API, ``resource`` has its subresource after a slash."""
 
     group: str
     resource: str
@@ -34,8 +34,6 @@ EVENTS = Permission("", "events", ("create",))
 
 
 class ClusterAction(RetryingAction):
-    """Base of the actions on Kubernetes."""
-
     service: ClassVar[str] = "the Kubernetes API"
     permissions: ClassVar[tuple[Permission, ...]]
 
@@ -51,6 +49,8 @@ class ClusterAction(RetryingAction):
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
     ) -> tuple[Object, Any, bool]:
+        """Return the object, the value before, and whether a change of this run is in effect."""
+
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
             recorded = field_changes.changes_by_run(present, field).get(call.run_id)
@@ -65,6 +65,8 @@ class ClusterAction(RetryingAction):
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
+        """Undo `set_field`. Return the object, the result in words, and whether the value was restored."""
+
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)
             if of_all_runs:
@@ -124,9 +126,7 @@ def node_of(call: Call) -> str:
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """The target has the agent's name, which the cluster may know only as a host name. Raises PermanentFailure without
-    a node.
-    """
+    """The cluster may know the target's agent only by the host name. Raises PermanentFailure without a node."""
     name = node_of(call)
     known = action.services.cluster_topology()
     if name in known.names.names:

@@ -1,6 +1,5 @@
-"""Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API.
-
-Each round lists the pods again, and repeated evictions are harmless, so a drain continues after a server restart.
+"""Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API. Each round lists the pods again, so
+a drain continues after a server restart.
 """
 
 from __future__ import annotations
@@ -195,8 +194,8 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether the API server delayed all evictions, and the seconds that it asks to wait. The refusal of one
-        pod does not stop the others.
+        """Return whether the API server delayed all evictions, and the seconds to wait. One pod's refusal does not stop
+        the others.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]

@@ -1,9 +1,8 @@
 """Changes of runs to a Kubernetes object, recorded in its annotations, and their undo. Pure.
 
-The record is part of the patch, so undoing needs only the object. The annotation ``trainmedic.io/run-<run id>`` is a
-JSON object with one member for each field: ``{"unschedulable": {"was": null, "set": true}}``.
-
-If several runs change one field, each records the value from before the first. The last undo restores it.
+The record is part of the patch. The annotation ``trainmedic.io/run-<run id>`` is a JSON object with one member for each
+field: ``{"unschedulable": {"was": null, "set": true}}``. If several runs change one field, each records the value from
+before the first; the last undo restores it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Change = dict[str, Any]
 
 
 class RevertibleField(Struct, frozen=True):
-    """``read`` returns the current value, None if absent, ``write`` the merge patch that sets `value`. ``managed`` is
-    the field's path in managedFields, if it is useful to know who set it last.
+    """``read`` returns the current value, None if absent, ``write`` the merge patch. ``managed`` is the field's path in
+    managedFields, if it matters who set it last.
     """
 
     name: str
@@ -50,6 +49,7 @@ class Reversal(Struct, frozen=True):
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
+    """Return the recorded changes of `field` by run ID. Unreadable records are ignored."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -60,7 +60,7 @@ def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChan
 
 
 def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> Change | None:
-    """Return None if the field already has the value, and no run or this run has set it."""
+    """Return None if the field has the value already, set by this run or without a record of any run."""
     changes = changes_by_run(present, field)
     before = field.read(present)
     if run_id in changes and before == value == changes[run_id].set:
@@ -100,7 +100,7 @@ def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
 
 
 def _is_ours(present: Object, field: RevertibleField) -> bool:
-    """Without information from the API server, assume that no other party has set the field."""
+    """Without information from the API server, return True."""
     entries = present["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters

@@ -1,4 +1,4 @@
-"""Action ``k8s.create_job``: run a Job from a manifest next to the playbook, such as a health check."""
+"""Action ``k8s.create_job``: run a Job from a manifest next to the playbook."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Mark the Job's pods with the run, because they do not train."""
+    """Mark the Job's pods with the run: they do not train."""
     template = spec.get("template")
     if not isinstance(template, Mapping):
         return {}

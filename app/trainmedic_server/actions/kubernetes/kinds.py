@@ -1,4 +1,4 @@
-"""Workload kinds known to the actions, and custom kinds that a playbook describes.
+"""Workload kinds known to the actions, and custom kinds of playbooks.
 
 Sources: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training operator v1 (``spec.runPolicy.suspend``),
 Kubeflow Trainer v2, JobSet and KubeRay (``spec.suspend``).

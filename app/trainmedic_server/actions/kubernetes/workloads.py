@@ -18,7 +18,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-"""kubectl's annotation, so that its rollout history shows our restarts too."""
+"""kubectl's annotation."""
 
 
 def _permissions(has: str) -> tuple[Permission, ...]:
@@ -144,7 +144,7 @@ class DeletePodParams(ActionParams):
 
 
 class DeletePod(Irreversible, ClusterAction):
-    """Deletes the pod that existed when the command was issued, never its successor. So it can be repeated."""
+    """Deletes the pod that existed when the command was issued, never its successor."""
 
     name: ClassVar[str] = "k8s.delete_pod"
     summary: ClassVar[str] = "Delete one pod, so that its controller recreates it."

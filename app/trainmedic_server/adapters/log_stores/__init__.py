@@ -1,3 +1,1 @@
-"""Log lines from a store: Loki, VictoriaLogs, or Elasticsearch and OpenSearch. Their labels and fields are in
-``docs/how-to/log-stores.md``.
-"""
+"""Log lines from Loki, VictoriaLogs, Elasticsearch or OpenSearch. Labels and fields: ``docs/how-to/log-stores.md``."""

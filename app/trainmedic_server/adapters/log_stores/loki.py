@@ -1,6 +1,6 @@
 """Loki: LogQL queries, and the answers of ``query_range``.
 
-Kernel lines have no job, so they need a separate query by the job's nodes. Container lines need one by the job's pods.
+Kernel lines have no job, so they need a query by the job's nodes; container lines need one by its pods.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ def _line(labels: dict[str, str], value: Sequence[Any]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """LogQL strings are Go's: JSON's escapes have the same meaning, except for surrogate halves."""
+    """LogQL strings are Go's: JSON's escapes mean the same, except for surrogate halves."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

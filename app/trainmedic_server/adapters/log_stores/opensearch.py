@@ -1,6 +1,5 @@
-"""OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream.
-
-Their regular expressions differ from RE2 and match single words, so patterns are applied by the server.
+"""OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream. The server applies patterns,
+because theirs differ from RE2 and match single words.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Paged reading of a log store, oldest first; implements `ports.logs.LogSource`.
-
-Pages start at the last line's time and skip known lines. Following looks back some seconds because lines arrive late.
+"""Paged reading of a log store, oldest first; implements `ports.logs.LogSource`. Pages start at the last line's time
+and skip known lines. Following looks back some seconds for late lines.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LARGEST_PAGE = 5000
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
 _CATCHES_UP = timedelta(seconds=90)
-"""Older lines may arrive for this time after an outage: agents push again within a minute."""
+"""Period in which older lines may arrive: agents push again within a minute after an outage."""
 _MOST_KNOWN = 100_000
 _MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000

@@ -22,7 +22,7 @@ _LONGEST_REASON = 300
 
 
 class StoreHttp:
-    """``headers`` are sent with each call. The token file is read for each, so that it can be renewed."""
+    """``headers`` are sent with each call. The token file is read for each."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Conversion of a store's labels, fields and times to log lines. Times are exact to the nanosecond."""
+"""Conversion of a store's labels, fields and times (exact to the nanosecond) to log lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d
 
 
 def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
-    """Mask the text, because other shippers may send secrets. Raises LogsUnavailable if the time is invalid."""
+    """Mask the text: other shippers may send secrets. Raises LogsUnavailable if the time is invalid."""
     try:
         time = moment(at)
     except (OverflowError, ValueError) as error:

@@ -1,7 +1,4 @@
-"""VictoriaLogs: LogsQL queries, and the answers of ``/select/logsql/query``.
-
-Loki's labels and structured metadata are fields here.
-"""
+"""VictoriaLogs: LogsQL queries, and the answers of ``/select/logsql/query``."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""Approval questions in Slack with buttons, by Socket Mode: the server opens the connection. Imported only if Slack is
-set, because it needs an extra.
-"""
+"""Approval questions in Slack with buttons, by Socket Mode. Imported only if Slack is set: it needs an extra."""

@@ -1,7 +1,5 @@
-"""Operator commands from clicks on Slack buttons, by the same function as the API.
-
-Only the user ID from Slack is trusted. Run, question and permissions are looked up. An answer counts only for the
-question that the message showed.
+"""Operator commands from clicks on Slack buttons. Only the user ID from Slack is trusted; run, question and permissions
+are looked up. An answer counts only for the question that the message showed.
 """
 
 from __future__ import annotations

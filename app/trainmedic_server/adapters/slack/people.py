@@ -1,6 +1,5 @@
-"""Slack file: channels for questions, and the users who may answer, with their names and groups in playbooks.
-
-It is read for each click, so that removed users can decide nothing. While it is unreadable, no one can.
+"""Slack file: channels for questions, and the users who may answer, with their names and groups in playbooks. Read for
+each click, so that removed users can decide nothing. While it is unreadable, no one can.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Blocks of a question's message, within Slack's limits. Pure.
-
-Text from alerts, jobs and playbooks is plain text, in which Slack sees no mention, link or markup.
+"""Blocks of a question's message, within Slack's limits. Pure. Text from alerts, jobs and playbooks is plain, without
+mentions, links or markup.
 """
 
 from __future__ import annotations
@@ -110,6 +109,7 @@ def value_of(run_id: str, question: AskedQuestion) -> str:
 
 
 def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
+    """Return the run and the question of a button. None if it is not ours."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -128,6 +128,7 @@ def with_place(value: str, at: tuple[str, str]) -> str:
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
+    """Return the question and its message's channel and timestamp, as `with_place` wrote them; otherwise None."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):

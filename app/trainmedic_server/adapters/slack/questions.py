@@ -1,5 +1,5 @@
 """Messages in Slack, one for each question, edited after any decision. A message follows from the run and its orders in
-the run store, so events, restarts and clicks have the same effect.
+the run store.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SlackQuestions:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._reminded = 0
-        """Newest event with a sent reminder. After a failure, earlier events are passed here again."""
+        """Newest event with a sent reminder. Earlier events may be passed here again."""
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
@@ -141,10 +141,8 @@ class SlackQuestions:
     async def _posted(
         self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
-        """Post the message once, after persisting the intent. If an earlier attempt has an unknown outcome, search its
-        message.
-
-        Return None if there is none and the question is closed.
+        """Post the message once, after persisting the intent. After an unknown outcome, search the earlier message.
+        None: there is none, and the question is closed.
         """
         if begun is None:
             channel = self._settings().channel_for(Terms.of(step).to)

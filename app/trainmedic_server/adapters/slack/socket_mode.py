@@ -1,7 +1,5 @@
-"""Socket Mode connection that receives clicks from Slack, reopened whenever it ends.
-
-A click is acknowledged when it is performed, or after two seconds, because Slack waits for three. Repeated clicks are
-harmless (``engine.orders``).
+"""Socket Mode connection that receives clicks from Slack, reopened whenever it ends. A click is acknowledged when
+performed, or after two seconds: Slack waits for three. Repeated clicks are harmless.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.ending import end_tasks
 
 ACKNOWLEDGE_AFTER = 2.0
-"""Seconds. Slack's limit is three."""
+"""Seconds."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 _STABLE_AFTER = 30.0
 """Seconds after which an ended connection is reopened at once: Slack replaces them every few hours."""

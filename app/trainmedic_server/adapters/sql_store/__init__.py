@@ -1,1 +1,1 @@
-"""Run store on SQL: SQLite, or PostgreSQL shared by several servers. ``store`` assembles the parts."""
+"""Run store on SQL: SQLite, or PostgreSQL shared by several servers."""

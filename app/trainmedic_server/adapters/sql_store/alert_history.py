@@ -77,8 +77,8 @@ def _page(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """A member's stored text begins and ends with an unescaped quote, so it occurs nowhere else, unless label names
-    contain quotes or are a single colon or comma.
+    """A member's stored text begins and ends with an unescaped quote, so it occurs nowhere else, except with label
+    names that contain quotes or are a single colon or comma.
     """
     member = encode_json({name: value})[1:-1]
     written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]

@@ -16,10 +16,9 @@ _BUSY_SECONDS = 30.0
 
 
 def copy(url: str, target: Path) -> int:
-    """Copy the store as of one moment, verify the copy, and return its bytes.
-
-    No writer waits. The file gets its name when it is complete and synced. Raises ConfigurationError if the store is
-    not an SQLite file or `target` exists, otherwise StoreUnavailable.
+    """Copy the store as of one moment, verify the copy, and return its bytes. No writer waits. The file gets its name
+    when complete and synced. Raises ConfigurationError if the store is not an SQLite file or `target` exists, otherwise
+    StoreUnavailable.
     """
     if postgresql.names_postgresql(url):
         raise errors.ConfigurationError(

@@ -1,4 +1,4 @@
-"""Bulk insert of many rows per statement. A few fixed row counts let drivers reuse prepared statements."""
+"""Bulk insert of many rows per statement, in a few fixed row counts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
 class BulkInsert:
-    """Insert of tuples in column order, without `seq`, which the database fills.
-
-    A row with an existing key is an error, is skipped (``ignore``), replaces the columns `update`, or adds to its
-    numbers (``add``).
+    """Insert of tuples in column order, without `seq`. A row with an existing key is an error, is skipped (``ignore``),
+    replaces the columns `update`, or adds to its numbers (``add``).
     """
 
     def __init__(

@@ -52,11 +52,11 @@ class TimeColumn(TypeDecorator[datetime]):
 
 
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-"""Sorted by bytes. PostgreSQL's other collations change with the operating system, which breaks indexes."""
+"""Sorted by bytes: PostgreSQL's other collations change with the operating system, which breaks indexes."""
 
 
 class JsonColumn(TypeDecorator[Any]):
-    """JSON as text. The store never queries inside it."""
+    """JSON as text, never queried inside."""
 
     impl = Text
     cache_ok = True
@@ -76,12 +76,13 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 
 
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return the function that writes a non-null value, None if it is unchanged."""
+    """Return the function that writes a non-null value; None if it is unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[0] if of_ours else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
+    """Return the function that reads a non-null value; None if it is unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[1] if of_ours else kind.result_processor(dialect, None)
 

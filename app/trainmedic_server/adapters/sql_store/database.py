@@ -79,13 +79,12 @@ def make_directory(url: sa.URL) -> None:
 
 
 class OwnerLock:
-    """Lock of the one server that may use an SQLite file. It ends with the process.
-
-    Two servers would perform the same runs. Three locks exclude the second one:
+    """Lock of the one server that may use an SQLite file; it ends with the process. Two servers would perform the same
+    runs. Three locks exclude the second one:
 
     - on ``<file>.lock``, even if the file itself was replaced;
     - on the file's inode, under any name;
-    - on the store's identity (`take_identity`), which copies of the file share.
+    - on the store's identity (`take_identity`), which copies share.
     """
 
     def __init__(self, url: sa.URL) -> None:
@@ -163,10 +162,8 @@ class OwnerLock:
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """A failed connection is closed, not reused.
-
-    The write-ahead log is checkpointed every 32 MB instead of 4, so that frequently changed pages are written once
-    instead of eight times.
+    """A failed connection is closed, not reused. The write-ahead log is checkpointed every 32 MB, not 4: frequently
+    changed pages are written an eighth as often.
     """
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
     pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")

@@ -1,4 +1,4 @@
-"""`ports.effects` on the run store: its two tables and access to them."""
+"""`ports.effects` on the run store."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import database, postgresql, revision
 
 ASK_EVERY = 0.5
-"""Seconds: the delay until a standby replaces a leader that has ended."""
+"""Seconds until a standby replaces a leader that has ended."""
 
 _WON = "it is about to take over"
 

@@ -1,6 +1,4 @@
-"""`ports.findings.FindingRecords`: findings in a unit of work. Statements are sent at once, because no other read uses
-their tables.
-"""
+"""`ports.findings.FindingRecords` in a unit of work. Statements are sent at once: no other read uses their tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Select of one page of the history, for each filter.
-
-For several values of a filter, a page combines one short list for each, because an index has the page order only for a
-single value.
+"""Select of one page of the history. Several values of a filter need one short list each: an index has the page order
+only for a single value.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ def _of_target(key: str) -> Condition:
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
-    """Match runs on a node or its GPUs, and runs on jobs that touched it."""
+    """Match runs on a node or its GPUs, and on jobs that touched it."""
     touching = _among(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
     return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
 

@@ -1,7 +1,5 @@
-"""Time-bounded search for runs by several filters, or by node.
-
-One filter's index may span the whole history, and touched nodes have none in page order. So the indexes are intersected
-window by window, going back. When time is up, the cursor marks how far the search got.
+"""Time-bounded search for runs by several filters, or by node. Indexes are intersected window by window, going back.
+When time is up, the cursor marks how far the search got.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from trainmedic_server.ports.store import HistoryFilter, values_of
 Place = tuple[datetime, str]
 
 SECONDS = 1.0
-"""Limit of one page. The window in progress is completed."""
+"""Limit of one page; the window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
 _SHORT = 0.05
 """Seconds. The last window takes about as long as all before."""
@@ -31,6 +29,7 @@ _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
+    """Return whether a node or several filters are set. False for open runs or pending undos, which are few."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
@@ -44,7 +43,7 @@ def search(
     seconds: Callable[[], float] = time.monotonic,
     mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
-    """Return the newest rows, and the place after which there may be more. None at the end."""
+    """Return the newest rows and the place after which there may be more; None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None

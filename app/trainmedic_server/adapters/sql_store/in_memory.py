@@ -1,5 +1,5 @@
-"""Run store in memory (SQLite without a file) for the simulation and for unit tests in virtual time. It lacks only
-durability. Units run immediately in the caller, so that virtual time never waits.
+"""Run store in memory (SQLite without a file) for the simulation and unit tests. It lacks only durability. Units run
+immediately in the caller, so that virtual time never waits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _ImmediateWriter:
 
 
 class _NoLock:
-    """No-op lock: no other server can reach this store."""
+    """No-op: no other server can reach this store."""
 
     def release(self) -> None:
         """Do nothing."""

@@ -32,9 +32,8 @@ def now() -> float:
 
 
 def begin_anew(reason: str) -> None:
-    """Restart the process's command in its place without unwinding, because unwinding could act.
-
-    The PID stays, so no supervisor delays the restart. A process that was told to end, or cannot be restarted, ends.
+    """Restart the process's command in its place without unwinding, which could act. The PID stays, so no supervisor
+    delays the restart. A process that must end, or cannot be restarted, ends.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)
@@ -76,7 +75,7 @@ class Leadership:
         self._confirmed = max(self._confirmed, asked_at)
 
     def require(self) -> None:
-        """Call `on_lost` if this server may not act, and raise StoreUnavailable if that returns."""
+        """If this server may not act, call `on_lost`, and raise StoreUnavailable if that returns."""
         silent = now() - self._confirmed
         if self._lost is None and silent > self._limit:
             self.lose(f"PostgreSQL has not answered for {silent:.0f} s")

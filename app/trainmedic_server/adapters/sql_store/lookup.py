@@ -1,6 +1,4 @@
-"""Lookup of rows by a list of keys, at little more than the driver's cost: a select is compiled once with a few list
-lengths, so that drivers reuse prepared statements.
-"""
+"""Lookup of rows by a list of keys. A select is compiled once for a few list lengths."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Deletion of old runs, with an archive only of archived ones.
-
-A file is written before the first of its runs is deleted, and the next one after the last is deleted. So a kill leaves
-only runs of the newest file in both.
+"""Deletion of old runs, with an archive only of archived ones. A file is written before its first run is deleted, the
+next one after its last, so a kill leaves only runs of the newest file in both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Writes of units of work that were not sent to the database yet.
-
-Units that share a transaction combine their writes, so that a storm costs a few long statements. Reads that may depend
-on pending writes flush them first (``transaction``).
+"""Writes of units of work that were not sent to the database yet, combined for units that share a transaction. Reads
+that may depend on them flush them first (``transaction``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Session with PostgreSQL, and the lock of the leader.
-
-The advisory lock belongs to the writing session, which is never reopened. So a server whose session has ended cannot
-write. PostgreSQL ends silent sessions, so a hanging server does not block the others permanently.
+"""Session with PostgreSQL, and the lock of the leader. The lock belongs to the writing session, which is never
+reopened: a server whose session has ended cannot write. PostgreSQL ends silent sessions, so a hanging server does not
+block the others permanently.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def conninfo(url: str) -> str:
 
 
 class LockSession:
-    """Writes while it has the lock. An ended session is never reopened. Methods block."""
+    """Writes while it has the lock. Methods block."""
 
     def __init__(self, connection: psycopg.Connection[Any], url: str, takeover: timedelta) -> None:
         self._connection = connection
@@ -122,6 +121,7 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
+        """Return whether the session has the lock now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
@@ -172,9 +172,7 @@ def take_time(connection: sa.Connection) -> None:
 
 
 def learn_of_tables(connection: sa.Connection) -> None:
-    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys. Its own analysis comes a
-    minute later or never.
-    """
+    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys."""
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
 

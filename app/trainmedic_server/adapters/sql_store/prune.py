@@ -1,4 +1,4 @@
-"""Deletion of old data in batches. Each function deletes one batch as a unit of work and returns its number of rows."""
+"""Deletion of old data. Each function deletes one batch as a unit of work and returns its number of rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BATCH = 50
 """Rows deleted at a time: others wait a few milliseconds."""
 
 REST = 3
-"""Pause as a multiple of a deletion's duration. A million runs take up to an hour."""
+"""Pause as a multiple of a deletion's duration: a million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -106,7 +106,7 @@ _IS_BESIDE_KEPT_JOB = sa.exists().where(
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
 )
 _IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_BESIDE_KEPT_JOB)
-"""A finding in the log of a retained job, or about its node or GPU, such as the kernel's."""
+"""A finding in the log of a retained job, or about its node or GPU."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
     .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)

@@ -41,9 +41,8 @@ def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
 def of_alerts(
     connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
 ) -> Iterator[tuple[Identity, Row]]:
-    """Yield each row with its alert's identity.
-
-    `lookup` must return fingerprint and start first and have the condition `within`.
+    """Yield each row with its alert's identity. `lookup` returns fingerprint and start first and has the condition
+    `within`.
     """
     if not identities:
         return

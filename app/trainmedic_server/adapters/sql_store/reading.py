@@ -1,7 +1,5 @@
-"""Time limit and cancellation of one read of the history.
-
-PostgreSQL may receive a cancel request after the statement. So a cancelled connection is closed, and the request cannot
-hit a later read.
+"""Time limit and cancellation of one read of the history. A cancelled connection is closed: PostgreSQL may receive the
+request late, and it could hit a later read.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from trainmedic_server.adapters.sql_store import database
 log = logging.getLogger(__name__)
 
 SECONDS = 30.0
-"""A page of the longest history took half a second, a report of a year 3 s."""
+"""A page of the longest history took 0.5 s, a report of a year 3 s."""
 _CANCEL_SECONDS = 5.0
 """Limits a cancel request if the database's machine is down."""
 _STEPS = 20_000

@@ -1,7 +1,4 @@
-"""Migration of the database to the revision that this code needs.
-
-Alembic is imported only for a migration: importing it takes a large part of the start.
-"""
+"""Migration of the database to this code's revision. Alembic, slow to import, is imported only for a migration."""
 
 from __future__ import annotations
 
@@ -26,6 +23,7 @@ _TELL_EVERY = 10.0
 
 
 def current(connection: sa.Connection) -> str | None:
+    """Return the database's revision; None if it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(_VERSION).scalar()
@@ -51,9 +49,8 @@ def require_not_older(connection: sa.Connection) -> None:
 
 
 def bring_to_head(connection: sa.Connection) -> None:
-    """Run the missing migrations in the current transaction.
-
-    A newer release's schema stays if that release permits this one. Otherwise raises ConfigurationError.
+    """Run the missing migrations in the current transaction. A newer release's schema stays if that release permits
+    this one; else raises ConfigurationError.
     """
     at = current(connection)
     if at == schema.HEAD:

@@ -1,6 +1,4 @@
-"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run. So a
-month's tally reads few rows.
-"""
+"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def day_of(moment: datetime) -> int:
 
 
 def rounded(seconds: float) -> float:
-    """Round to two digits, which limits the number of distinct values."""
+    """Round to two digits, to limit the number of distinct values."""
     return float(f"{seconds:.2g}")
 
 
@@ -43,6 +41,7 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
+    """Return whether the run counts as repeated after one of the same playbook and target within the hour before."""
     return run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
 
 

@@ -1,5 +1,5 @@
 """Tables of the run store. Others are in ``finding_tables``, ``verdicts``, ``effects``, ``messages``, ``sessions`` and
-``shown_questions``. ``migrations`` creates the tables. Each index states its query.
+``shown_questions``. ``migrations`` creates them. Each index states its query.
 """
 
 from __future__ import annotations

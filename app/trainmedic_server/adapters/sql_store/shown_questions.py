@@ -1,4 +1,4 @@
-"""`ports.chat` on the run store: the table and access to it."""
+"""`ports.chat` on the run store."""
 
 from __future__ import annotations
 

@@ -134,10 +134,8 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 
 
 def firing(names: Collection[str] | None) -> sa.Select[Any]:
-    """Select unresolved alerts, all if `names` is None.
-
-    The names are compared with the stored labels: ``alert_name`` has the name of the first report, which an alert map
-    may have changed since.
+    """Select unresolved alerts, all if `names` is None. Names are compared with the stored labels, not with
+    ``alert_name``, the name at the first report.
     """
     if names is None:
         return _FIRING

@@ -1,4 +1,4 @@
-"""Run store: one object for writing and for reading, opened by URL."""
+"""Run store: one object for writing and reading, opened by URL."""
 
 from __future__ import annotations
 
@@ -69,11 +69,9 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_error: Callable[[], object] = lambda: None,
         busy_timeout: timedelta = timedelta(seconds=5),
     ) -> SqlStore:
-        """Return the store with its schema up to date. Blocks.
-
-        `on_error` is called on the event loop after each failure of the database. `busy_timeout` is the maximum wait
-        for another program that locks the file. Raises ConfigurationError for an unusable URL, directory or schema or
-        if another server owns the file, otherwise StoreUnavailable.
+        """Return the store with its schema up to date. Blocks. `on_error` is called on the event loop after each
+        failure of the database. `busy_timeout` limits the wait for another program's lock. Raises ConfigurationError
+        for an unusable URL, directory or schema or if another server owns the file, otherwise StoreUnavailable.
         """
         if postgresql.names_postgresql(url):
             return cls._at_once(url, on_error)
@@ -110,7 +108,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_lost: Callable[[str], object] = begin_anew,
     ) -> SqlStore:
         """`session` must have the lock. Blocks. `on_lost` is called on some thread when the session is over or
-        unreliable; by default the process restarts. Raises as `open`.
+        unreliable; default: restart the process. Raises as `open`.
         """
         try:
             with database.translated("the run store in PostgreSQL could not be opened"):

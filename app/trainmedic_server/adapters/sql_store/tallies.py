@@ -1,6 +1,4 @@
-"""Outcomes of each playbook's runs in a period. Whole days are summed from ``playbook_days``; others are counted run by
-run.
-"""
+"""Outcomes of each playbook's runs in a period: whole days from ``playbook_days``, others run by run."""
 
 from __future__ import annotations
 
@@ -126,6 +124,7 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
+    """Return the first day and the day after the last that are counted and lie in the period."""
     day = run_facts.MICROSECONDS_OF_A_DAY
     begin, end = microseconds_of(since), microseconds_of(until)
     newest = connection.execute(_NEWEST).scalar()

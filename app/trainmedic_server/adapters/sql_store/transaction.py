@@ -1,8 +1,6 @@
-"""Unit of work: `ports.store.Transaction` on one connection.
-
-Writes wait in `PendingWrites`; a read that could miss one flushes them first, inside a savepoint. The writes of several
-units are sent together, so that a storm costs few statements. If the database refuses them, the units run again one by
-one.
+"""Unit of work: `ports.store.Transaction` on one connection. Writes wait in `PendingWrites`; a read that could miss one
+flushes them first, inside a savepoint. The writes of several units are sent together; if the database refuses them, the
+units run again one by one.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ class SharedWritesRefused(Exception):
 
 
 class SqlTransaction(Transaction):
-    """``shared`` has the writes of earlier units of the same transaction.
-
-    A ``guarded`` unit runs inside a savepoint from its beginning, so that a database error reverts only this unit.
+    """``shared`` has the writes of earlier units of the same transaction. A ``guarded`` unit runs inside a savepoint
+    from its beginning: a database error reverts only this unit.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class SqlTransaction(Transaction):
             self._cache.forget()
 
     def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
-        """Flush everything. The caller's statements must not change cached data, such as open runs, except nodes with
+        """Flush everything. The caller must not change cached data, such as open runs, except nodes with
         `deletes_nodes`.
         """
         send_shared(self._connection, self._flush, self._shared)

@@ -1,4 +1,4 @@
-"""`ports.verdicts` on the run store: the table, access to it, and its rows as values."""
+"""`ports.verdicts` on the run store."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The only writing thread: it commits all waiting units of work together.
-
-A commit of any size waits for an ``fsync``. Each unit still fails alone, and its future is resolved after the
-commit, because the caller then acknowledges the delivery.
-
-With a `Leadership`, the connection is the session with the lock, is confirmed regularly, and is never replaced.
+"""The only writing thread: it commits all waiting units of work together. Each unit still fails alone. Its future is
+resolved after the commit, because the caller then acknowledges the delivery. With a `Leadership`, the connection is the
+session with the lock, regularly confirmed and never replaced.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ class UnitOfWork(Struct, eq=False):
 
 
 class Committer:
-    """Nothing else writes the database, so data read in one transaction may be cached for the next. `require` raises
+    """Nothing else writes the database, so data may be cached for the next transaction. `require` raises
     StoreUnavailable before a transaction that would be lost.
     """
 
@@ -98,7 +95,7 @@ class Committer:
             leadership.lose("the lock belongs to another session; is there a connection pooler?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
-        """Run and commit the units, together or otherwise one by one. Return whether anything was written."""
+        """Run and commit the units, together or else one by one. Return whether anything was written."""
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)

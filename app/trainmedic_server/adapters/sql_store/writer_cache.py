@@ -1,5 +1,5 @@
-"""Writer's cache of open runs, recently changed nodes and known nodes. It is updated with each write, and cleared
-whenever a write may have been rolled back.
+"""Writer's cache of open runs, recently changed nodes and known nodes. Cleared whenever a write may have been rolled
+back.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class WriterCache:
 
     @property
     def open_runs(self) -> dict[tuple[str, str], str] | None:
+        """ID of the open run by (playbook, target key)."""
         return self._open
 
     def set_open_runs(self, open_runs: dict[tuple[str, str], str]) -> None:
@@ -60,6 +61,7 @@ class WriterCache:
         self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
 
     def should_write_node(self, node: str, at: datetime) -> bool:
+        """Return whether to write the node's ``seen_at`` now; if so, it counts as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)

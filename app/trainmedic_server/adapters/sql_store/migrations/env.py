@@ -1,7 +1,7 @@
 """Alembic's entry: runs migrations on the connection from ``revision``, in its transaction.
 
 A new revision is a handwritten file in ``versions``. The previous release should run on the new schema (see
-`schema.READABLE_FROM`), so columns are added nullable or with a default, and dropped a release after their last use.
+`schema.READABLE_FROM`): add columns nullable or with a default, and drop them a release after their last use.
 """
 
 from __future__ import annotations

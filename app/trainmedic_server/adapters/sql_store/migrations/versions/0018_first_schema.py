@@ -1,6 +1,5 @@
-"""The first schema: every table and index of the run store.
-
-It has the number of the last migration that it replaces, so that a store migrated by those is at this revision already.
+"""The first schema. Its number is that of the last migration that it replaces: a store migrated by those is at this
+revision already.
 """
 
 from __future__ import annotations
