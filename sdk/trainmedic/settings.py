@@ -1,4 +1,4 @@
-"""Settings of a job: the arguments of `connect`, completed from the environment. Arguments win."""
+"""Settings of a job: the arguments of `connect`, else the environment."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Settings:
     rank: int
     world_size: int
     read_keys: Callable[[], Sequence[bytes]] | None
-    """Returns the signing key, then the previous one if set. Each call reads key files again and may raise
-    ConfigurationError. None without a signing key.
+    """Returns the signing key, then the previous one if set; reads key files again and may raise ConfigurationError.
+    None without a key.
     """
     redis_url: str | None
     url_file: Path

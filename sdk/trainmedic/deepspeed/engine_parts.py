@@ -1,4 +1,4 @@
-"""A rank's share of the parameters and optimizer state of a DeepSpeed engine: partitions with ZeRO.
+"""A rank's share of a DeepSpeed engine's parameters and optimizer state: partitions with ZeRO.
 
 In stage 3 parameters are cut into equal pieces; the unused memory at the end is excluded.
 """

@@ -35,13 +35,13 @@ def mark(checkpoint: Path, **facts: Any) -> None:
 
 
 def skipped_batches(checkpoint: str | Path) -> int:
-    """Return the batches that each rank had skipped by then. The Trainer counts only steps for its data position."""
+    """Return the batches that each rank had skipped by then; the Trainer counts only steps."""
     batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
     return batches if type(batches) is int and batches > 0 else 0
 
 
 def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's stored data, with the digests of rank 0, which wrote the weights; None without any."""
+    """Return a rank's stored data, with the digests of rank 0's weights; None without any."""
     own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
@@ -60,7 +60,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
-    """Return all checkpoints of a job with that many ranks, oldest step first. Empty without the directory."""
+    """Return all checkpoints of a job with that many ranks, oldest step first; empty without the directory."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:

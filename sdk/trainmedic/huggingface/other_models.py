@@ -4,7 +4,7 @@
 ``trainmedic-reference.pt``.
 
 **Rollout engine**, such as vLLM: TRL updates its weights when the step counter changes, which a rollback can hide. So
-it is updated before its first sampling. A ``rollout_func`` needs ``sync_weights()`` for that.
+it is updated before its first sampling, with a ``rollout_func`` by its ``sync_weights()``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handlers of a rank's commands, called in the training thread between two steps."""
+"""Handlers of a rank's commands, called in the training thread between steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ InForce = Callable[[str], "bool | None"]
 class HandlerRegistry:
     """Handlers of one rank, and its commands in progress.
 
-    ``window`` creates the progress window in which each handler runs.
+    ``window`` creates each handler's progress window.
     """
 
     def __init__(
@@ -95,9 +95,8 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether the record of active changes proves that an interrupted command was applied.
-
-        None if that record does not exist yet. Thread-safe.
+        """Return whether the record of active changes proves that an interrupted command was applied; None without that
+        record. Thread-safe.
         """
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
@@ -126,7 +125,7 @@ def _is_upper_bound(command: JobCommand) -> bool:
 
 
 def as_it_was(command_id: str) -> bool:
-    """`InForce` for actions whose undo restores a value, which is harmless if it is restored already."""
+    """`InForce` for actions whose undo restores a value, which may be repeated."""
     return True
 
 

@@ -24,8 +24,8 @@ log = logging.getLogger("trainmedic")
 
 _LOOK_SECONDS = 0.2
 _FOR_A_ROLLBACK = 10.0
-"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback. A job of one rank has
-interrupted itself by then, if possible.
+"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback; one rank has interrupted
+itself by then, if possible.
 """
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
@@ -59,7 +59,7 @@ class AttemptEnd:
 
 class JobAttempt:
     def __init__(self, plan: AttemptPlan, begin: Callable[[Mapping[str, str]], Guarded | None] | None = None) -> None:
-        """`begin` starts the attempt in a standby process. If it returns None, the command is started here."""
+        """`begin` starts the attempt in a standby process; if it returns None, the command starts here."""
         self._plan = plan
         self._begin = begin
         self._lifeline = -1

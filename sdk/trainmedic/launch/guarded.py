@@ -1,4 +1,4 @@
-"""The guard's process of one attempt with its pipes, started on demand or in advance as a standby."""
+"""The guard's process of one attempt with its pipes, started on demand or as a standby."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Guarded:
         *,
         prints_to_terminal: bool = False,
     ) -> None:
-        """Start the guard with the command `argv`, which inherits the descriptor `passed_fd` unless it is -1.
+        """Start the guard with the command `argv`, which inherits `passed_fd` unless it is -1.
 
         Raises OSError if a process or descriptor cannot be created.
         """
@@ -50,7 +50,7 @@ class Guarded:
         for descriptor in (guard_end, report_end, out_end, err_end):
             os.close(descriptor)
         self.has_begun: Callable[[], bool] = lambda: True
-        """Returns whether the command was started, once the guard has ended. A standby may end before."""
+        """Returns whether the command was started, once the guard has ended; a standby may end before."""
 
 
 class WarmStandby:

@@ -19,14 +19,14 @@ _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
 _LONGEST_HOLD = 0.5
-"""Seconds that the beginning of a line waits for its rest. A prompt has no rest."""
+"""Seconds that a line's beginning waits for its rest; a prompt has none."""
 
 
 class OutputCopies:
-    """Thread that forwards the data of pipes, stores it, and remembers the end of each.
+    """Thread that forwards and stores the data of pipes, and remembers the end of each.
 
     Pipes are read in order: a failing program prints its last words to standard error, after its standard output.
-    Partial lines wait for their rest, up to `_LONGEST_HOLD` seconds.
+    Partial lines wait for their rest, up to `_LONGEST_HOLD`.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:
@@ -101,7 +101,7 @@ def end_of(path: Path) -> str:
 
 
 def bound_file(path: Path, most: int) -> None:
-    """Free the middle of a file that another process writes, if it is larger than `most`.
+    """Free the middle of a file above `most` bytes that another process writes.
 
     Beginning and end keep their offsets; the middle reads as zeros. No effect on links and on file systems without
     holes (NFS before 4.2).

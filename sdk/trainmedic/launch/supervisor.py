@@ -29,7 +29,7 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
-"""Seconds from an attempt's beginning to the start of the next one's standby."""
+"""Seconds from an attempt's start to the next one's standby."""
 _DELAY_AFTER_PROGRESS = 5.0
 """Maximum delay in seconds if the last attempt made progress."""
 _SHORTEST_WAIT = 0.2
@@ -38,7 +38,7 @@ CANNOT_START = 127
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch. Times are in seconds."""
+    """Options of a launch; times are in seconds."""
 
     line: LaunchLine
     retries: int

@@ -15,7 +15,7 @@ _FALLBACK_SIZE = (24, 120)
 
 
 def open_terminal() -> tuple[int, int]:
-    """Return the reading and the printing descriptor of a new terminal. Output passes unchanged. Raises OSError."""
+    """Return the reading and the printing descriptor of a new terminal that changes nothing. Raises OSError."""
     reading, printing = os.openpty()
     attributes = termios.tcgetattr(printing)
     attributes[1] &= ~termios.OPOST

@@ -1,7 +1,7 @@
 """Checkpoints of Megatron-LM in the directory of ``--save``: directories ``iter_0000150``.
 
-After all ranks have written, Megatron-LM writes the newest complete iteration into its tracker file, and loads that
-one. Later iterations are incomplete.
+After all ranks have written, its tracker file names the newest complete iteration, which it loads. Later iterations are
+incomplete.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A Megatron-LM training that reports, carries out commands, and goes back to checkpoints within its processes.
+"""A Megatron-LM training that reports, carries out commands, and rolls back within its processes.
 
 ``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it after an iteration,
-state is loaded by Megatron-LM's ``load_checkpoint``, data are rebuilt from the consumed samples, and it is called
-again.
+``load_checkpoint`` loads state, data are rebuilt from the consumed samples, and it is called again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
 _BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
-"""Configuration set by ``train()``, which it expects unset when it begins."""
+"""Configuration set by ``train()``, which expects it unset."""
 
 _FOR_A_ROLLBACK = {
     "finetune": False,
@@ -40,7 +39,7 @@ _FOR_A_ROLLBACK = {
     "ckpt_step": None,
     "override_ckpt_iteration": None,
 }
-"""Options of the first load, such as to start from foreign weights, with their values for a rollback."""
+"""Options of the first load, such as foreign weights, with their values for a rollback."""
 
 
 class MegatronTraining(SelfSavingFramework):

@@ -1,4 +1,3 @@
-"""``trainmedic-probe``: latency and bandwidth between the ranks of nodes that do not train.
-
-Measures barriers and all-reduces among all ranks and between each two nodes.
+"""``trainmedic-probe``: latency and bandwidth between idle nodes, by barriers and all-reduces among all ranks and each
+two nodes.
 """

@@ -1,7 +1,6 @@
 """Comparison of a measurement with earlier ones of the same pair of nodes.
 
-A pair's baseline is the median of its last good measurements. Slow or wrong ones are not recorded, so that a degrading
-pair does not lower its own baseline.
+The baseline is the median of its last good measurements, so that a degrading pair does not lower its own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ WORST_FIRST = (WRONG, SLOW, NEW, OK)
 KEPT = 10
 """Good measurements to keep for each pair."""
 _SLOWER = 2.0
-"""Times the usual latency at which a barrier is slow."""
 _NOTICEABLE = 100e-6
 """Smallest difference in seconds; below it a busy CPU matters more than a link."""
 _LESS = 0.7
@@ -102,7 +100,7 @@ _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError
 
 
 class BaselineFile:
-    """JSON file with the baselines of many pairs. Raises ConfigurationError if it is unusable."""
+    """JSON file with the baselines of many pairs. Raises ConfigurationError if unusable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +109,7 @@ class BaselineFile:
         return {key: _baseline(samples) for key, samples in self._read().items() if samples}
 
     def add(self, measured: Mapping[str, Measurement]) -> None:
-        """Append good measurements. Safe for concurrent programs."""
+        """Append good measurements, safely for concurrent programs."""
         with self._locked():
             samples = self._read()
             for key, measurement in measured.items():

@@ -10,7 +10,7 @@ from typing import Sequence
 
 
 def run(ranks: int, arguments: Sequence[str]) -> int:
-    """Run the ranks and return the first nonzero exit code. No rank outlives the call."""
+    """Run the ranks, none of which outlives the call; return the first nonzero exit code."""
     port = _free_port()
     processes = [_started(rank, ranks, port, arguments) for rank in range(ranks)]
     try:

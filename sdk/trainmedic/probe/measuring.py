@@ -1,4 +1,4 @@
-"""Measurement of barriers and all-reduces within a group; every rank of it calls `measure`.
+"""Barriers and all-reduces within a group, all of whose ranks call `measure`.
 
 A duration is that of the slowest rank.
 """
@@ -64,7 +64,7 @@ class ProbeSizes:
 
 
 def measure(group: Any, control: Any, device: torch.device, sizes: ProbeSizes) -> Measurement:
-    """Measure the ranks of `group`; all get the same result, through `control`, a CPU group of them."""
+    """Measure the ranks of `group`; all get the same result through its CPU group `control`."""
     ranks = dist.get_world_size(group)
 
     def barrier() -> None:

@@ -1,6 +1,6 @@
-"""Check whether a node trains, in which case a probe would slow down the training and measure it.
+"""Check whether a node trains: a probe would slow the training and measure it.
 
-Checks the memory of the GPUs to use and, if named, Trainmedic's server.
+Checks the memory of its GPUs and, if named, Trainmedic's server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gpu_in_use(device: torch.device) -> str | None:
 
 
 def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
-    """Return why these nodes are considered to train, also if the server does not answer."""
+    """Return why these nodes are considered to train, also if the server is silent."""
     wanted, url = set(nodes), server.rstrip("/") + "/jobs?cluster=true"
     reasons: list[str] = []
     cursor = None

@@ -1,7 +1,7 @@
 """Fingerprints of drawn batches, to check that a rollback replays the same ones.
 
-Call `BatchLog.add` for each batch and `BatchLog.go_back` at a rollback. `BatchLog.forget` follows a change of the
-batches themselves, such as their size.
+Call `BatchLog.add` for each batch, `BatchLog.go_back` at a rollback, and `BatchLog.forget` after a change of the
+batches, such as their size.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Collection, Mapping, NamedTuple, Sequence
 from trainmedic.recovery.fingerprints import Fingerprint, read
 
 MOST_COMPARED = 16
-"""Number of batches to compare after a rollback. If these are the same, the later ones are too."""
+"""Batches to compare after a rollback; if they agree, later ones do too."""
 _LONGEST = 65_536  # most batches remembered
 FORMAT = 2
-"""Version of the fingerprints in a checkpoint. Those of other versions are not comparable."""
+"""Version of the fingerprints in a checkpoint; others are not comparable."""
 _MOST_UNREAD = 32  # batches to collect before computing their fingerprints
 _MOST_AWAY = 1024  # the same for samples on a device
 _CARRIED = 512  # most batches that a checkpoint remembers for a restart
@@ -34,7 +34,7 @@ class _Drawn(NamedTuple):
 
 
 class BatchComparison:
-    """Comparison of the batches after a rollback with those drawn at the same places before it."""
+    """Comparison of the batches after a rollback with those before it."""
 
     def __init__(
         self, expected: Sequence[Fingerprint], left_out: Sequence[Fingerprint], epoch: int, why_none: str
@@ -47,12 +47,12 @@ class BatchComparison:
 
     @property
     def is_skip(self) -> bool:
-        """Return whether batches were skipped. The batches after them then meet the random numbers of earlier ones."""
+        """Return whether batches were skipped; the next ones then meet earlier ones' random numbers."""
         return bool(self._left_out)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all batches to compare were drawn. True from the start if none can be compared."""
+        """Return whether all batches to compare were drawn; True at once if there are none."""
         return len(self._drawn) >= self._wanted
 
     @property
@@ -61,7 +61,7 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        """Record the next batch. Call it only while the comparison is not complete."""
+        """Record the next batch, unless the comparison is complete."""
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
@@ -83,7 +83,7 @@ class BatchComparison:
         return told
 
     def _agrees(self, number: int, left_out: Collection[int]) -> bool | None:
-        """Return whether the batch is the expected one; None if that is unknown."""
+        """Return whether the batch is the expected one; None if unknown."""
         batch = self._drawn[number]
         drawn, before = read(batch.value), read(self._expected[number]) if number < len(self._expected) else None
         if drawn is None:
@@ -101,11 +101,11 @@ class BatchComparison:
 
 
 class BatchLog:
-    """The batches that a training has drawn, in order. Only for the training thread."""
+    """The batches that a training has drawn, in order. Training thread only."""
 
     def __init__(self) -> None:
         self.drawn = 0
-        """Number of batches drawn up to the present position, without those that a rollback revoked."""
+        """Batches drawn up to the present position, without those that a rollback revoked."""
         self.comparison = BatchComparison((), (), 0, "")
         self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
@@ -113,7 +113,7 @@ class BatchLog:
         self._begins_because = "these batches were drawn by an earlier process"
 
     def add(self, batch: Fingerprint, epoch: int, is_random: bool = False) -> None:
-        """Record a drawn batch. ``is_random``: it was made with the training's random numbers."""
+        """Record a drawn batch. ``is_random``: the training's random numbers made it."""
         self.drawn += 1
         self._fingerprints.append(batch)
         self._unread += 1
@@ -124,22 +124,22 @@ class BatchLog:
             self._compares = not self.comparison.is_complete
 
     def read(self) -> None:
-        """Compute pending fingerprints. Waits for the batches' device, as writing a checkpoint does too."""
+        """Compute pending fingerprints, waiting for the batches' device."""
         if self._unread:  # the unread ones are last
             unread = [self._fingerprints.pop() for _ in range(min(self._unread, len(self._fingerprints)))]
             self._fingerprints.extend(map(read, reversed(unread)))
             self._unread = 0
 
     def forget(self, because: str) -> None:
-        """Forget all batches because different ones follow; ``because`` is the reason to report."""
+        """Forget all batches because different ones follow."""
         self._fingerprints.clear()
         self._unread = 0
         self._begins_because = because
 
     def go_back(self, drawn: int | None, epoch: int, skip: int = 0, why_not: str = "") -> BatchComparison:
-        """Return to the position after ``drawn`` batches (None: unknown) in ``epoch``, and skip the next ``skip``.
+        """Return to the position after ``drawn`` batches (None: unknown) in ``epoch``, and skip ``skip``.
 
-        ``why_not`` is the reason if different batches are expected.
+        ``why_not`` says why different batches are expected.
         """
         since, why = self._since(drawn)
         if drawn is not None:
@@ -162,7 +162,7 @@ class BatchLog:
         return list(islice(self._fingerprints, drawn - first, None)), ""
 
     def state(self) -> dict[str, Any]:
-        """Return plain JSON values for a checkpoint (see `restore`). Waits for the batches' device."""
+        """Return plain JSON values for `restore`. Waits for the batches' device."""
         self.read()
         kept = list(islice(reversed(self._fingerprints), _CARRIED))[
             ::-1
@@ -171,7 +171,7 @@ class BatchLog:
         return {"drawn": self.drawn, "format": FORMAT, **known}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Continue after a restart from a checkpoint's `state`; None if the checkpoint has none."""
+        """Continue from a checkpoint's `state`, None if it has none."""
         self.forget("these batches were drawn by an earlier process")
         self.drawn = 0 if state is None else int(state["drawn"])
         if state is None:

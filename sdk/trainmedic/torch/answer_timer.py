@@ -1,4 +1,4 @@
-"""Time limit for answers that wait for the loop, because a hanging loop never answers."""
+"""Time limit for answers that wait for the loop, as a hanging loop never answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import Callable
 
 _GRACE = 1.0
-"""Extra seconds, because a working loop answers at the limit itself."""
+"""Extra seconds, as a working loop answers at the limit."""
 
 
 class AnswerTimer:

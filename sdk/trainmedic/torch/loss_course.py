@@ -1,5 +1,3 @@
-"""Comparability and tolerance of the losses after a rollback."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Outcomes of a job's commands, in this process and in Redis, so that each command is applied at most once.
+"""Outcomes of a job's commands, in this process and in Redis, so that each is applied at most once.
 
-A command is entered before the training loop sees it. One that an earlier process did not answer counts as interrupted
-and is never applied again. One that expired unapplied is forgotten, and may come again. Redis can lose records; one
-more key states since when and in which run of Redis the memory is complete (`CommandMemory.covers`).
+A command is entered before the training loop sees it. One that an earlier process did not answer is interrupted and
+never applied again. One that expired unapplied is forgotten, and may come again. Redis can lose records; another key
+states since when and in which run of Redis the memory is complete.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 SECONDS = 30 * 24 * 3600
-"""How long Redis stores a record, in seconds. An undo can come days later, when its alert resolves."""
+"""How long Redis stores a record, in seconds: an undo can come days later, when its alert resolves."""
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
 
 
 class CommandMemory:
-    """Commands of one receiver. Call what uses Redis from background threads only.
+    """Commands of one receiver. Use Redis from background threads only.
 
     ``signer`` signs the records, so that other Redis clients cannot fake an outcome.
     """
@@ -88,7 +88,7 @@ class CommandMemory:
             return undoing.is_covered(command_id, self._whole_here_since)
 
     def mark_whole(self, client: redis.Redis) -> datetime | None:
-        """Return since when the memory in Redis is complete, and store it. None if that is unknowable.
+        """Store and return since when the memory in Redis is complete; None if that is unknowable.
 
         Call it whenever Redis connects: a restarted Redis or a promoted replica may lack the last writes. Raises
         redis-py's errors.
@@ -181,7 +181,7 @@ class CommandMemory:
 
 
 def _read(client: redis.Redis, key: str) -> bytes | None:
-    """Return the value of a key, within bounds; None if it has none. A value of another type counts as foreign text."""
+    """Return a key's value, within bounds; None if it has none. Another type counts as foreign text."""
     try:
         value: Any = client.getrange(key, 0, 2 * LARGEST_RECORD)
     except redis.ResponseError as error:
