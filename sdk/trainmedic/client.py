@@ -1,4 +1,4 @@
-"""`connect`, and the `Medic` that a training loop calls.
+"""`connect` and `Medic`.
 
 The training thread only uses plain attributes and queues; background threads talk to Redis.
 """
@@ -65,13 +65,13 @@ def connect(
 
     - ``job``: the alerts' ``job_name``.
     - ``metrics_port``: Prometheus endpoint on rank 0, without a password; 0 picks a free port.
-    - ``metrics_host``: address to listen on (``"0.0.0.0"`` for all).
+    - ``metrics_host``: ``"0.0.0.0"`` for all.
     - ``capabilities``: ``"live"``, ``"restart"`` or ``"unsupported"`` per action; the last is answered without the
       loop.
     - ``hang_floor``: minimum seconds of a hang, a step of over five times the usual time.
     - ``startup_floor``: the same before the loop has its pace, and for windows (`window`).
     - ``largest_lr_scale``: larger multiples of the script's learning rate are rejected.
-    - ``layer_norms``: number of layers whose gradient norm is shown, the largest first.
+    - ``layer_norms``: number of layers whose gradient norm is shown, largest first.
     - ``log_dir``, else TRAINMEDIC_LOG_DIR: directory of each rank's records, JSON lines every ``log_interval`` steps
       and per event; none without it.
     - ``target_samples_per_second``, ``target_tokens_per_second``: target throughput of all ranks (alert
@@ -197,13 +197,12 @@ class Medic(JobReports):
         ]
 
     def on(self, action: str, how: str = LIVE, in_force: InForce | None = None) -> Callable[[Handler], Handler]:
-        """Register a handler: ``@medic.on("job.rollback")``.
+        """Register a handler for `commands`: ``@medic.on("job.rollback")``.
 
-        `commands` calls it with the `JobCommand`. The returned dict is the output of ``applied``. `Rejected` and
-        `Unsupported` answer that; other exceptions are logged and answer ``failed``. ``how`` is ``"live"``, or
-        ``"restart"`` if the loop must restart. ``in_force``, called in any thread, returns whether the change of a
-        command's ID is active; None if unknown. Without it, the undo of a forgotten command stays pending until a user
-        closes it.
+        The returned dict is the output of ``applied``. `Rejected` and `Unsupported` answer that; other exceptions are
+        logged and answer ``failed``. ``how`` is ``"live"``, or ``"restart"`` if the loop must restart. ``in_force``,
+        called in any thread, returns whether the change of a command's ID is active; None if unknown. Without it, the
+        undo of a forgotten command stays pending until a user closes it.
         """
         if how not in (LIVE, RESTART):
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
@@ -221,8 +220,7 @@ class Medic(JobReports):
         self._announce()
 
     def group(self, name: str) -> Group:
-        """Return the group of all ranks, or without `trainmedic.distributed.share` of this one, for use outside of
-        commands.
+        """Return the group of all ranks, or without `share` of this one, for use outside of commands.
 
         Every rank passes the same name.
         """
@@ -236,7 +234,7 @@ class Medic(JobReports):
         patience: float,
         call_patience: float,
     ) -> Share:
-        """Agree with the other ranks through `store`; see `trainmedic.distributed.share`. Raises ConfigurationError."""
+        """See `trainmedic.distributed.share`."""
         if self.share is not None or self._is_closed:
             raise ConfigurationError("share() is called once, before the job is closed")
         if self._queue is not None:

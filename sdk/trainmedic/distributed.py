@@ -1,4 +1,4 @@
-"""Jobs of several ranks: all carry out the same commands at the same step. Needs PyTorch.
+"""Jobs of several ranks. Needs PyTorch.
 
 ::
 

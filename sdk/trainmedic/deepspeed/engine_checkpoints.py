@@ -1,6 +1,6 @@
-"""Checkpoints written and loaded by a DeepSpeed engine, managed by `JointCheckpointDirectory`.
+"""Checkpoints written and loaded by a DeepSpeed engine.
 
-Each rank adds ``rank-00003.pt`` etc. for state that the engine does not save, without ZeRO the optimizer's differences
+Each rank adds ``rank-00003.pt`` etc. for state that the engine does not save: without ZeRO, the optimizer's differences
 from rank 0. An engine loads in place, so every rank verifies checksums first.
 """
 

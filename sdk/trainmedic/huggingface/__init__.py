@@ -1,7 +1,7 @@
-"""Trainmedic for the Hugging Face Trainer and programs that use it.
+"""Trainmedic for the Hugging Face Trainer.
 
-- `train` runs a Trainer with all commands, including restarts of its loop.
-- `protect` does so in programs that run the Trainer themselves, such as LLaMA-Factory.
+- `train` runs a Trainer with all commands.
+- `protect` does so in programs that run it themselves, such as LLaMA-Factory.
 - `Callback` alone carries out commands without a restart.
 
 ``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift.
@@ -67,7 +67,7 @@ def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limit
 
 
 def run_by(callback: Callback, trainer: Any, limits: Limits = _DEFAULT) -> None:
-    """Make this Trainer's ``train()`` work like `train`; for plugins."""
+    """Make ``train()`` work like `train`; for plugins that get the Trainer."""
     original = trainer.train
 
     def train_restarting(resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:

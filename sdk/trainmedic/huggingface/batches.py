@@ -24,7 +24,7 @@ _STEP, _LOSS = "training_step", "compute_loss"
 
 
 class UsedBatches:
-    """Observer that reports each batch of the trainer's steps to ``proof``.
+    """Reports each batch of the trainer's steps to ``proof``.
 
     ``why_not``: why batches may differ from before, else empty. ``makes_batches``: the model samples without gradients
     before a step's loss.
@@ -103,11 +103,11 @@ class UsedBatches:
 
 
 class LoadedBatches:
-    """Batches from a Trainer's loader: some are skipped, and the wait for the others is measured.
+    """Batches from a Trainer's loader, with some skipped and the wait measured.
 
-    ``skip`` batches after the checkpoint's position are read but not trained on; ``skipped`` counts the actual number.
-    With ``max_steps`` further epochs replace them. A shortened epoch's incomplete last step is skipped too: its
-    gradients would not be applied. No epoch becomes empty, as the Trainer would end.
+    ``skip`` batches are read but not trained on; ``skipped`` counts the actual number. With ``max_steps`` further
+    epochs replace them. A shortened epoch's incomplete last step is skipped too, as its gradients would not be applied.
+    No epoch becomes empty, as the Trainer would end.
     """
 
     def __init__(

@@ -1,5 +1,3 @@
-"""Callback by which a Hugging Face Trainer reports and carries out commands."""
-
 from __future__ import annotations
 
 import functools
@@ -64,10 +62,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             self._saves_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the program's rate for the next update, times the factor of commands.
-
-        Call it each time if the program writes ``group["lr"]`` itself.
-        """
+        """Return the program's rate, times commands' factor. Programs that write ``group["lr"]`` call it each time."""
         return self._attachment.live.learning_rate(value)
 
     @log_errors

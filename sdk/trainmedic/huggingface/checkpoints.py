@@ -1,6 +1,6 @@
-"""Checkpoints of a Hugging Face Trainer: directories ``checkpoint-<step>``, their completeness and marks.
+"""Checkpoints of a Hugging Face Trainer: ``checkpoint-<step>``.
 
-The Trainer's last file is ``trainer_state.json``. The mark (`mark`) records changes of the run.
+The Trainer's last file is ``trainer_state.json``; our mark records changes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
-    """Return all checkpoints of a job with that many ranks, oldest step first; empty without the directory."""
+    """Return checkpoints of that many ranks, oldest step first; empty without the directory."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 
 
 def check_room(output_dir: str | Path) -> None:
-    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size: failed saves end the loop."""
+    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size."""
     complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]
     if not complete:
         return

@@ -1,4 +1,4 @@
-"""A Hugging Face Trainer whose training loop restarts, with changed arguments or skipped batches."""
+"""A Trainer whose loop restarts, with changed arguments or skipped batches."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class HuggingFaceFramework(Framework):
         return {**data, **engine, **held}
 
     def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
-        """Store this rank's data for comparison in the checkpoint; rank 0 adds digests of the weights.
+        """Store this rank's data for comparison; rank 0 adds digests of the weights.
 
         Raises OSError.
         """

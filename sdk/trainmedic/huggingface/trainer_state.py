@@ -1,4 +1,4 @@
-"""A Trainer's state outside model and optimizer, such as TRL's completions and counters.
+"""A Trainer's state outside model and optimizer, such as TRL's counters.
 
 Each rank stores a copy in ``trainmedic-held-<rank>.pt``; unless all have one, the state is reset.
 """
@@ -42,7 +42,7 @@ class TrainerState:
         add_file(file, {"format": _FORMAT, "ranks": args.world_size, **kept})
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
-        """Restore the checkpoint's copies, on all ranks or none. ``keeps_batches`` as for `HeldState.put_back`."""
+        """Restore the copies, on all ranks or none. ``keeps_batches`` as for `HeldState.put_back`."""
         kept = self._read(checkpoint)
         seen = group.poll(kept is not None)
         is_whole = all(seen.get(rank) for rank in range(group.world_size))

@@ -1,5 +1,3 @@
-"""A command as the training loop sees it."""
-
 from __future__ import annotations
 
 import logging
@@ -20,9 +18,8 @@ OutcomeCallback = Callable[["JobCommand", str, Mapping[str, Any]], None]
 class JobCommand:
     """One command to this job.
 
-    ``params`` are the checked parameters as sent; ``parameters`` is their typed form (`trainmedic.ScaleLr` etc.), None
-    for unknown actions. ``undo_of`` is the ID of the command to revert. Answer once, with `applied`, `rejected`,
-    `unsupported` or `failed`; further answers are only logged.
+    ``params`` are checked and as sent; ``parameters`` is their typed form, None for unknown actions. ``undo_of``: the
+    ID of the command to revert. Answer once; further answers are only logged.
     """
 
     def __init__(

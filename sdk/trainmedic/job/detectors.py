@@ -1,7 +1,7 @@
 """Detectors: user code that finds faults in a rank's records.
 
-They come from installed packages (entry point group ``trainmedic.detectors``) or ``Medic.detector``, and share one
-thread. A finding becomes a record of the event ``detected``, which the shipped log rule of that name matches.
+They come from installed packages (entry points ``trainmedic.detectors``) or ``Medic.detector``, and share a thread. A
+finding is a record of the event ``detected``, matched by the shipped log rule of that name.
 """
 
 from __future__ import annotations

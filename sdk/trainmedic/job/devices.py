@@ -1,4 +1,4 @@
-"""GPUs of this process, by their NVML names.
+"""GPUs of this process by NVML name.
 
 PyTorch is asked only if loaded; no CUDA context is created.
 """
@@ -20,7 +20,7 @@ def in_use() -> list[str]:
 
 
 def pci_addresses() -> list[str]:
-    """Return the same GPUs' PCI addresses as ``dddd:bb:dd``, the form of the kernel log."""
+    """Return their PCI addresses as ``dddd:bb:dd``, the form of the kernel log."""
     return _of_devices(
         lambda each: f"{each.pci_domain_id:04x}:{each.pci_bus_id:02x}:{each.pci_device_id:02x}",
     )

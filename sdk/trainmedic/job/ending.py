@@ -1,6 +1,6 @@
-"""Classification of a process's end: normal, or by an uncaught error.
+"""How a process ends: normally, or by an uncaught error.
 
-A killed process reports nothing. ``sys.exit`` without an error is normal.
+A killed process reports nothing; ``sys.exit`` without an error is normal.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _is_victims(error: BaseException) -> bool:
 
 
 def write_error_file(error: BaseException | None) -> None:
-    """Write the error that ends the process to TORCHELASTIC_ERROR_FILE, unless it exists.
+    """Write the ending error to TORCHELASTIC_ERROR_FILE, unless it exists.
 
-    torchrun takes the earliest error as the root cause, so ranks that lost another rank write none.
+    torchrun takes the earliest as the root cause, so ranks that lost another write none.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:

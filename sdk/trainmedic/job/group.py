@@ -25,10 +25,10 @@ class Group(Protocol):
         ...
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        """Return each rank's `value`, identical on every rank, once all have called this.
+        """Return each rank's `value`, the same on every rank, once all have called this.
 
-        Missing are ranks that are gone, have left the command, or do not call within `patience` seconds. Raises
-        NotAgreed if the ranks cannot agree on these.
+        Missing are ranks that are gone, have left the command, or exceed `patience` seconds. Raises NotAgreed if the
+        ranks cannot agree on these.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""Interruption of a hanging training step, so that a rollback or stop can proceed.
+"""Interruption of a hanging training step for a rollback or stop.
 
 A signal handler raises `Interrupted` in the main thread, between `Interrupter.arm` and `disarm`. That frees waits in
-Python and interruptible system calls, not loops inside a library such as a CUDA kernel.
+Python and interruptible system calls, not loops in a library such as a CUDA kernel.
 """
 
 from __future__ import annotations

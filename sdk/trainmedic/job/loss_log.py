@@ -1,7 +1,7 @@
-"""Losses by step, and their comparison before and after a rollback.
+"""Comparison of losses before and after a rollback.
 
 Equal weights, batch and random numbers give equal losses, so a differing first loss shows unrestored state. Gradient
-norms are compared too: if equal, the losses are other numbers, such as a running mean.
+norms are compared too: if equal, the losses are other numbers, such as running means.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JUMP_SPREADS = 6.0
 """A loss jumps if it exceeds all earlier ones by this multiple of their range plus a quarter of the largest."""
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW = 3
-"""With fewer losses the range is unreliable, and a jump is five times the largest."""
+"""With fewer losses a jump is five times the largest, as the range is unreliable."""
 _LONGEST = 8192
 _CARRIED = 512
 _NOT_REPORTED = "no loss was reported for these steps before"
@@ -48,8 +48,6 @@ Norms = Sequence[float]
 
 @dataclass(frozen=True)
 class LossCourse:
-    """Knowledge about the course after a checkpoint, to choose the losses to compare."""
-
     tolerance: float = EXACT_KERNELS
     not_comparable: str = ""
     is_known: bool = True
@@ -188,7 +186,7 @@ class LossComparison:
         return bool(self.compared) and self.compared[0] in self.different
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return the member ``losses`` of ``verified``. ``ended_because`` is why the comparison ended early."""
+        """Return ``verified.losses``. ``ended_because`` is why the comparison ended early."""
         course = self._course
         agreed = len(self.compared) - len(self.different)
         member: dict[str, Any] = {"compared": len(self.compared), "agreed": agreed, "finite": self._finite}
@@ -285,7 +283,7 @@ class LossLog:
             comparison.add(step, value)
 
     def note_gradients(self, step: int, norms: Any) -> None:
-        """Take norms of the gradients used by a step's updates: numbers, or tensors that are read later."""
+        """Take norms of the gradients used by a step's updates: numbers, or tensors to be read later."""
         self._gradients[step] = norms
         if len(self._gradients) > _LONGEST:
             del self._gradients[next(iter(self._gradients))]

@@ -17,9 +17,9 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary of the losses in the ranks' `trainmedic.Medic.stats`; None if there are none.
+    """Return the summary of `Medic.stats` losses, None without any.
 
-    Non-finite losses are listed by kind, as JSON has no NaN.
+    Non-finite ones are listed by kind, as JSON has no NaN.
     """
     losses = {
         rank: float(value)

@@ -1,6 +1,6 @@
-"""Level and scatter of a job's loss over its last reports.
+"""Level and scatter of a job's last losses.
 
-Prometheus samples too few steps for conditions on consecutive reports.
+Prometheus samples too few steps for conditions on consecutive ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ _IN_A_ROW = 5
 _SCATTERING = 100
 _ENOUGH = 20
 _NEWEST = 11
-"""Number of newest losses whose median is the level of a falling curve: odd, and few, as the curve falls little in
-them.
-"""
+"""Newest losses whose median is a falling curve's level: odd, and few, as it falls little in them."""
 _CLEAR_FALL = 3.0
 """Minimum fall in median absolute deviations (three are two standard deviations). The median of eleven losses scatters
 by a third of one.

@@ -1,7 +1,4 @@
-"""Memory use of a training process and its growth.
-
-Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator.
-"""
+"""Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Cuda:
 
 
 def resident_bytes(proc: Path = PROC) -> int | None:
-    """Return the resident memory of this process and its children. Shared pages count in each."""
+    """Return the memory of this process and its children; shared pages count in each."""
     page = os.sysconf("SC_PAGE_SIZE")
     own = _resident_pages(proc / "self")
     if own is None:
@@ -44,9 +41,9 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return bytes in use and available in total, of the control group if it has a limit, else of the machine.
+    """Return used and available bytes, of the control group if it has a limit, else of the machine.
 
-    Reclaimable memory such as the page cache is not in use.
+    Reclaimable memory such as the page cache is not used.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
@@ -84,7 +81,7 @@ def _device(cuda: Any, index: int) -> Cuda:
 
 
 class Growth:
-    """Estimator of lasting memory growth per step, robust to jumps and outliers.
+    """Lasting memory growth per step, robust to jumps and outliers.
 
     The slope is the median over all pairs of samples (Theil 1950, Sen 1968), of two halves the smaller.
     """

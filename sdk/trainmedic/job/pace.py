@@ -1,6 +1,6 @@
-"""Duration of a job's steps and its parts: data (waiting for a batch), wait (for other ranks), and compute (the rest).
+"""Duration of steps: data (waiting for a batch), wait (for other ranks), and compute (the rest).
 
-A rank's own time excludes wait; the delaying rank has the most.
+Own time excludes wait; the delaying rank has the most.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
 """Batches; reading past more would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
-"""Maximum multiple of the script's learning rate; most trainings diverge at four times the tuned one.
-``connect(largest_lr_scale=...)`` allows more.
+"""In script learning rates; most trainings diverge at four times the tuned one. ``connect(largest_lr_scale=...)``
+allows more.
 """
 
 
@@ -72,7 +72,7 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class DataloaderWorkers:
-    """Set each rank's number of data loader workers to ``count``, or lower it to ``at_most``; exactly one is set.
+    """Set each rank's data loader workers to ``count``, or lower them to ``at_most``: exactly one is set.
 
     Answer with ``previous``, which the undo needs.
     """
@@ -85,7 +85,7 @@ class DataloaderWorkers:
             raise ValueError("count or at_most is missing" if self.count is None else "give one of count and at_most")
 
     def wanted(self, present: int) -> int:
-        """Return the new number of workers. Raises Rejected if there is nothing to lower."""
+        """Return the new number. Raises Rejected if there is nothing to lower."""
         if self.count is not None:
             return self.count
         assert self.at_most is not None
@@ -138,7 +138,7 @@ ACTIONS: Mapping[str, type[Parameters]] = {
 
 
 def parse(action: str, params: Mapping[str, Any]) -> Parameters | None:
-    """Return a command's typed parameters; None for unknown actions.
+    """Return typed parameters; None for unknown actions.
 
     Raises ValueError, naming the parameter, also for unknown ones: ignoring one would do something else than asked.
     """

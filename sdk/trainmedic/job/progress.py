@@ -1,4 +1,4 @@
-"""Reports of the training loop: throughput, step time and hang detection.
+"""Reports of the training loop.
 
 Values are converted when read, so that the training thread never waits for a GPU.
 """
@@ -20,8 +20,8 @@ from trainmedic.wire.evaluations import EvaluatedMetric
 HANG_FLOOR = 60.0
 """Minimum seconds of a hang; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""The same before the job has its pace: loading, compiling and the first collective take minutes. Also the limit of a
-window, except a pause.
+"""Before the job has its pace: loading, compiling and the first collective take minutes. Also limits windows, except a
+pause.
 """
 HANG_FACTOR = 5.0
 """Multiple of the usual time between two reports."""
@@ -36,13 +36,13 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 TENSOR_INTERVAL = 0.05
 """Minimum seconds between reports whose tensors are kept: freeing one's graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between reports of more than loss and gradient norm, if a loop can omit those."""
+"""Minimum seconds between reports beyond loss and gradient norm, if a loop can omit those."""
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
 
 class Stall(NamedTuple):
-    """Seconds since the last step, without windows, and the limit above which that is a hang."""
+    """Seconds since the last step, without windows, and above which that is a hang."""
 
     seconds: float
     limit: float
@@ -138,7 +138,7 @@ class Progress:
         self.rollback_not_held: bool | None = None
         """True if the last rollback, answered ``applied``, later proved not to hold; None without a rollback."""
         self.ranks_differing: int | None = None
-        """Number of ranks whose weights differ from most but should be equal; None if unknown."""
+        """Ranks whose weights differ from most but should be equal; None if unknown."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.

@@ -1,8 +1,8 @@
-"""A job's command queue on rank 0, from receiver to writer.
+"""A job's command queue on rank 0.
 
-It answers commands that need no training loop, such as invalid, expired, interrupted and repeated ones. The undo of a
-possibly forgotten command is ``failed`` and stays pending. A rollback that only waited in an earlier process is taken
-over if the launcher names it (``job.status_file``). Rank 0 replies for all ranks to a command that they never reached.
+It answers commands that need no loop: invalid, expired, interrupted and repeated ones. The undo of a possibly forgotten
+command is ``failed`` and stays pending. A rollback that only waited in an earlier process continues if the launcher
+names it (``status_file``). Rank 0 replies for all ranks to a command that they never reached.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ class CommandQueue:
         return due
 
     def _answer_interrupted(self, now: datetime) -> None:
-        """Answer the commands during which an earlier process ended.
+        """During which an earlier process ended.
 
-        A recorded change was applied: as failed, it could be sent under another ID and applied twice.
+        A recorded change was applied: if failed, it could be sent again and applied twice.
         """
         for command_id, received in list(self.interrupted.items()):
             command = received.command
@@ -189,7 +189,7 @@ class CommandQueue:
             self.arrived.popleft().failed(reason)
 
     def _has_to_be_undone(self, undo: JobCommand, command_id: str) -> bool:
-        """Return whether there may be something to revert. If not or unknown, answer the undo.
+        """Return whether there may be something to revert; else, or if unknown, answer the undo.
 
         The handler's record decides first: a change can end with its process, or outlive the memory.
         """
@@ -209,7 +209,7 @@ class CommandQueue:
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def expire(self, command: JobCommand, reason: str) -> None:
-        """Answer a command that waited too long. It was never applied and may be repeated."""
+        """Answer a command that waited too long; it was never applied and may be repeated."""
         command.status = envelope.EXPIRED
         self._memory.forget(command.id)
         self.waiting.pop(command.id, None)

@@ -1,7 +1,7 @@
-"""Records of a rank: JSON lines per interval of steps and per event, in its own file.
+"""Records of a rank: JSON lines per interval of steps and per event.
 
-The training thread only queues notes; another writes them twice a second, and counts those it drops. The sources file
-states the rank's identity and its other outputs (``trainmedic.wire.log_layout``).
+The training thread only queues notes; another writes twice a second, and counts those it drops. The sources file states
+the rank's identity and other outputs (``wire.log_layout``).
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class RecordLog:
     # --- any thread; steps from the training thread -----------------------------------------------------
 
     def note_step(self, loss: Any, grad_norm: Any, epoch: Any) -> None:
-        """Queue a record of the last report, with values given since the last record if it has none."""
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}

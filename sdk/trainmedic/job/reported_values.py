@@ -1,4 +1,4 @@
-"""Reported values, converted to numbers when read.
+"""Values converted when read.
 
 Tensors stay on their device without their graph, so the training thread does not wait.
 """

@@ -1,5 +1,3 @@
-"""Reporting methods of `trainmedic.Medic`."""
-
 from __future__ import annotations
 
 import logging
@@ -71,11 +69,11 @@ class JobReports:
     def report_evaluation(
         self, loss: Any = None, perplexity: Any = None, step: int | None = None, **metrics: Any
     ) -> None:
-        """Report an evaluation's results after ``step`` (default: the last reported one).
+        """Report an evaluation after ``step`` (default: the last reported one).
 
-        ``metrics`` are further ones by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. Non-finite values
-        become NaN. A name has at most 100 letters, digits and ``_./@:+-``, a job at most 32 names; others are skipped
-        and logged. The server shows rank 0's reports, else the last rank's.
+        ``metrics`` are by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. Non-finite values become NaN. A
+        name has at most 100 letters, digits and ``_./@:+-``, a job at most 32 names; others are skipped and logged. The
+        server shows rank 0's reports, else the last rank's.
         """
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
@@ -114,10 +112,10 @@ class JobReports:
             self.records.note(record_log.CHECKPOINT_FAILED, record_log.ERROR, step=whole(step), reason=reason)
 
     def rollback_did_not_hold(self, command_id: str, step: int, reason: str) -> None:
-        """Correct the answer ``applied`` of a rollback that proved not to hold.
+        """Correct a rollback's answer ``applied``.
 
-        The metric ``training_rollback_not_held`` (alert TrainingRollbackNotHeld) is 1 until the next rollback; a record
-        of the event ``detected`` has the reason.
+        ``training_rollback_not_held`` (alert TrainingRollbackNotHeld) is 1 until the next rollback; a record of the
+        event ``detected`` has the reason.
         """
         self.progress.rollback_not_held = True
         if self.records is not None:
@@ -125,8 +123,7 @@ class JobReports:
             self.records.note_detected("rollback", {"message": message, "command": command_id, "step": step})
 
     def log_file(self, path: str | os.PathLike[str], source: str = "training") -> None:
-        """Name another file that this rank writes, such as ``trainer_log.jsonl``, for the node's agent if its policy
-        allows.
+        """Name another file of this rank, such as ``trainer_log.jsonl``, for the node's agent if its policy allows.
 
         ``source`` is its name in log rules.
         """

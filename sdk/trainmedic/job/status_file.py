@@ -1,7 +1,7 @@
-"""A rank's status in a file for its launcher (``trainmedic.launch``), independent of Redis.
+"""A rank's status file for its launcher, independent of Redis.
 
-Rank 0 and the first rank of each other node write every two seconds and after each checkpoint. The launcher ends a hang
-for waiting rollbacks and names them in ``TRAINMEDIC_WAITING`` to the next attempt.
+Rank 0 and each other node's first rank write every two seconds and after each checkpoint. The launcher ends a hang for
+waiting rollbacks and names them in ``TRAINMEDIC_WAITING``.
 """
 
 from __future__ import annotations

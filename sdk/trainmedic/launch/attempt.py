@@ -1,5 +1,3 @@
-"""One attempt of a job under the guard."""
-
 from __future__ import annotations
 
 import contextlib
@@ -24,9 +22,7 @@ log = logging.getLogger("trainmedic")
 
 _LOOK_SECONDS = 0.2
 _FOR_A_ROLLBACK = 10.0
-"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback; one rank has interrupted
-itself by then, if possible.
-"""
+"""Seconds beyond the job's own limit, by which one rank has interrupted itself if possible."""
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
 

@@ -1,5 +1,3 @@
-"""Number, log directories and environment variables of an attempt."""
-
 from __future__ import annotations
 
 import re
@@ -14,7 +12,7 @@ from trainmedic.wire.log_layout import AttemptLogs, attempt_number
 
 _OWNERS_DIRECTORY = 0o700
 _SAME_LAUNCH = 600.0
-"""Seconds; a directory changed since then may be of an attempt that another node has just begun."""
+"""Seconds; a directory changed since then may be another node's new attempt."""
 _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """PyTorch's names of one setting, newest first. Since 2.8 the ranks warn of the second."""
@@ -24,10 +22,9 @@ _ENTRIES = "2000"
 
 
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
-    """Return the number of a launch's first attempt: one after those in this directory.
+    """Return a launch's first attempt: one after those in this directory.
 
-    Of launchers on several nodes, each continues from its own last attempt. A launcher without one joins the newest if
-    that is recent.
+    Each of several nodes' launchers continues its own; one without any joins the newest if that is recent.
     """
     try:
         kept = {number for each in job.iterdir() if (number := attempt_number(each.name)) is not None}
@@ -55,7 +52,7 @@ def make_directories(logs: AttemptLogs) -> None:
 def variables(
     logs: AttemptLogs | None, log_dir: Path | None, node: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return environment variables to add for an attempt.
+    """Return variables to add for an attempt.
 
     PyTorch's flight recorder dumps on timeouts, unless the user has set these options under any name.
     """

@@ -1,4 +1,4 @@
-"""Cause of an attempt's end, and the decision on another attempt, by pure functions."""
+"""Cause of an attempt's end, and the decision on another, by pure functions."""
 
 from __future__ import annotations
 
@@ -146,10 +146,11 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 
 
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
-    """Return the cause of an attempt's end: torchrun's first rank that is no victim.
+    """Return torchrun's first rank that is no victim.
 
     `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's, `status` and `pid` the
-    launcher's own. A rank that lost its peer may have the earliest error file. If all did, `Cause.lost_peer` is set.
+    launcher's own. A rank that lost its peer may have the earliest error file. If all lost peers, `Cause.lost_peer` is
+    set.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
@@ -190,7 +191,7 @@ def has_progress(failed: Sequence[AttemptRecord]) -> bool:
 def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
     """Return why there is no further attempt; None if there is one.
 
-    Progress, a later step or checkpoint than in all attempts before, restarts the count.
+    Progress, a later step or checkpoint than ever before, restarts the count.
     """
     if not failed:
         return None

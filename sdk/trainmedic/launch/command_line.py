@@ -1,5 +1,3 @@
-"""The command given to ``trainmedic-run``, and its form for an attempt."""
-
 from __future__ import annotations
 
 import contextlib

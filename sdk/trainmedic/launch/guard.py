@@ -1,6 +1,6 @@
 """Process between ``trainmedic-run`` and a job: none of the job's processes outlives either.
 
-It runs by its path, with the standard library only, and as subreaper adopts the job's orphans. Orders arrive by the
+It runs by its path, with the standard library only, and adopts the job's orphans as subreaper. Orders come by the
 lifeline, a pipe from ``trainmedic-run``:
 
 - ``end <signal>`` signals the child, the job's first process, and kills all after the grace period.
@@ -31,7 +31,7 @@ PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 _PASS_AFTER = 0.3
 """Seconds; a scheduler that signals all processes of a job step signals this one within them."""
 _SAME_SENDING = 5.0
-"""Seconds within which an own signal and an order to pass it on have one origin."""
+"""Seconds within which an own signal and an order to pass it have one origin."""
 
 
 def set_subreaper() -> None:
@@ -66,7 +66,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def handlers_of(number: int, root: int) -> list[int]:
-    """Return the topmost processes below `root` that catch or block a signal, which would kill others.
+    """Return the topmost processes below `root` that catch or block a signal; it would kill others.
 
     Descendants may have inherited the handler by fork. srun blocks its signals and waits for them (``sigwait``).
     """

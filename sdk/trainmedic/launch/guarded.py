@@ -1,4 +1,4 @@
-"""The guard's process of one attempt with its pipes, started on demand or as a standby."""
+"""The guard's process of one attempt, started on demand or as a standby."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Guarded:
 
 
 class WarmStandby:
-    """A guard whose child has imported PyTorch and waits for the next attempt (see `warm`)."""
+    """A guard whose child has imported PyTorch and waits for the next attempt."""
 
     def __init__(self, interpreter: str, threads: str, grace: float, *, prints_to_terminal: bool) -> None:
         self._orders, its_end = socket.socketpair()

@@ -1,5 +1,3 @@
-"""Reader of a rank's status file (``trainmedic.job.status_file``)."""
-
 from __future__ import annotations
 
 import json

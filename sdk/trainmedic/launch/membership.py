@@ -1,6 +1,6 @@
-"""Excluded nodes of an elastic job, and the commands that exclude and include nodes.
+"""Excluded nodes of an elastic job.
 
-A launcher of its own node waits while it is excluded; one of several nodes (srun) restarts on the others.
+An own node's launcher waits while excluded; one of several nodes (srun) restarts on the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job's output: forwarded unchanged, and stored in bounded files."""
+"""A job's output, forwarded unchanged and stored in bounded files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
 _LONGEST_HOLD = 0.5
-"""Seconds that a line's beginning waits for its rest; a prompt has none."""
+"""Seconds that a partial line waits; a prompt has no rest."""
 
 
 class OutputCopies:
-    """Thread that forwards and stores the data of pipes, and remembers the end of each.
+    """Forwards and stores pipes' data, and remembers each one's end.
 
-    Pipes are read in order: a failing program prints its last words to standard error, after its standard output.
-    Partial lines wait for their rest, up to `_LONGEST_HOLD`.
+    Pipes are read in order: a failing program's last words are on standard error, after its standard output. Partial
+    lines wait up to `_LONGEST_HOLD`.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:
@@ -101,10 +101,10 @@ def end_of(path: Path) -> str:
 
 
 def bound_file(path: Path, most: int) -> None:
-    """Free the middle of a file above `most` bytes that another process writes.
+    """Free the middle of another process's file above `most` bytes.
 
-    Beginning and end keep their offsets; the middle reads as zeros. No effect on links and on file systems without
-    holes (NFS before 4.2).
+    Beginning and end keep their offsets; the middle reads as zeros. No effect on links and without holes (NFS before
+    4.2).
     """
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b") as file:

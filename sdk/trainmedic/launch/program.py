@@ -1,5 +1,3 @@
-"""The program ``trainmedic-run`` and its options."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,6 @@
-"""The launcher's connection to the server: presence, notices of attempts, and commands.
+"""The launcher's connection to the server.
 
-Its threads wait for Redis; the launcher never does, and without usable settings launches without one.
+Its threads wait for Redis; the launcher never does, and without usable settings has none.
 """
 
 from __future__ import annotations

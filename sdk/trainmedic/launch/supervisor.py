@@ -1,4 +1,4 @@
-"""Successive attempts of a job, until it succeeds or another attempt is refused."""
+"""Successive attempts of a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("trainmedic")
 _STANDBY_AFTER = 10.0
 """Seconds from an attempt's start to the next one's standby."""
 _DELAY_AFTER_PROGRESS = 5.0
-"""Maximum delay in seconds if the last attempt made progress."""
+"""Seconds, if the last attempt made progress."""
 _SHORTEST_WAIT = 0.2
 CANNOT_START = 127
 

@@ -1,9 +1,9 @@
 """Program that imports PyTorch in advance, then runs torchrun and the ranks as its forks.
 
-``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path with torchrun's interpreter, perhaps
+``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path in torchrun's interpreter, perhaps
 without Trainmedic. The order is a JSON object with the attempt's ``argv`` and ``environment`` and ``torchrun``,
-torchrun's arguments; the answer is `READ`. One fork becomes torchrun, with only the start of a rank replaced; each rank
-is another fork. If something is missing, ``argv`` is executed instead.
+torchrun's arguments; the answer is `READ`. One fork becomes torchrun, with only the start of ranks replaced; each rank
+is another. If something is missing, ``argv`` is executed.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _run(work: Callable[[], None]) -> NoReturn:
 
 
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
-    """Do the work of a whole process. After a failure, and with `ends_well_too` always, skip Python's teardown, which
+    """Does a whole process's work. After a failure, and with `ends_well_too` always, skips Python's teardown, which
     would copy the pages of all imports for seconds.
 
     Threads, exit functions and buffers are handled.

@@ -1,5 +1,3 @@
-"""Callback by which a Lightning Trainer reports and carries out commands."""
-
 from __future__ import annotations
 
 import contextlib
@@ -71,10 +69,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._accumulates_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the program's rate for the next update, times the factor of commands.
-
-        Call it each time if the program writes ``group["lr"]`` itself.
-        """
+        """Return the program's rate, times commands' factor. Programs that write ``group["lr"]`` call it each time."""
         return self._attachment.live.learning_rate(value)
 
     def __getstate__(self) -> Any:
@@ -176,7 +171,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Lightning calls this on every rank, but stores only rank 0's result and no random state."""
+        """Called on every rank; Lightning stores only rank 0's result, and no random state."""
         if self.framework is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.framework.loop.proof

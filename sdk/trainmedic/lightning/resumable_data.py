@@ -1,7 +1,7 @@
-"""Position of a Lightning fit in its data, with batches skipped from there.
+"""Position of a Lightning fit in its data.
 
-A plain `DataLoader` restarts its epoch in another order. `ResumableData.wrap` returns a ``CombinedLoader`` that
-restores it by the loaders' own states, or by reading the epoch again.
+A plain `DataLoader` restarts its epoch in another order. `ResumableData.wrap` restores it by the loaders' own states,
+or by reading the epoch again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ResumableData:
         self.skipped = 0
         self.drew: Callable[[Any, float], None] | None = None
         self.replayed = ""
-        """States whether the batches since the checkpoint repeat; empty before any was read."""
+        """States whether the batches since the checkpoint repeat; empty before any."""
 
     def wrap(self, loaders: Any) -> Any:
         combined = _combined_loader_of(self._trainer)
@@ -130,9 +130,9 @@ class ResumableData:
         return resume
 
     def take_skip(self, left: float) -> int:
-        """Return how many batches to skip at a step boundary with ``left`` ones left in the epoch.
+        """Return the batches to skip at a step boundary, with ``left`` in the epoch.
 
-        Whole steps only, and never the whole rest: Lightning must see the epoch's end.
+        Whole steps only, never the whole rest: Lightning must see the epoch's end.
         """
         if not self._to_skip:
             return 0
@@ -151,10 +151,10 @@ class ResumableData:
 
 
 class _ResumableLoader:
-    """Base of `ResumableData.wrap`'s result, with Lightning's ``CombinedLoader``.
+    """Base for Lightning's ``CombinedLoader``.
 
-    Iteration begins with the first batch: when Lightning requests the iterator, the sampler does not know its epoch and
-    the random state is not the checkpoint's.
+    Iteration begins with the first batch: before, the sampler does not know its epoch and the random state is not the
+    checkpoint's.
     """
 
     data: ResumableData
@@ -209,7 +209,7 @@ class _ResumableLoader:
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Called by Lightning with rank 0's loader states; `ResumableData` has this rank's."""
+        """Called with rank 0's states; `ResumableData` has this rank's."""
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]

@@ -4,8 +4,7 @@
     trainmedic.megatron.protect(medic)
     pretrain(...)
 
-`protect` wraps functions of ``megatron.training.training``; script and Megatron-LM stay unchanged. Megatron-LM is
-imported when `protect` is called.
+`protect` wraps functions of ``megatron.training.training``. Megatron-LM is imported only by it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def protect(
 ) -> None:
     """Carry out Trainmedic's commands in a later ``pretrain()``. Every rank calls it.
 
-    ``rollbacks`` limits those without further progress; None for any number. ``also`` names state to restore, as for
+    ``rollbacks`` limits those without further progress; None for any number. ``also`` is as for
     `trainmedic.torch.attach`. ``module`` replaces ``megatron.training.training``. Raises ConfigurationError if
     functions are missing in it, or ``also`` cannot be stored.
     """

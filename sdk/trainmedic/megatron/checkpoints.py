@@ -1,6 +1,6 @@
-"""Checkpoints of Megatron-LM in the directory of ``--save``: directories ``iter_0000150``.
+"""Checkpoints of Megatron-LM in ``--save``: ``iter_0000150``.
 
-After all ranks have written, its tracker file names the newest complete iteration, which it loads. Later iterations are
+After all ranks have written, its tracker file names the newest complete one, which it loads. Later iterations are
 incomplete.
 """
 

@@ -1,7 +1,7 @@
-"""A Megatron-LM training that reports, carries out commands, and rolls back within its processes.
+"""A Megatron-LM training, rolled back within its processes.
 
-``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it after an iteration,
-``load_checkpoint`` loads state, data are rebuilt from the consumed samples, and it is called again.
+``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it, ``load_checkpoint``
+loads state, data are rebuilt from the consumed samples, and it is called again.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
-        """Rebuild the data at the current position. Skipped iterations count as done."""
+        """Skipped iterations count as done."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)
@@ -275,7 +275,7 @@ def _models(named: Mapping[str, Any]) -> list[Any]:
 
 
 def _grad_norm(result: Any) -> Any:
-    """Return the norm in ``train_step``'s result; before core 0.9 it is the third member."""
+    """``train_step``'s; before core 0.9 it is the third member."""
     if not isinstance(result, tuple):
         return None
     return result[5] if len(result) >= 7 else result[2] if len(result) == 4 else None

@@ -1,3 +1,1 @@
-"""``trainmedic-probe``: latency and bandwidth between idle nodes, by barriers and all-reduces among all ranks and each
-two nodes.
-"""
+"""``trainmedic-probe``: latency and bandwidth between idle nodes, among all ranks and each two nodes."""

@@ -1,6 +1,6 @@
-"""Comparison of a measurement with earlier ones of the same pair of nodes.
+"""Comparison of a node pair's measurement with earlier ones.
 
-The baseline is the median of its last good measurements, so that a degrading pair does not lower its own.
+The baseline is the median of the last good ones, so that a degrading pair does not lower it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _slower(measured: Measurement, usual: PairBaseline) -> Iterator[str]:
 
 
 def worst(words: Sequence[str]) -> str:
-    """Return the worst word; ``ok`` if there are none."""
+    """``ok`` if there are none."""
     return min(words, key=WORST_FIRST.index, default=OK)
 
 

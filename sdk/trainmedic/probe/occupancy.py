@@ -1,6 +1,6 @@
-"""Check whether a node trains: a probe would slow the training and measure it.
+"""A probe would slow a training and measure it.
 
-Checks the memory of its GPUs and, if named, Trainmedic's server.
+Checks the GPUs' memory and, if named, Trainmedic's server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAULTS = (
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Return why this GPU is considered in use; None if it is not, or for a CPU."""
+    """Return the reason; None if it is free, or for a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)

@@ -1,5 +1,3 @@
-"""Order in which pairs of nodes are measured."""
-
 from __future__ import annotations
 
 from typing import Mapping, Sequence, Tuple
@@ -9,7 +7,7 @@ Pair = Tuple[str, str]
 
 
 def rounds(ranks_by_node: Mapping[str, Sequence[int]]) -> list[list[Pair]]:
-    """Return the pairs to measure concurrently, round by round.
+    """Return pairs to measure concurrently, by round.
 
     First each node with several ranks alone, then each two nodes once in the fewest rounds; pairs of a round share no
     node or link.

@@ -86,7 +86,7 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 def _measured(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
-    """Return the results of all ranks together and of each pair; complete on rank 0."""
+    """Return results of all ranks together and of each pair; complete on rank 0."""
     everybody = list(range(dist.get_world_size()))
     whole = _of_group(everybody, device, patience, sizes)
     assert whole is not None
@@ -105,7 +105,7 @@ def _of_round(
 ) -> list[Measurement | None]:
     """Measure a round's pairs; None for those without this rank.
 
-    All ranks create all groups in the same order before measuring.
+    All ranks create all groups in the same order first.
     """
     groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
     return [_run(*group, device, sizes) for group in groups]

@@ -1,4 +1,4 @@
-"""Stored form of sync points' decisions and outcomes, and the interval between the points."""
+"""Stored form of decisions and outcomes, and the interval between sync points."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _unable(reasons: Mapping[int, str], world_size: int) -> str:
 
 
 class SyncInterval:
-    """Number of calls between sync points, from recent calls' duration.
+    """Calls between sync points, from recent durations.
 
     The training thread records, the synchronizer's thread reads.
     """

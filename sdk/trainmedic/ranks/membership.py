@@ -13,7 +13,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
 class Membership:
-    """Ranks of a job as rank 0 knows them. ``base`` has the keys common to all its starts.
+    """Ranks as rank 0 knows them. ``base`` has the keys common to all starts of the job.
 
     Any thread may call `figures` and `placement`.
     """

@@ -1,4 +1,4 @@
-"""Role of ranks except 0: they read rank 0's decisions, and continue without commands if it stops."""
+"""Role of other ranks: read rank 0's decisions, or continue without commands if it stops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("trainmedic")
 
 _IDLE_SECONDS = 2.0
 _WIDEST = 32
-"""Maximum multiple of the usual calls between sync points without rank 0."""
+"""Most times the usual calls between sync points, without rank 0."""
 
 
 class Participant:
@@ -84,7 +84,7 @@ class Participant:
         return decision
 
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
-        """Write an empty decision, unless another rank was first.
+        """Writes an empty decision, unless another rank was first.
 
         The intervals grow, as rank 0 deletes no keys and the store would fill.
         """
@@ -109,7 +109,7 @@ class Participant:
         return int(status["passed"]) if status is not None else -1
 
     def _refuse_deleted(self, number: int) -> None:
-        """Raises RankLost for a decision that rank 0 had deleted and a late rank wrote again."""
+        """Raises RankLost for a decision that rank 0 deleted and a late rank wrote again."""
         deleted_before = self._store.get("deleted_before")
         if deleted_before is not None and number < deleted_before:
             raise RankLost("this rank is too far behind the others")

@@ -1,4 +1,4 @@
-"""The training thread's part of the agreement: count calls and return agreed commands."""
+"""The training thread's part: count calls and return agreed commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON values in the store that a job's ranks share: any with PyTorch's four calls.
+"""JSON values in the ranks' store: any with PyTorch's four calls.
 
 Calls return at once: a blocking wait would occupy the connection, uninterruptibly.
 """
@@ -66,7 +66,7 @@ class SharedStore:
 
 
 class ExpiredKeys:
-    """Keys that rank 0 deletes once every rank has passed a sync point, and the older half of too many anyway.
+    """Keys that rank 0 deletes once every rank has passed a sync point, the older half of too many anyway.
 
     The key ``deleted_before`` informs late ranks.
     """

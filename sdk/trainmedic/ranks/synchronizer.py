@@ -1,7 +1,7 @@
-"""Background thread of a rank, alone in using the shared store, whose calls may block.
+"""A rank's background thread, alone in using the shared store, whose calls may block.
 
-The training thread leaves an `Inquiry` and waits a bounded time. Without the store or too far behind, its part ends
-(`Synchronizer.ended_because`), and no rank carries out commands.
+The training thread leaves an `Inquiry` and waits a bounded time. Without the store, or too far behind, its part ends
+(`ended_because`), and no rank carries out commands.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ Role = Coordinator | Participant
 
 
 class Inquiry:
-    """A value for the training thread: `attempt` is called until it returns one.
-
-    The interval grows with the ranks, which share the store.
-    """
+    """`attempt` is called until it returns a value, at intervals that grow with the ranks sharing the store."""
 
     def __init__(self, attempt: Callable[[float, float], Any], world_size: int) -> None:
         self.attempt = attempt

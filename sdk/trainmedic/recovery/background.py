@@ -9,7 +9,7 @@ log = logging.getLogger("trainmedic")
 
 
 class BackgroundThread:
-    """Runs submitted tasks in order and logs failures. Starts with the first task, so that forks get their own."""
+    """Runs tasks in order and logs failures. Starts with the first, so that forks get their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class BackgroundThread:
             return self._idle.wait_for(lambda: self._pending == 0, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Finish the tasks and end the thread; return whether it ended within ``seconds``."""
+        """End the thread after its tasks; return whether it ended within ``seconds``."""
         if self._thread is None:
             return True
         self._tasks.put(None)

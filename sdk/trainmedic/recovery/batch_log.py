@@ -1,7 +1,6 @@
-"""Fingerprints of drawn batches, to check that a rollback replays the same ones.
+"""Fingerprints of drawn batches, to check a rollback's replay.
 
-Call `BatchLog.add` for each batch, `BatchLog.go_back` at a rollback, and `BatchLog.forget` after a change of the
-batches, such as their size.
+Call `BatchLog.forget` after a change of the batches, such as their size.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ class _Drawn(NamedTuple):
 
 
 class BatchComparison:
-    """Comparison of the batches after a rollback with those before it."""
-
     def __init__(
         self, expected: Sequence[Fingerprint], left_out: Sequence[Fingerprint], epoch: int, why_none: str
     ) -> None:
@@ -47,7 +44,7 @@ class BatchComparison:
 
     @property
     def is_skip(self) -> bool:
-        """Return whether batches were skipped; the next ones then meet earlier ones' random numbers."""
+        """Return whether batches were skipped; the next then meet earlier ones' random numbers."""
         return bool(self._left_out)
 
     @property
@@ -61,13 +58,10 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        """Record the next batch, unless the comparison is complete."""
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return the answer's ``verified.batches``. ``ended_because`` is its reason if incomplete. Waits for the
-        batches' device.
-        """
+        """Return ``verified.batches``. ``ended_because`` is its reason if incomplete. Waits for the batches' device."""
         left_out = {value for value in map(read, self._left_out) if value is not None}
         # Batches that repeat by themselves, as over epochs, do not show that a skipped one was drawn.
         is_telling = 0 < len(left_out) == len(self._left_out)
@@ -105,7 +99,7 @@ class BatchLog:
 
     def __init__(self) -> None:
         self.drawn = 0
-        """Batches drawn up to the present position, without those that a rollback revoked."""
+        """Without those that a rollback revoked."""
         self.comparison = BatchComparison((), (), 0, "")
         self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
@@ -113,7 +107,7 @@ class BatchLog:
         self._begins_because = "these batches were drawn by an earlier process"
 
     def add(self, batch: Fingerprint, epoch: int, is_random: bool = False) -> None:
-        """Record a drawn batch. ``is_random``: the training's random numbers made it."""
+        """``is_random``: the training's random numbers made it."""
         self.drawn += 1
         self._fingerprints.append(batch)
         self._unread += 1
@@ -137,7 +131,7 @@ class BatchLog:
         self._begins_because = because
 
     def go_back(self, drawn: int | None, epoch: int, skip: int = 0, why_not: str = "") -> BatchComparison:
-        """Return to the position after ``drawn`` batches (None: unknown) in ``epoch``, and skip ``skip``.
+        """Return to the position after ``drawn`` batches (None: unknown), and skip ``skip``.
 
         ``why_not`` says why different batches are expected.
         """

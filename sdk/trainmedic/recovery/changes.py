@@ -1,7 +1,7 @@
-"""Changes by commands, kept over rollbacks and restarts until undone, in a small file.
+"""Changes by commands, kept over rollbacks and restarts until undone.
 
-A value is the script's own times all active factors, so undoing leaves no trace. So that no change kills its job at
-each restart, `FactorBounds` limits the product, and `ChangeTrial` drops a change after two starts without a checkpoint.
+A value is the script's own times all active factors, so undoing leaves no trace. So that none kills its job at each
+restart, `FactorBounds` limits the product, and `ChangeTrial` drops a change after two starts without a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORKERS, _WORKERS_PER_CPU = 16, 4  # most workers that a command may set: the l
 SMALLEST_LR_SCALE = 1e-3
 """Times the script's learning rate; below it a training stands still."""
 LARGEST_GROWTH = 1000
-"""Times the script's batch size or accumulation; a longer step would not end in time for the undo."""
+"""Times the script's batch size or accumulation; longer steps would end too late for the undo."""
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
 WORKERS = "workers"
@@ -50,7 +50,7 @@ class FactorBounds:
     most: float
 
     def check(self, factors: Mapping[str, float], added: float | None) -> None:
-        """Raise Rejected if the product of `factors`, or ``added`` alone, is out of bounds."""
+        """Raise Rejected if the product, or ``added`` alone, is out of bounds."""
         for factor in (math.prod(factors.values()), *(() if added is None else (added,))):
             if not self._contain(factor):
                 raise Rejected(
@@ -59,7 +59,7 @@ class FactorBounds:
                 )
 
     def kept(self, factors: Mapping[str, float]) -> dict[str, float]:
-        """Return the factors without those that move the product out of bounds, which are logged."""
+        """Drop factors that move the product out of bounds, and log them."""
         kept: dict[str, float] = {}
         for command_id, factor in factors.items():
             if self._contain(math.prod(kept.values()) * factor):
@@ -149,8 +149,8 @@ class AppliedChanges:
         self._is_complete = True
 
     def is_in_force(self, name: str, command_id: str) -> bool | None:
-        """Return whether a command's change is active; None if unknown, before training or if a factor's commands are
-        lost. Thread-safe.
+        """Return whether a change is active; None if unknown: before training, or if a factor's commands are lost.
+        Thread-safe.
         """
         factors = self._factors[name]
         if command_id in factors:
@@ -199,7 +199,7 @@ class AppliedChanges:
         return min(self.workers, script) if self.workers_at_most else self.workers
 
     def checkpoint_written(self, step: int) -> None:
-        """End the trial: training has reached a checkpoint with the changes."""
+        """Ends the trial."""
         if self._trial.is_passed(step):
             self._trial = ChangeTrial()
             self.save()
@@ -225,14 +225,12 @@ class AppliedChanges:
         }
 
     def went_back(self, step: int) -> None:
-        """Record a rollback, so that the next checkpoint after ``step`` ends the trial."""
         if self._trial.changes and step < self._trial.step:
             self._trial = replace(self._trial, step=step)
             self.save()
 
     def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
-        """Restore the changes after a restart, from the file or else a checkpoint's `state`; return whether either
-        existed.
+        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed.
 
         A checkpoint's ``step`` after the last change ends the trial.
         """
@@ -247,7 +245,7 @@ class AppliedChanges:
         return state is not None
 
     def _start_trial_again(self) -> None:
-        """Count a start of the job; drop the changes on trial at the second without a checkpoint."""
+        """Drop the changes on trial at the second start without a checkpoint."""
         if not self._trial.changes:
             return
         self._trial = self._trial.started_again()
@@ -300,7 +298,7 @@ class AppliedChanges:
 def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down: bool = False) -> int:
     """Return ``base`` times the factors; ``round_down`` allows a fraction.
 
-    Raises Rejected, naming ``name``, if it is not whole, below 1 or above `LARGEST_GROWTH` times ``base``.
+    Raises Rejected, naming ``name``, if not whole, below 1 or above `LARGEST_GROWTH` times ``base``.
     """
     exact = Fraction(base)
     for factor in factors.values():
@@ -313,7 +311,7 @@ def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down:
 
 
 def check_workers(count: int) -> None:
-    """Raise Rejected if so many workers would overload this machine."""
+    """Raise Rejected if so many would overload this machine."""
     cpus = os.cpu_count() or 1
     most = max(_WORKERS, _WORKERS_PER_CPU * cpus)
     if count > most:

@@ -1,4 +1,4 @@
-"""Selection of checkpoints for rollbacks and deletion, and their mark files.
+"""Selection of checkpoints for rollbacks and deletion.
 
 - ``.trainmedic-complete`` is written last; a checkpoint without it is incomplete.
 - ``.trainmedic-pinned`` protects from deletion, also by the node agent.
@@ -23,7 +23,7 @@ from trainmedic.wire import envelope
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
-"""Newest checkpoints that always stay, as the newest may hold the fault to undo."""
+"""Newest checkpoints that stay: the newest may hold the fault to undo."""
 _LARGEST_MARK = 1 << 20
 _KEPT = ".trainmedic-rank-{rank:05d}.json"
 
@@ -46,14 +46,14 @@ class SavedCheckpoint:
 
 
 def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
-    """Return the newest checkpoint for `rollback`, ordered at `step`. Raises Rejected."""
+    """Return the newest of `candidates`. Raises Rejected."""
     return candidates(found, rollback, step)[0]
 
 
 def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """Return all checkpoints for `rollback`, newest first, as the next can replace an unloadable one.
+    """Return checkpoints for `rollback`, ordered at `step`, newest first: the next can replace an unloadable one.
 
-    Excludes incomplete ones and those of later steps, which belong to another training. Raises Rejected.
+    Excludes incomplete ones and later steps', which belong to another training. Raises Rejected.
     """
     complete = newest_first([checkpoint for checkpoint in found if checkpoint.step <= step])
     fitting, condition = complete, ""
@@ -71,7 +71,7 @@ def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) 
 
 
 def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints by time of writing: after a rollback a step occurs twice."""
+    """Sort complete checkpoints by time of writing: after a rollback a step occurs twice."""
     complete = [checkpoint for checkpoint in found if checkpoint.complete]
     return sorted(complete, key=lambda checkpoint: (checkpoint.at, checkpoint.step), reverse=True)
 
@@ -79,8 +79,8 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 def surplus(
     found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
 ) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints to delete. The newest `keep` healthy ones, the newest two, paths in `kept`, and
-    the healthy one before ``back_to``, the last rollback's step, stay.
+    """Checkpoints to delete. The newest `keep` healthy, the newest two, `kept` paths, and the healthy one before
+    ``back_to``, the last rollback's step, stay.
     """
     complete = newest_first(found)
     healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
@@ -92,7 +92,7 @@ def surplus(
 
 
 def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints in the order for a restart: newest healthy first, unhealthy last."""
+    """Sort complete checkpoints for a restart, unhealthy ones last."""
     return sorted(newest_first(present), key=lambda checkpoint: bool(problem(checkpoint.health)))
 
 
@@ -151,12 +151,12 @@ def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
 
 
 def keep(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Store this rank's data for comparison after a rollback to this checkpoint. Raises OSError."""
+    """Store data for comparison after a rollback to this checkpoint. Raises OSError."""
     write_durably(checkpoint / _KEPT.format(rank=rank), json.dumps(facts).encode())
 
 
 def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's data of `keep`; None if missing or unreadable."""
+    """`keep`'s data; None if missing or unreadable."""
     try:
         facts = json.loads((checkpoint / _KEPT.format(rank=rank)).read_bytes())
     except (OSError, ValueError, RecursionError):

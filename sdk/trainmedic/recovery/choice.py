@@ -1,7 +1,7 @@
-"""Choice of a rollback's checkpoint, and the reasons for skipping newer ones.
+"""Choice of a rollback's checkpoint.
 
-It is the newest healthy one a margin before the start of the fault (`_margin`), if any. If the fault returned after a
-rollback, it is older than that rollback's. Pure, so that any thread can call it.
+It is the newest healthy one a margin before the fault (`_margin`), if any. If the fault returned after a rollback, it
+is older than that one's. Pure, so that any thread can call it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _MOST_TOLD = 20
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A suitable checkpoint that was skipped."""
-
     name: str
     step: int
     why: str
@@ -38,7 +36,6 @@ class Choice:
     candidates: tuple[SavedCheckpoint, ...]
     """At least one, best first; the next replaces one that fails to load."""
     passed_over: tuple[PassedOver, ...] = ()
-    """Newer checkpoints that satisfy the rollback too."""
 
     @property
     def best(self) -> SavedCheckpoint:
@@ -106,7 +103,7 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Return the reasons for checkpoints within the margin, by identity; empty if there are no others."""
+    """Return reasons for checkpoints within the margin, by identity; empty if there are no others."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)

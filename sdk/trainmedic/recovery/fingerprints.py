@@ -1,8 +1,7 @@
-"""Fingerprints of batches, to check that a replay after a rollback draws the same ones.
+"""Fingerprints of batches: type, shape and an evenly spread sample of each value.
 
-They hash type, shape and an evenly spread sample of each value. Only the sample is copied at once, as a step may change
-its batch; this takes microseconds and waits for no device. Hashing many later is cheaper: a step leaves the CPU caches
-cold.
+Only the sample is copied at once, as a step may change its batch; this takes microseconds and waits for no device.
+Hashing many later is cheaper: a step leaves the CPU caches cold.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class Unread:
     def __init__(self, leaves: _Leaves, is_here: bool) -> None:
         self._leaves = leaves
         self.is_here = is_here
-        """True if all samples are in host memory, so that reading waits for no device."""
+        """True if reading waits for no device."""
 
     def read(self) -> Optional[int]:
-        """Compute the fingerprint, waiting for the device; None if that no longer provides the samples."""
+        """Waits for the device; None if that no longer provides the samples."""
         try:
             told = b"\0".join([leaf if type(leaf) is bytes else _told(leaf) for leaf in self._leaves])
         except RuntimeError:
@@ -68,7 +67,7 @@ def _told(leaf: Any) -> bytes:
 
 @lru_cache(maxsize=64)
 def _name_of(dtype: Any) -> bytes:
-    """Return the type's `repr`, which NumPy computes more slowly than all else here."""
+    """Return the type's `repr`, which NumPy computes slowly."""
     return repr(dtype).encode()
 
 
@@ -77,7 +76,7 @@ _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
-    """Append the content of `value` to `leaves`; return the extent of sampling."""
+    """Return the extent of sampling."""
     if len(leaves) >= _MOST_LEAVES or depth > _DEEPEST:
         return _NOTHING
     kind = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed

@@ -1,8 +1,7 @@
-"""Health of checkpoints, and the start of a rise in the losses.
+"""Health of checkpoints, and the start of a rise in the losses (`rise`).
 
-Alerts begin some scrapes after the rise, so age alone does not show a good checkpoint. Each carries a
-`CheckpointHealth` in its mark, and a rollback finds the rise's start (`rise`). `health_now` and `onset_of` read
-reported tensors: training thread only.
+Alerts begin some scrapes after the rise, so age alone does not show a good checkpoint. Each has a `CheckpointHealth` in
+its mark. `health_now` and `onset_of` read reported tensors: training thread only.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class CheckpointHealth:
     loss: float | None = None
     """The last reported loss; NaN if not finite."""
     loss_median: float | None = None
-    """Level of the last finite losses outside a rise (`trainmedic.job.loss_trend.usual_level`)."""
+    """Level of the last finite losses outside a rise (`usual_level`)."""
     loss_spread: float | None = None
     """Median absolute deviation of these losses, from their trend if they fall."""
     grad_norm: float | None = None
@@ -68,7 +67,7 @@ class CheckpointHealth:
     finite: bool | None = None
     """True if all weights and optimizer states are finite."""
     ranks_agree: bool | None = None
-    """True if replicated weights and optimizer states were equal on all ranks; False only if they had been before."""
+    """True if replicated state was equal on all ranks; False only if it had been before."""
     on_schedule: bool | None = None
     """True if the learning rate followed its schedule; None also after a long, possibly intended deviation."""
 
@@ -133,7 +132,7 @@ def problem(health: CheckpointHealth | None) -> str:
 
 
 def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHealth:
-    """Return the health of a checkpoint written now. Waits for the device of the reported tensors."""
+    """Waits for the device of the reported tensors."""
     record = progress.record.read()[-_LOOKED_AT:]
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]
@@ -192,7 +191,7 @@ def rise(record: Sequence[ReportedValues]) -> Onset | None:
     """Return the rise at the end of the record; None without one.
 
     It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it, so
-    that a long rise does not become usual.
+    that a long one does not become usual.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []

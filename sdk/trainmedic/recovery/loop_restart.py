@@ -10,7 +10,7 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 
 class LoopEnds(BaseException):
-    """Ends a framework's loop between two steps. Not an Exception, so that nothing catches it."""
+    """Ends a framework's loop between steps. Not an Exception, so that nothing catches it."""
 
 
 class DamagedCheckpoint(TrainmedicError):
@@ -25,9 +25,9 @@ class LoopRestart:
     skip_batches: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     previous: Mapping[str, Any] = field(default_factory=dict)
-    """The former ``settings``, which are known to work."""
+    """The former ``settings``, known to work."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """The part of the answer known before the loop runs."""
+    """The answer's part known before the loop runs."""
     trouble_at: int | None = None
     """First untrusted step of a rollback; None if unknown."""
     others: tuple[SavedCheckpoint, ...] = ()

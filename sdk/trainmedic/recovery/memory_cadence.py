@@ -1,6 +1,6 @@
-"""Frequency of in-memory checkpoints, limited by measured cost, and which are kept.
+"""Frequency of in-memory checkpoints, limited by cost, and which are kept.
 
-The newest is for a crash, older ones at growing distances for rollbacks. Equal inputs give equal results on all ranks.
+The newest is for a crash, older ones at growing distances for rollbacks. Equal on all ranks for equal inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Sequence
 HORIZON = 600.0
 """Seconds that the kept checkpoints should reach back; an alert's rollback takes about two minutes."""
 FIRST_INTERVAL = 10
-"""Steps between copies until their cost is measured, if the user leaves the choice."""
+"""Steps between copies until their cost is known, if the user leaves the choice."""
 _REPLICA_REST = 4  # times the duration of a copy to another node, so that one is always complete
 _SHARE, _LARGE_SHARE, _FIXED = 0.0015, 0.008, 0.000_15
 
@@ -26,7 +26,7 @@ def budget_per_step(step_seconds: float, share: float | None = None) -> float:
 
 
 class MemoryCadence:
-    """The steps of copies: multiples of ``interval``, at least ``every`` (None: by cost).
+    """``interval``: steps between copies, at least ``every`` (None: by cost).
 
     ``replica_every``: seconds between copies to another node.
     """

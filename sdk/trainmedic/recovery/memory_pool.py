@@ -1,6 +1,6 @@
-"""The slots of one rank, and the choice of the next to write.
+"""The slots of one rank.
 
-Slots are made in the background; without a suitable one the copy is skipped. Thread-safe.
+Made in the background; without a suitable one the copy is skipped. Thread-safe.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class SlotPool:
             self._slots.append(slot)
 
     def make(self, size: int) -> Slot:
-        """Make a slot at once. Raises OSError."""
         slot = Slot(size, self._free_file())
         self.add(slot)
         return slot
@@ -59,7 +58,6 @@ class SlotPool:
 
     @contextlib.contextmanager
     def using(self, slot: Slot) -> Iterator[Slot]:
-        """Protect a slot from being overwritten within the context."""
         self.hold(slot)
         try:
             yield slot
@@ -67,7 +65,6 @@ class SlotPool:
             self.release(slot)
 
     def hold(self, slot: Slot) -> None:
-        """Protect a slot from being overwritten until `release`."""
         with self._lock:
             slot.users += 1
 
@@ -131,7 +128,7 @@ class SlotPool:
                 self._remove(slot)
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
-        """Return the most dispensable idle slot of at least ``size`` bytes, unhealthy ones first."""
+        """Choose among idle slots of at least ``size`` bytes, unhealthy ones first."""
         complete = self.complete()
         for slot in complete:
             if slot in idle and slot.size >= size and slot.mark is not None and _is_ill(slot.mark):

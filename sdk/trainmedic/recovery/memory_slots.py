@@ -1,7 +1,7 @@
-"""Slots in host memory for one in-memory checkpoint each, which can outlive the process.
+"""Slots in host memory, one per in-memory checkpoint, which can outlive the process.
 
-A slot is a mapped file in shared memory (``/dev/shm``), or private without it. Its mark file is written last and
-removed first. Only this user has access to the directory; links and other users' files are rejected.
+Each is a mapped file in ``/dev/shm``, or private without it. Its mark file is written last and removed first. Only this
+user has access; links and other users' files are rejected.
 
 ::
 
@@ -35,7 +35,7 @@ except ImportError:  # Windows has no shared memory of this kind
 ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
 """Variable for a directory other than ``/dev/shm``."""
 STALE_AFTER = 3600.0
-"""Seconds until the memory of a training without a live process is removed."""
+"""Seconds, for trainings without a live process."""
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
 _LARGEST_MARK = 1 << 20
 _CHUNK = 1 << 26

@@ -1,5 +1,3 @@
-"""Pause of a training loop at a step boundary, in `LoopPause.wait`."""
-
 from __future__ import annotations
 
 import math
@@ -27,7 +25,7 @@ class LoopPause:
         return self._polls_left > 0
 
     def is_in_force(self, command_id: str) -> bool:
-        """Return whether a pause that this command began or extended lasts. Thread-safe."""
+        """Return whether a pause lasts that this command began or extended. Thread-safe."""
         return self.lasts and command_id in self._begun_by
 
     def start(self, longest: timedelta, command_id: str) -> Mapping[str, Any]:

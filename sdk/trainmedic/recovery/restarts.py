@@ -1,13 +1,13 @@
 """Restarts of a training loop after a command or a crash.
 
-If a command cannot run inside a framework's loop, its handler passes a `LoopRestart` to `LoopRestarter.ask` and ends
-the loop; `run` starts it again. The answer is ``applied`` after the first new step, or ``failed``.
+For a command that needs one, a handler passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it
+again. The answer is ``applied`` after the first new step, or ``failed``.
 
-- A damaged or unloadable checkpoint is replaced by the next older one.
-- After an exception, the loop restarts from the newest checkpoint, a limited number of times without progress.
+- The next older checkpoint replaces a damaged or unloadable one.
+- After an exception, the loop restarts from the newest one, a limited number of times without progress.
 - A hanging loop is interrupted for a feasible rollback.
-- Several ranks restart together from one checkpoint. Their crashes and hangs are left to the launcher, as other ranks
-  wait in a collective.
+- Several ranks restart together from one checkpoint. Their crashes and hangs are the launcher's, as other ranks wait in
+  a collective.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ class LoopRestarter:
             self._interrupter.disarm()
 
     def stop(self) -> None:
-        """End the loop without a restart."""
         self._may_start_again = False
         if self._asked is not None:
             self._fail(self._asked, "the job was told to stop before the training loop could restart")
@@ -188,7 +187,7 @@ class LoopRestarter:
                 self._interrupter = None
 
     def _is_worth_interrupting(self) -> bool:
-        """Return whether a feasible rollback is waiting. Called by the interrupter's thread; changes nothing."""
+        """Return whether a feasible rollback waits. Called by the interrupter's thread; changes nothing."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -251,7 +250,7 @@ class LoopRestarter:
         return starting
 
     def _fallback(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
-        """Return the restart that replaces the failing `starting`, or raise `error`."""
+        """Replace the failing `starting`, or raise `error`."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: continuing with the former settings", self._medic.job)
@@ -303,6 +302,5 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Free the loop's tensors, held by the traceback's frames."""
     error.__traceback__ = None
     gc.collect()

@@ -1,7 +1,7 @@
 """Limit on rollbacks without progress.
 
 Rollbacks belong together if they reach a step at or before an earlier one's start. After ``limit`` of them the next is
-rejected, so that the playbook escalates.
+rejected: the playbook escalates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class RollbackCount:
     rollbacks: int = 0
 
     def is_continued_by(self, target_step: int) -> bool:
-        """Return whether a rollback to ``target_step`` belongs to these."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
@@ -87,7 +86,7 @@ class RollbackBudget:
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """Read the count, 0 for an unreadable file, so that the job can still be repaired."""
+    """Read the count: 0 for an unreadable file, so that the job can still be repaired."""
     if file is None:
         return RollbackCount()
     try:

@@ -1,15 +1,17 @@
-"""Trainmedic in a plain PyTorch training loop: `attach` returns a `Run` for the loop::
+"""Trainmedic in a plain PyTorch training loop: `attach` it, and write the loop with the `Run` that it returns::
 
-run = trainmedic.torch.attach(
-    medic, model=model, optimizer=optimizer, loader=loader, checkpoints="checkpoints", checkpoint_every=100
-)
-run.resume()
-for batch in run.batches(epochs=3):
-    with run.step() as step:
-        loss = loss_of(model, batch)
-        step.backward(loss)
-        norm = step.update(max_norm=1.0)
-        step.report(loss=loss, grad_norm=norm)
+    run = trainmedic.torch.attach(
+        medic, model=model, optimizer=optimizer, loader=loader, checkpoints="checkpoints", checkpoint_every=100
+    )
+    run.resume()
+    for batch in run.batches(epochs=3):
+        with run.step() as step:
+            loss = loss_of(model, batch)
+            step.backward(loss)
+            norm = step.update(max_norm=1.0)
+            step.report(loss=loss, grad_norm=norm)
+
+Needs torch, which ``trainmedic`` itself does not.
 """
 
 from trainmedic.job.interrupt import SIGNAL as INTERRUPT_SIGNAL

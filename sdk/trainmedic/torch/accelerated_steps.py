@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate's part in the steps: loss scaling, clipping and accumulation."""
+"""Accelerate's part in the steps: loss scaling, clipping and accumulation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AcceleratedSteps:
         self._accelerator.backward(loss)
 
     def clip(self, parameters: Sequence[Any], max_norm: float) -> Any:
-        """Clip the gradients and return their former norm."""
+        """Return their former norm."""
         return self._accelerator.clip_grad_norm_(parameters, max_norm)
 
     def step(self, optimizers: Iterable[Any]) -> None:

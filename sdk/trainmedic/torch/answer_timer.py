@@ -1,5 +1,3 @@
-"""Time limit for answers that wait for the loop, as a hanging loop never answers."""
-
 from __future__ import annotations
 
 import threading
@@ -10,7 +8,9 @@ _GRACE = 1.0
 
 
 class AnswerTimer:
-    """Calls a function in its own thread at the limit. ``lock`` excludes the training thread."""
+    """Calls a function in its own thread at the limit, as a hanging loop never answers. ``lock`` excludes the training
+    thread.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -107,7 +107,7 @@ def attach(
 
 
 def _registered(steps: AcceleratedSteps, parts: StateParts) -> dict[str, Any]:
-    """Return the objects registered with Accelerate that `attach` did not get."""
+    """Registered with Accelerate, but not given to `attach`."""
     given = [id(part) for part in parts.by_name.values()]
     objects = enumerate(steps.registered)
     return {f"accelerator.{number}": by_state(each) for number, each in objects if id(each) not in given}

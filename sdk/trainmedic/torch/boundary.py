@@ -1,4 +1,4 @@
-"""Boundary between steps, where commands run and checkpoints are written.
+"""Boundary between steps, for commands and checkpoints.
 
 Most have nothing to do and cost the memory they read, as the step leaves CPU caches cold.
 """
