@@ -160,8 +160,8 @@ class Medic(JobReports):
     def commands(self, step: int) -> list[JobCommand]:
         """Carry out due commands between two steps. Takes a microsecond without commands.
 
-        Handlers run in the calling thread; the caller must answer the returned commands. With
-        `trainmedic.distributed.share` every rank gets the same commands at the same call, otherwise only rank 0.
+        Handlers run in the calling thread; the caller must answer the returned commands. With `share` every rank gets
+        the same commands at the same call, otherwise only rank 0.
         """
         if type(step) is not int:  # NumPy's number, or a tensor
             step = whole(step) or 0

@@ -24,7 +24,7 @@ _STEP, _LOSS = "training_step", "compute_loss"
 
 
 class UsedBatches:
-    """Reports each batch of the trainer's steps to ``proof``.
+    """Reporter of each batch of the trainer's steps to ``proof``.
 
     ``why_not``: why batches may differ from before, else empty. ``makes_batches``: the model samples without gradients
     before a step's loss.
@@ -163,6 +163,7 @@ class LoadedBatches:
         return samples, items
 
     def _leave_out(self, batches: Iterator[Any], count: int) -> Iterator[Any] | None:
+        """Skip the next batches. Return the epoch's last ones if it ended without one to train on; else None."""
         if not self._left:
             return None
         last: deque[Any] = deque(maxlen=count)

@@ -1,4 +1,4 @@
-"""Detectors: user code that finds faults in a rank's records.
+"""User code that finds faults in a rank's records.
 
 They come from installed packages (entry points ``trainmedic.detectors``) or ``Medic.detector``, and share a thread. A
 finding is a record of the event ``detected``, matched by the shipped log rule of that name.

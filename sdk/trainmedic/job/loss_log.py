@@ -89,6 +89,7 @@ class LossComparison:
         self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
+        """Return the first untrusted step: known, not finite, or a jump. None without one."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]

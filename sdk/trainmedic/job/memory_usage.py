@@ -58,6 +58,7 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
 
 
 def cuda_memory() -> Cuda | None:
+    """Return the memory of the device that this process uses most; None if CUDA is not in use."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:

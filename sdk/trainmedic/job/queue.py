@@ -104,6 +104,7 @@ class CommandQueue:
             self.on_arrival()
 
     def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
+        """Return the answer to a new command; None if it waits for the loop."""
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -117,6 +118,7 @@ class CommandQueue:
         return None
 
     def _extend(self, received: ReceivedCommand) -> bool:
+        """Extend a waiting command's time by its repeat; return whether this entry is the one that it waits by."""
         command = received.command
         waiting = self.waiting.get(command.id)
         if waiting is None:

@@ -1,7 +1,6 @@
 """Records of a rank: JSON lines per interval of steps and per event.
 
-The training thread only queues notes; another writes twice a second, and counts those it drops. The sources file states
-the rank's identity and other outputs (``wire.log_layout``).
+The training thread only queues notes; another writes twice a second, and counts those it drops.
 """
 
 from __future__ import annotations

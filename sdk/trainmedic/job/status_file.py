@@ -1,7 +1,7 @@
 """A rank's status file for its launcher, independent of Redis.
 
 Rank 0 and each other node's first rank write every two seconds and after each checkpoint. The launcher ends a hang for
-waiting rollbacks and names them in ``TRAINMEDIC_WAITING``.
+waiting rollbacks.
 """
 
 from __future__ import annotations

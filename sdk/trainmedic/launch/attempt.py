@@ -189,6 +189,7 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
+        """Return the end of a rank's output, from its file or its lines in `printed`; None if neither identifies it."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

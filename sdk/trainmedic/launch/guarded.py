@@ -63,6 +63,7 @@ class WarmStandby:
             self._guarded = Guarded(argv, os.environ, grace, its_end.fileno(), prints_to_terminal=prints_to_terminal)
 
     def begin(self, argv: Sequence[str], torchrun: Sequence[str], environment: Mapping[str, str]) -> Guarded | None:
+        """Order the attempt and return its guard; close and return None if the process has ended."""
         if self._guarded.process.poll() is None:
             order = {"argv": list(argv), "torchrun": list(torchrun), "environment": dict(environment)}
             # Write in a thread: the process reads the order after its imports, and the environment may exceed the

@@ -23,7 +23,7 @@ _LONGEST_HOLD = 0.5
 
 
 class OutputCopies:
-    """Forwards and stores pipes' data, and remembers each one's end.
+    """Thread that forwards and stores pipes' data, and remembers each one's end.
 
     Pipes are read in order: a failing program's last words are on standard error, after its standard output. Partial
     lines wait up to `_LONGEST_HOLD`.
@@ -56,6 +56,7 @@ class OutputCopies:
                     self._pass_on(pipe, len(pipe.held))
 
     def _copy(self, pipe: _Pipe) -> bool:
+        """Copy a pipe's data up to the end of its last line; return whether more can come."""
         try:
             chunk = os.read(pipe.source, _CHUNK)
         except OSError:  # a terminal that no process has open any more
@@ -103,8 +104,8 @@ def end_of(path: Path) -> str:
 def bound_file(path: Path, most: int) -> None:
     """Free the middle of another process's file above `most` bytes.
 
-    Beginning and end keep their offsets; the middle reads as zeros. No effect on links and without holes (NFS before
-    4.2).
+    Beginning and end keep their offsets; the middle reads as zeros. No effect on links, or on file systems without
+    holes (NFS before 4.2).
     """
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b") as file:

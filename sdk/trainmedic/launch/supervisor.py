@@ -182,6 +182,7 @@ class Supervisor:
                 self._had_rank_0 = True
 
     def _new_standby(self) -> WarmStandby | None:
+        """Return the next attempt's standby; None without ``--warm``, or if it cannot be started."""
         options = self._options
         interpreter = options.line.interpreter
         if not options.is_warm or self._stopped_by is not None or interpreter is None:
@@ -206,6 +207,7 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
+        """Record a failure and wait for the next attempt; return False if there is none."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)

@@ -203,8 +203,8 @@ def _run(work: Callable[[], None]) -> NoReturn:
 
 
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
-    """Does a whole process's work. After a failure, and with `ends_well_too` always, skips Python's teardown, which
-    would copy the pages of all imports for seconds.
+    """Do a whole process's work. After a failure, and with `ends_well_too` always, skip Python's teardown, which would
+    copy the pages of all imports for seconds.
 
     Threads, exit functions and buffers are handled.
     """
@@ -344,6 +344,7 @@ class _Ranks:
         return _Rank(answer["pid"], argv, self)
 
     def status(self, pid: int, timeout: float | None) -> int | None:
+        """Return a rank's exit code, negative for a signal; None if it still runs after `timeout` seconds."""
         with self._lock:
             while pid not in self._ended and select.select([self._link], [], [], timeout)[0]:
                 message = self._link.recv(_LONGEST_MESSAGE)

@@ -71,6 +71,7 @@ class ResumableData:
         self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
+        """Return `restore`'s input for this rank with the keys of checkpoints; None if unknown."""
         if self._resume is not None or self._loader is None:
             return None if self._resume is None else dict(self._resume)
         progress = self._trainer.fit_loop.epoch_loop.batch_progress

@@ -114,6 +114,7 @@ class MegatronTraining(SelfSavingFramework):
             self.carried.save(path)
 
     def decide_exit(self, **state: Any) -> bool:
+        """Replace ``checkpoint_and_decide_exit``: return whether ``train()`` ends now."""
         iteration: int = state["iteration"]
         self._report(iteration, state["optimizer"], state["opt_param_scheduler"])
         if self._decide_exit(**state):

@@ -148,6 +148,7 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
+        """Return the fingerprints since ``drawn`` batches, and the reason if there are none."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"

@@ -79,8 +79,8 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 def surplus(
     found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
 ) -> list[SavedCheckpoint]:
-    """Checkpoints to delete. The newest `keep` healthy, the newest two, `kept` paths, and the healthy one before
-    ``back_to``, the last rollback's step, stay.
+    """Return the checkpoints to delete. The newest `keep` healthy, the newest two, `kept` paths, and the healthy one
+    before ``back_to``, the last rollback's step, stay.
     """
     complete = newest_first(found)
     healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]

@@ -1,7 +1,7 @@
 """Health of checkpoints, and the start of a rise in the losses (`rise`).
 
-Alerts begin some scrapes after the rise, so age alone does not show a good checkpoint. Each has a `CheckpointHealth` in
-its mark. `health_now` and `onset_of` read reported tensors: training thread only.
+Alerts begin some scrapes after the rise, so age alone does not show a good checkpoint. `health_now` and `onset_of` read
+reported tensors: training thread only.
 """
 
 from __future__ import annotations

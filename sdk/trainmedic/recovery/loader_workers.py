@@ -7,7 +7,8 @@ from trainmedic.recovery.changes import check_workers
 
 
 def agreed_workers(command: JobCommand, present: int) -> int:
-    """Agreed by all ranks; ``present`` is this rank's number. Raises Rejected on all ranks together.
+    """Return each data loader's workers, agreed by all ranks; ``present`` is this rank's number. Raises Rejected on all
+    ranks together.
 
     With ``at_most`` all must have the same number, as the undo restores rank 0's.
     """

@@ -215,6 +215,7 @@ def _source(
 def _with_memory(
     medic: Medic, parts: StateParts, storage: CheckpointStorage | None, options: Memory | None
 ) -> tuple[CheckpointStorage | None, MemoryStart | None]:
+    """Return the storage, with in-memory checkpoints if requested, and their start."""
     if options is None:
         return storage, None
     if not isinstance(options, Memory):

@@ -148,6 +148,7 @@ class CarriedState:
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
+        """Restore one value; return whether its place still exists."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)

@@ -212,7 +212,6 @@ class CommandHandlers:
         return output
 
     def _batches_change(self) -> None:
-        """Stop comparing batches, as different ones follow."""
         self._verification.end("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
         self._training.loss_log.course_changes(self._training.global_step)

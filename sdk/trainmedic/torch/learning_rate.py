@@ -50,8 +50,6 @@ class _RateSlot:
 
 
 class _Watched(NamedTuple):
-    """A change of scale whose effect is observed."""
-
     expected: list[float]
     ratio: float
 

@@ -26,7 +26,6 @@ class Return:
     accumulation: int
     accumulation_then: int
     is_scaled_otherwise: bool
-    """True if the learning rate's scale differs from the checkpoint's."""
     trouble_at: int | None
     """First untrusted step; None without a fault."""
     has_state: bool = True

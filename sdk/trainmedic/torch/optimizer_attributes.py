@@ -28,8 +28,6 @@ Attributes = dict[str, dict[str, Any]]
 
 
 class OptimizerAttributes:
-    """Attributes of one training's optimizers and hooks, relative to those at construction."""
-
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
         self._process = secrets.token_hex(4)

@@ -64,7 +64,6 @@ class RankComparison:
         return _part(part) in self._faulty
 
     def went_back(self) -> None:
-        """Reset after a rollback."""
         self._faulty, self.trouble_at = frozenset(), None
         if self.agree is False:
             self.agree = None

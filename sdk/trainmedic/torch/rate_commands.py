@@ -57,8 +57,6 @@ class ScaledTraining(Protocol):
 
 @dataclass(frozen=True)
 class _Pending:
-    """An unobserved change."""
-
     command: JobCommand
     output: Mapping[str, Any]
     until: float
@@ -168,7 +166,6 @@ class RateCommands:
                 self._answer(_NO_UPDATE)
 
     def finish(self, because: str) -> None:
-        """Answer with the observations so far."""
         with self._timer.lock:
             if any(not each.command.is_answered for each in self._pending):
                 self._answer(because)

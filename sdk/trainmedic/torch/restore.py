@@ -237,6 +237,7 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
+        """Go to the checkpoint's position. Return the answer's text about the batches, and the number newly skipped."""
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:

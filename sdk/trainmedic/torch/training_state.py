@@ -36,8 +36,6 @@ CARRIED_HINT = (
 # With slots: each step accesses it with cold CPU caches.
 @dataclass(slots=True, eq=False)
 class TrainingState:
-    """Parts, data, checkpoints and position of a training."""
-
     medic: Medic
     parts: StateParts
     rate: LearningRate
@@ -160,7 +158,6 @@ class TrainingState:
         return [] if source is None else [source.batch_size, bool(source.workers)]
 
     def reset_to(self, checkpoint: SavedCheckpoint) -> None:
-        """Set the position after loading `checkpoint`."""
         self.drop_unfinished_step()
         self.global_step = self.medic.step = checkpoint.step
         self.current_checkpoint = checkpoint

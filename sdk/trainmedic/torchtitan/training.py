@@ -110,6 +110,7 @@ class TitanTraining(SelfSavingFramework):
         return self._batches(self._noted(self.to_train_on(iter(loader))))
 
     def continues(self) -> bool:
+        """Replace ``should_continue_training``: return whether there is another step."""
         if self._is_loaded:
             self.end_step(self._trainer.step)
         else:

@@ -56,6 +56,7 @@ class CarriedFiles:
         return told
 
     def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any] | None, str]:
+        """Return the stored state, or None and the reason."""
         try:
             held = torch.load(checkpoint / self._file, map_location="cpu", weights_only=True)
         except FileNotFoundError:

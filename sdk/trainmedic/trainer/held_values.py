@@ -81,6 +81,7 @@ def unpacked(form: Any, present: Any = None) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
+    """Return whether two results of `packed` are equal; NaN equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

@@ -110,6 +110,7 @@ class CommandMemory:
             return self._whole_in_redis_since
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
+        """Enter a command to be applied. Return None on success, else its existing record."""
         mine = CommandRecord(envelope.ACCEPTED)
         with self._marking:
             if self._enter(client, command_id, mine):
@@ -128,6 +129,7 @@ class CommandMemory:
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
+        """Enter a record; return False if Redis has one, which stays unless ``replace``."""
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:
@@ -171,6 +173,7 @@ class CommandMemory:
         return CommandRecord.decode(raw, self.owner)
 
     def _since_in(self, value: Any, run: str) -> datetime | None:
+        """Return since when the memory in this run of Redis is complete; None if unknown, or of another run."""
         if value is None:
             return None
         try:

@@ -130,6 +130,7 @@ class Signer:
         return None
 
     def _read_again(self) -> bool:
+        """Read the keys again; return whether they have changed."""
         self._read_at = self._clock()
         try:
             keys = _checked(self._read_keys())

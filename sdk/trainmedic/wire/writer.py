@@ -107,7 +107,7 @@ class ReplyWriter:
         self._thread.start()
 
     def put(self, outgoing: OutgoingReplies) -> bool:
-        """Queue replies without waiting; drop them if 1,000 are queued, as the server asks again."""
+        """Queue replies without waiting. Drop them if 1,000 are queued, as the server asks again, and return False."""
         if outgoing.entry is not None:
             self._connection.note_answered(outgoing.entry)
         try:
@@ -270,6 +270,7 @@ class ReplyWriter:
                 client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
+        """Return the presence in Redis; empty if there is none that is readable and genuine."""
         try:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:

@@ -42,6 +42,7 @@ def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
+    """Return the tensors' digests by name; ``cache`` provides known ones and receives the others."""
     cache = KnownDigests() if cache is None else cache
     cache.add(tensors.values())
     return {

@@ -65,8 +65,6 @@ class JointContents(Protocol):
 
 @runtime_checkable
 class BackgroundContents(JointContents, Protocol):
-    """Contents that can be written during training."""
-
     def use_group_of_its_own(self) -> None:
         """Write with a process group other than the training's from now on. Every rank calls it."""
         ...

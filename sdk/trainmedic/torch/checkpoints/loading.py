@@ -84,6 +84,7 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
+        """Load on this rank. Return the run's own state, the digests' comparison, and the error."""
         training = self._training
         assert training.storage is not None
         try:

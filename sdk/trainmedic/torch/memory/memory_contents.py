@@ -1,5 +1,3 @@
-"""Contents of an in-memory checkpoint: everything that a rank holds."""
-
 from __future__ import annotations
 
 from typing import Any, Mapping, Protocol, Sequence
@@ -33,9 +31,7 @@ class MemoryContents(Protocol):
         """
         ...
 
-    def put_back(self, parts: StateParts, held: Any) -> None:
-        """Restore the output of `held`."""
-        ...
+    def put_back(self, parts: StateParts, held: Any) -> None: ...
 
 
 class WholeContents:

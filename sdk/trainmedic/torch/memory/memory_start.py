@@ -163,6 +163,7 @@ class MemoryStart:
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
+        """Return each rank's node, and the addresses of the ranks that serve copies."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:

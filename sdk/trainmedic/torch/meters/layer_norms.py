@@ -60,6 +60,7 @@ class LayerNorms:
 
 
 def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
+    """Return the trained parameters by layer, from output to input."""
     layers: dict[str, list[nn.Parameter]] = {}
     for model in models:
         if isinstance(model, nn.Module):

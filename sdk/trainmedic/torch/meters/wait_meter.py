@@ -26,8 +26,6 @@ _MOST_LEARNED = 3
 
 
 class Waits(Protocol):
-    """Measurement of one model for one kind of distribution."""
-
     stopwatch: Stopwatch
     """Also used for waits of the loop itself."""
 
