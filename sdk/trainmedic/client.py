@@ -234,7 +234,7 @@ class Medic(JobReports):
         patience: float,
         call_patience: float,
     ) -> Share:
-        """See `trainmedic.distributed.share`."""
+        """See `trainmedic.distributed.share`, which calls it. Raises ConfigurationError."""
         if self.share is not None or self._is_closed:
             raise ConfigurationError("share() is called once, before the job is closed")
         if self._queue is not None:

@@ -9,8 +9,8 @@
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 
-A connected job raises one error into the training loop: a `TrainmedicError`, if a checkpoint was loaded partly or is
-damaged and no other is available.
+A connected job raises nothing into the training loop but a `TrainmedicError`, if a checkpoint was loaded only partly
+or is damaged and no other is available.
 """
 
 from __future__ import annotations

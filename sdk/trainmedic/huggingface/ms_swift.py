@@ -15,6 +15,8 @@ from trainmedic.huggingface import Callback, run_by
 
 
 class SwiftCallback(Callback):
+    """ms-swift creates it before or after the trainer's initialisation."""
+
     def __init__(self, args: Any, trainer: Any) -> None:
         super().__init__(connect())
         run_by(self, trainer)

@@ -19,7 +19,7 @@ class CpuMeter:
         self._cores: float | None = None
 
     def cores(self, now: float) -> float | None:
-        """Return the mean of busy cores since the last reading; None if unknown or not yet measured."""
+        """Return the mean number of busy cores since the last reading; None if unknown or not yet measured."""
         if now - self._at < _SHORTEST:
             return self._cores
         seconds = cpu_seconds(self._proc)

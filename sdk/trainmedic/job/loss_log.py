@@ -14,6 +14,7 @@ from typing import Any, Mapping, Sequence
 from trainmedic.job.reported_values import is_one_number, kept, number
 
 COMPARED = 20
+"""Steps after a rollback whose losses are compared."""
 FEWEST = 3
 """Compared losses that suffice in a slow training."""
 EXACT_KERNELS = 1e-5

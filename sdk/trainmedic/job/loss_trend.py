@@ -1,6 +1,6 @@
 """Level and scatter of a job's last losses.
 
-Prometheus samples too few steps for conditions on consecutive ones.
+Conditions on consecutive reports are computed here, as Prometheus samples too few.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator."""
+"""Memory use of a training process and its growth.
+
+Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,9 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return used and available bytes, of the control group if it has a limit, else of the machine.
+    """Return bytes in use and bytes available in total, of the control group if it has a limit, else of the machine.
 
-    Reclaimable memory such as the page cache is not used.
+    Reclaimable memory such as the page cache is not in use.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")

@@ -18,8 +18,8 @@ _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
 """Batches; reading past more would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
-"""In script learning rates; most trainings diverge at four times the tuned one. ``connect(largest_lr_scale=...)``
-allows more.
+"""Maximum multiple of the script's learning rate; most trainings diverge at four times the tuned one.
+``connect(largest_lr_scale=...)`` allows more.
 """
 
 

@@ -20,8 +20,8 @@ from trainmedic.wire.evaluations import EvaluatedMetric
 HANG_FLOOR = 60.0
 """Minimum seconds of a hang; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""Before the job has its pace: loading, compiling and the first collective take minutes. Also limits windows, except a
-pause.
+"""The same before the job has its pace: loading, compiling and the first collective take minutes. Also the limit of a
+window, except a pause.
 """
 HANG_FACTOR = 5.0
 """Multiple of the usual time between two reports."""

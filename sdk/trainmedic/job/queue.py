@@ -170,7 +170,7 @@ class CommandQueue:
         return due
 
     def _answer_interrupted(self, now: datetime) -> None:
-        """During which an earlier process ended.
+        """Answer the commands during which an earlier process ended.
 
         A recorded change was applied: if failed, it could be sent again and applied twice.
         """

@@ -22,7 +22,9 @@ log = logging.getLogger("trainmedic")
 
 _LOOK_SECONDS = 0.2
 _FOR_A_ROLLBACK = 10.0
-"""Seconds beyond the job's own limit, by which one rank has interrupted itself if possible."""
+"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback. A job of one rank has
+interrupted itself by then, if possible.
+"""
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
 

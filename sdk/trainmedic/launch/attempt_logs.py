@@ -22,7 +22,7 @@ _ENTRIES = "2000"
 
 
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
-    """Return a launch's first attempt: one after those in this directory.
+    """Return the number of a launch's first attempt: one after those in this directory.
 
     Each of several nodes' launchers continues its own; one without any joins the newest if that is recent.
     """
@@ -54,7 +54,7 @@ def variables(
 ) -> dict[str, str]:
     """Return variables to add for an attempt.
 
-    PyTorch's flight recorder dumps on timeouts, unless the user has set these options under any name.
+    PyTorch's flight recorder is enabled and dumps on timeouts, unless the user has set these options under any name.
     """
     if logs is None or log_dir is None:
         return {LOG_DIR: ""}

@@ -146,7 +146,7 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 
 
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
-    """Return torchrun's first rank that is no victim.
+    """Return the cause of an attempt's end: torchrun's first rank that is no victim.
 
     `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's, `status` and `pid` the
     launcher's own. A rank that lost its peer may have the earliest error file. If all lost peers, `Cause.lost_peer` is

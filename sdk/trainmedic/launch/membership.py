@@ -1,6 +1,6 @@
 """Excluded nodes of an elastic job.
 
-An own node's launcher waits while excluded; one of several nodes (srun) restarts on the others.
+A launcher of its own node waits while it is excluded; one of several nodes (srun) restarts on the others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The launcher's connection to the server.
 
-Its threads wait for Redis; the launcher never does, and without usable settings has none.
+Its threads wait for Redis; the launcher never does. Without a job name or usable settings it launches without one.
 """
 
 from __future__ import annotations

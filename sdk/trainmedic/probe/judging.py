@@ -29,6 +29,7 @@ WORST_FIRST = (WRONG, SLOW, NEW, OK)
 KEPT = 10
 """Good measurements to keep for each pair."""
 _SLOWER = 2.0
+"""Times the usual latency at which a barrier is slow."""
 _NOTICEABLE = 100e-6
 """Smallest difference in seconds; below it a busy CPU matters more than a link."""
 _LESS = 0.7

@@ -1,6 +1,6 @@
-"""A probe would slow a training and measure it.
+"""Check whether a node trains: a probe would slow the training and measure it.
 
-Checks the GPUs' memory and, if named, Trainmedic's server.
+It reads the GPUs' memory and, if named, asks Trainmedic's server.
 """
 
 from __future__ import annotations

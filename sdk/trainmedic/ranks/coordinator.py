@@ -1,4 +1,4 @@
-"""Rank 0's role: assign due commands to sync points, collect outcomes, and delete keys that all have read."""
+"""Rank 0's role: assign due commands to sync points, write and collect outcomes, and delete keys that all have read."""
 
 from __future__ import annotations
 

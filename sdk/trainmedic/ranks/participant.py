@@ -1,4 +1,4 @@
-"""Role of other ranks: read rank 0's decisions, or continue without commands if it stops."""
+"""Role of all ranks except 0: read rank 0's decisions, and continue without commands if it stops."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Participant:
         return decision
 
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
-        """Writes an empty decision, unless another rank was first.
+        """Write an empty decision, unless another rank was first.
 
         The intervals grow, as rank 0 deletes no keys and the store would fill.
         """

@@ -45,7 +45,10 @@ Role = Coordinator | Participant
 
 
 class Inquiry:
-    """`attempt` is called until it returns a value, at intervals that grow with the ranks sharing the store."""
+    """A value for the training thread: `attempt` is called until it returns one.
+
+    The interval grows with the ranks, which share the store.
+    """
 
     def __init__(self, attempt: Callable[[float, float], Any], world_size: int) -> None:
         self.attempt = attempt

@@ -58,6 +58,7 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
+        """Record the next batch. Call it only while the comparison is not complete."""
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:

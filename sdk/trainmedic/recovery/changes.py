@@ -120,7 +120,7 @@ class AppliedChanges:
     """The active changes of one training.
 
     Args:
-        directory: Of the file; None keeps changes in this process and in checkpoints only.
+        directory: Directory of the file; None keeps changes in this process and in checkpoints only.
         writes: True on the one rank that writes the file.
         largest_lr_scale: Upper bound, times the script's own learning rate.
     """
@@ -225,6 +225,7 @@ class AppliedChanges:
         }
 
     def went_back(self, step: int) -> None:
+        """Record a rollback to ``step``, so that the next later checkpoint ends the trial."""
         if self._trial.changes and step < self._trial.step:
             self._trial = replace(self._trial, step=step)
             self.save()

@@ -1,7 +1,7 @@
 """Choice of a rollback's checkpoint.
 
 It is the newest healthy one a margin before the fault (`_margin`), if any. If the fault returned after a rollback, it
-is older than that one's. Pure, so that any thread can call it.
+is older than that rollback's. Pure, so that any thread can call it.
 """
 
 from __future__ import annotations

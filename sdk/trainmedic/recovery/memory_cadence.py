@@ -26,7 +26,7 @@ def budget_per_step(step_seconds: float, share: float | None = None) -> float:
 
 
 class MemoryCadence:
-    """``interval``: steps between copies, at least ``every`` (None: by cost).
+    """The steps of copies: multiples of ``interval``, at least ``every`` (None: by cost).
 
     ``replica_every``: seconds between copies to another node.
     """

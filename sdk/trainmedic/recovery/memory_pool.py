@@ -1,6 +1,6 @@
 """The slots of one rank.
 
-Made in the background; without a suitable one the copy is skipped. Thread-safe.
+They are made in the background; without a suitable one the copy is skipped. Thread-safe.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class SlotPool:
             self._slots.append(slot)
 
     def make(self, size: int) -> Slot:
+        """Make a slot at once. Raises OSError."""
         slot = Slot(size, self._free_file())
         self.add(slot)
         return slot
@@ -58,6 +59,7 @@ class SlotPool:
 
     @contextlib.contextmanager
     def using(self, slot: Slot) -> Iterator[Slot]:
+        """Protect a slot from being overwritten within the context."""
         self.hold(slot)
         try:
             yield slot
@@ -65,6 +67,7 @@ class SlotPool:
             self.release(slot)
 
     def hold(self, slot: Slot) -> None:
+        """Protect a slot from being overwritten until `release`."""
         with self._lock:
             slot.users += 1
 

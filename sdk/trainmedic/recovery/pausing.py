@@ -1,3 +1,5 @@
+"""Pause of a training loop at a step boundary. Handlers start and end it; the loop calls `LoopPause.wait`."""
+
 from __future__ import annotations
 
 import math

@@ -1,7 +1,7 @@
 """Copies of in-memory checkpoints on another node, over TCP.
 
-Both directions are authenticated with a secret from the ranks' store; access to that is access to the training. Partial
-data is discarded.
+Requests and data are authenticated with a secret from the ranks' store; access to that is access to the training.
+Partial data is discarded.
 """
 
 from __future__ import annotations

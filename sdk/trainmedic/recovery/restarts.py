@@ -302,5 +302,6 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
+    """Free the loop's tensors, which the traceback's frames hold."""
     error.__traceback__ = None
     gc.collect()

@@ -30,6 +30,7 @@ class RollbackCount:
     rollbacks: int = 0
 
     def is_continued_by(self, target_step: int) -> bool:
+        """Return whether a rollback to ``target_step`` belongs to these."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:

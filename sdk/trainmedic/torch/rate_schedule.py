@@ -37,6 +37,7 @@ class RateSchedule:
         return self._agreed >= _IN_A_ROW
 
     def was_followed(self) -> None:
+        """Record that the preceding process followed it."""
         self._agreed = _IN_A_ROW
 
     @property

@@ -218,6 +218,7 @@ class Run:
         self._save_at_start()
 
     def _count_drawn(self) -> None:
+        """Warn once if batches are drawn without steps."""
         self._drawn_without_step += 1
         if self._drawn_without_step > _DRAWN_WITHOUT_STEP:
             self._drawn_without_step = -1

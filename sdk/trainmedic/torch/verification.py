@@ -170,7 +170,7 @@ class RollbackVerification:
                 self._answer(TOO_SLOW)
 
     def _answer(self, ended_because: str, is_error: bool = False) -> None:
-        """Later comparisons only serve a correction."""
+        """Answer; later comparisons only serve a correction."""
         pending = self._pending
         assert pending is not None
         self._timer.cancel()

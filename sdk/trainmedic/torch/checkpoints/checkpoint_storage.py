@@ -113,6 +113,7 @@ class CheckpointDirectory:
         return {path: checkpoints.completion(path) for path in paths}
 
     def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
+        """Return whether another process wrote the checkpoint after this one started."""
         if not self._watches or facts is None or facts.get("writer") in (None, self._writer):
             return False
         if str(facts.get("at")) < self._began:

@@ -124,6 +124,7 @@ def can_unite(states: Sequence[RankState], part: str) -> bool:
 
 
 def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
+    """Return why another number of ranks cannot continue with a part."""
     what = "what optimizers keep in attributes" if part == ATTRIBUTES else f"the state of {part}"
     return (
         f"{what} in {checkpoint} belongs to each of its {written_by} ranks, so that another number of ranks cannot "

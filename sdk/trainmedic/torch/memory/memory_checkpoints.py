@@ -61,6 +61,8 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
+    """Copies on other nodes. ``drop`` forgets those of later steps."""
+
     def drop(self, step: int) -> None: ...
 
 

@@ -34,6 +34,7 @@ class MemoryPace:
         self._costs.append(cost)
 
     def agree_anew(self) -> None:
+        """Reset after a rollback to an earlier step."""
         self._agree_at = 0
 
     def adapt(self, step: int, step_seconds: float | None, works: bool) -> None:

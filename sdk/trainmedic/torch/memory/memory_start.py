@@ -96,7 +96,7 @@ class MemoryStart:
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
         """Reserve memory and restore what an earlier process left, unless ``newest_step`` is None.
 
-        It returns the disk's; only later ones are fetched from other nodes.
+        ``newest_step`` returns the disk's; only later ones are fetched from other nodes.
         """
         if self._lock is not None:  # from a failed start
             self._lock.release()

@@ -1,6 +1,7 @@
 """Gradient norms of the layers where they are largest, to show where a training diverges.
 
-Non-finite gradients spread from output to input, so layers near the output come first.
+They are measured every few seconds without waiting for the device. Non-finite gradients spread from output to input, so
+layers near the output come first.
 """
 
 from __future__ import annotations
