@@ -49,7 +49,7 @@ def kind_of(error: BaseException) -> str:
 def is_lost_peer(text: str) -> bool:
     """Return whether an error's text states a lost rank, or a timeout in waiting for one.
 
-    Words of the communication library are required too, as storage connections can also be lost.
+    It needs words of the communication library, as storage connections can also be lost.
     """
     text = text[:_SEARCHED]
     return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None

@@ -36,8 +36,8 @@ def fetch(iterator: Iterator[Item]) -> Item:
 class Interrupter:
     """Interrupter of a job's main thread, on which it must be created.
 
-    ``is_worth_it`` returns whether a waiting command justifies an interruption, ``hangs`` whether the loop hangs; both
-    are called in this class's thread, after `check_for_hang`.
+    ``is_worth_it`` returns whether a waiting command justifies an interruption, ``hangs`` whether the loop hangs. This
+    class's thread calls both, after `check_for_hang`.
     """
 
     def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:

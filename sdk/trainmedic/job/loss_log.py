@@ -59,7 +59,7 @@ class LossCourse:
 
 
 class LossComparison:
-    """Comparison of the losses after a rollback to `step` with those reported before.
+    """Comparison of the losses after a rollback to `step` with earlier ones.
 
     ``earlier_until`` is the last step of an earlier process, whose script and losses may differ.
     """

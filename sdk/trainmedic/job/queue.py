@@ -1,8 +1,8 @@
 """A job's command queue on rank 0.
 
 It answers commands that need no loop: invalid, expired, interrupted and repeated ones. The undo of a possibly forgotten
-command is ``failed`` and stays pending. A rollback that only waited in an earlier process continues if the launcher
-names it (``status_file``). Rank 0 replies for all ranks to a command that they never reached.
+command is ``failed`` and stays pending. A rollback that waited in an earlier process continues if the launcher names
+it. Rank 0 replies for all ranks to a command that they never reached.
 """
 
 from __future__ import annotations

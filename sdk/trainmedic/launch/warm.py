@@ -1,9 +1,9 @@
 """Program that imports PyTorch in advance, then runs torchrun and the ranks as its forks.
 
 ``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path in torchrun's interpreter, perhaps
-without Trainmedic. The order is a JSON object with the attempt's ``argv`` and ``environment`` and ``torchrun``,
-torchrun's arguments; the answer is `READ`. One fork becomes torchrun, with only the start of ranks replaced; each rank
-is another. If something is missing, ``argv`` is executed.
+without Trainmedic. The order is a JSON object with ``argv``, ``environment`` and torchrun's arguments, ``torchrun``;
+the answer is `READ`. One fork becomes torchrun, with only the start of ranks replaced; each rank is another. If
+something is missing, ``argv`` is executed.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def agree(
 ) -> AgreedOutcome:
     """Return the outcome of `decision`'s commands.
 
-    Each rank states ``step``, and ``cannot`` with a reason per command it refuses. If a rank is `missing`, nothing is
+    Each rank states ``step``, and ``cannot`` with a reason per refused command. If a rank is `missing`, nothing is
     carried out or refused; if steps differ, all commands are refused.
     """
     if missing:

@@ -126,8 +126,8 @@ class LearningRate:
     def give_up(self, scale: float) -> None:
         """Assume ``scale``, as the loop sets rates itself, and keep its rates.
 
-        Remove the factor where it remains: in groups that the loop does not set, or if a scheduler derives each rate
-        from the last.
+        Remove the factor where it remains: in groups that the loop does not set, or if schedulers derive rates from the
+        last.
         """
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]

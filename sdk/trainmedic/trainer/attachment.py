@@ -77,8 +77,10 @@ class Attachment:
         self._register_restarts()
 
     def attach(self, loop: TrainerLoop | None) -> None:
-        """Set the loop for commands that need a restart. None makes them unsupported and answers a waiting rate change:
-        the training has ended, perhaps by an error unknown to the callbacks.
+        """Set the loop for commands that need a restart.
+
+        None makes them unsupported and answers a waiting rate change: the training has ended, perhaps by an error
+        unknown to the callbacks.
         """
         self.loop = loop
         if loop is None:

@@ -1,6 +1,6 @@
 """State that a program's object holds across a restart of its loop: batches, counters, buffers, averages.
 
-A restart in the process reuses objects that a new one would create. So their attributes are restored from the
+A restart in the process reuses objects that a new one would create, so their attributes are restored from the
 checkpoint's copy, or else to their initial state.
 """
 

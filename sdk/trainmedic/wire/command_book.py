@@ -116,8 +116,8 @@ def admit(
 ) -> CommandDecision:
     """Decide on a genuine command by its record, and enter it if it is to be applied.
 
-    ``refusal``, called for new commands in time, returns a refused command's answer. ``claim`` enters the command
-    durably before it starts, or returns a record that exists by then.
+    ``refusal``, called for new commands in time, returns a refusal's answer. ``claim`` enters the command durably
+    before it starts, or returns an existing record.
     """
     if record is None:
         if now >= command.expires_at:

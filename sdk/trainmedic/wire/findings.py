@@ -1,7 +1,7 @@
 """Transport of log findings to the server and of log rules to the nodes.
 
-A finding is an entry of one stream, signed like a reply. The rules are one unsigned value, whose digest a signed
-*notice of rules* per node states; readers check it every few seconds.
+A finding is an entry of one stream, signed like a reply. The rules are one unsigned value. A signed *notice of rules*
+per node states their digest; readers check it every few seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loading of the first intact checkpoint, the same on all ranks.
 
-Every rank verifies digests. A difference is a partial load: an older checkpoint is tried, else the training ends on all
-ranks (`HalfLoaded`).
+Every rank verifies digests. A difference is a partial load: an older checkpoint is tried; without one the training ends
+on all ranks (`HalfLoaded`).
 """
 
 from __future__ import annotations

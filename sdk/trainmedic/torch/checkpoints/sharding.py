@@ -77,7 +77,7 @@ class ShardedContents:
         return {**_not_spread(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
 
     def use_group_of_its_own(self) -> None:
-        """Write with a separate process group, in parallel with training. Every rank calls it."""
+        """See `BackgroundContents`."""
         self._group = dist.new_group(backend="gloo", timeout=_WRITING)
 
     def write(self, path: Path, content: Any) -> None:
