@@ -1,7 +1,4 @@
-"""Let Trainmedic repair a running training job.
-
-`connect` a job, `Medic.report` each step, and carry out `Medic.commands` between steps. See ``README.md`` for an
-example and ``errors`` for exceptions.
+"""Let Trainmedic repair a running training job (example: ``README.md``).
 
 Names are imported on first use, which keeps the node agent small.
 """

@@ -7,6 +7,4 @@ __all__ = ["FILE", "LIMIT", "Budget", "Spent"]
 
 
 class Budget(RollbackBudget):
-    """`RollbackBudget` with its public method names."""
-
     renew = RollbackBudget.reset

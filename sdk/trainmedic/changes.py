@@ -16,12 +16,10 @@ __all__ = ["ACCUMULATION", "BATCH_SIZE", "FILE", "LEARNING_RATE", "Changes", "ch
 
 
 class Changes(AppliedChanges):
-    """`AppliedChanges` with its public method names."""
-
     note = AppliedChanges.set_factors
     settle = AppliedChanges.drop_earlier_run
 
     @property
     def left_out(self) -> list[list[int]]:
-        """Ranges of skipped batches: epoch, first batch, and the one after the last, of each."""
+        """Skipped batches: epoch, first batch, and the one after the last."""
         return self.skipped

@@ -1,4 +1,4 @@
-"""`connect`, and the `Medic` that a training loop calls.
+"""`connect` and `Medic`.
 
 The training thread only uses plain attributes and queues; background threads talk to Redis.
 """
@@ -57,25 +57,25 @@ def connect(
     target_samples_per_second: float | None = None,
     target_tokens_per_second: float | None = None,
 ) -> Medic:
-    """Connect a training job. Returns at once, with or without Redis, and never stops the training.
+    """Connect a training job. Returns at once, with or without Redis.
 
     Missing arguments come from the environment: TRAINMEDIC_JOB, TRAINMEDIC_REDIS_URL, TRAINMEDIC_SIGNING_KEY or _FILE;
-    rank and world size from the launcher (torchrun, Open MPI, Slurm). Without a URL, that of a server of the same user
-    on this machine is used.
+    rank and world size from torchrun, Open MPI or Slurm. Without a URL, that of a server of the same user on this
+    machine is used.
 
-    - ``job``: the name that alerts carry as ``job_name``.
-    - ``metrics_port``: Prometheus endpoint on rank 0, without a password; 0 picks a free port (`Medic.metrics_port`).
-    - ``metrics_host``: address to listen on (``"0.0.0.0"`` for all).
+    - ``job``: the alerts' ``job_name``.
+    - ``metrics_port``: Prometheus endpoint on rank 0, without a password; 0 picks a free port.
+    - ``metrics_host``: ``"0.0.0.0"`` for all.
     - ``capabilities``: ``"live"``, ``"restart"`` or ``"unsupported"`` per action; the last is answered without the
       loop.
-    - ``hang_floor``: minimum seconds of a hang, which is a step of over five times the usual time.
+    - ``hang_floor``: minimum seconds of a hang, a step of over five times the usual time.
     - ``startup_floor``: the same before the loop has its pace, and for windows (`window`).
     - ``largest_lr_scale``: larger multiples of the script's learning rate are rejected.
-    - ``layer_norms``: number of layers whose gradient norm is shown, the largest first; measured by the integrations.
+    - ``layer_norms``: number of layers whose gradient norm is shown, largest first.
     - ``log_dir``, else TRAINMEDIC_LOG_DIR: directory of each rank's records, JSON lines every ``log_interval`` steps
-      and for each event. Without it there are none.
-    - ``target_samples_per_second``, ``target_tokens_per_second``: target throughput of all ranks, for reports and the
-      alert TrainingBelowTarget.
+      and per event; none without it.
+    - ``target_samples_per_second``, ``target_tokens_per_second``: target throughput of all ranks (alert
+      TrainingBelowTarget).
 
     Raises ConfigurationError.
     """
@@ -150,7 +150,7 @@ class Medic(JobReports):
     # --- training loop --------------------------------------------------------------------------------
 
     def stats(self) -> Mapping[str, Any]:
-        """Return this rank's memory and pace. Takes about a millisecond; thread-safe."""
+        """Return this rank's memory and pace, in about a millisecond; thread-safe."""
         figures = self._stats.measure(time.perf_counter())
         if 0 < self.rank == self.world_size - 1 and self.progress.evaluated:
             # With pipeline parallelism only the last rank knows the loss.
@@ -158,11 +158,10 @@ class Medic(JobReports):
         return figures
 
     def commands(self, step: int) -> list[JobCommand]:
-        """Carry out due commands between two steps. Without commands it takes a microsecond.
+        """Carry out due commands between two steps. Takes a microsecond without commands.
 
-        Commands with a handler are carried out in the calling thread; the caller must answer the returned others. With
-        `trainmedic.distributed.share` every rank gets the same commands at the same call; without it only rank 0 gets
-        any.
+        Handlers run in the calling thread; the caller must answer the returned commands. With `share` every rank gets
+        the same commands at the same call, otherwise only rank 0.
         """
         if type(step) is not int:  # NumPy's number, or a tensor
             step = whole(step) or 0
@@ -186,7 +185,7 @@ class Medic(JobReports):
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work
 
     def unanswered(self) -> list[JobCommand]:
-        """Return the unanswered commands, read-only. Thread-safe. On ranks other than 0: the agreed ones."""
+        """Return the unanswered commands, read-only; those agreed on if not rank 0. Thread-safe."""
         waiting = self._queue.waiting if self._queue is not None else self._handlers.in_progress
         return list(waiting.values())
 
@@ -198,13 +197,12 @@ class Medic(JobReports):
         ]
 
     def on(self, action: str, how: str = LIVE, in_force: InForce | None = None) -> Callable[[Handler], Handler]:
-        """Register a handler: ``@medic.on("job.rollback")``.
+        """Register a handler for `commands`: ``@medic.on("job.rollback")``.
 
-        `commands` calls it with the `JobCommand`. Its return value, a dict, is the output of ``applied``. `Rejected`
-        and `Unsupported` answer that, other exceptions ``failed`` (logged, and not raised by `commands`). ``how`` is
-        ``"live"``, or ``"restart"`` if the loop must restart. ``in_force``, called in any thread, returns whether the
-        change of a command's ID is active; None if unknown. Without it, the undo of a forgotten command stays pending
-        until a user closes it.
+        The returned dict is the output of ``applied``. `Rejected` and `Unsupported` answer that; other exceptions are
+        logged and answer ``failed``. ``how`` is ``"live"``, or ``"restart"`` if the loop must restart. ``in_force``,
+        called in any thread, returns whether the change of a command's ID is active; None if unknown. Without it, the
+        undo of a forgotten command stays pending until a user closes it.
         """
         if how not in (LIVE, RESTART):
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
@@ -217,13 +215,12 @@ class Medic(JobReports):
         return register
 
     def cannot(self, action: str, reason: str) -> None:
-        """Declare that this job does not carry out `action`. Such commands are answered with the reason."""
+        """Answer commands of `action` with ``unsupported`` and the reason."""
         self._handlers.refuse(action, reason)
         self._announce()
 
     def group(self, name: str) -> Group:
-        """Return the group of all ranks, for use outside of commands; without `trainmedic.distributed.share` only this
-        rank.
+        """Return the group of all ranks, or without `share` of this one, for use outside of commands.
 
         Every rank passes the same name.
         """
@@ -237,9 +234,7 @@ class Medic(JobReports):
         patience: float,
         call_patience: float,
     ) -> Share:
-        """Agree with the other ranks through `store`. Called by `trainmedic.distributed.share`. Raises
-        ConfigurationError.
-        """
+        """See `trainmedic.distributed.share`, which calls it. Raises ConfigurationError."""
         if self.share is not None or self._is_closed:
             raise ConfigurationError("share() is called once, before the job is closed")
         if self._queue is not None:
@@ -259,7 +254,7 @@ class Medic(JobReports):
         return self.share
 
     def close(self) -> None:
-        """Answer open commands with ``failed``, notify server and ranks, and end the threads, within a few seconds."""
+        """Answer open commands with ``failed``, notify server and ranks, and end the threads, within seconds."""
         if self._is_closed or self._pid != os.getpid():
             return  # a forked child has no threads; its parent continues
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""Jobs of several ranks: every rank carries out the same commands at the same step. Needs PyTorch.
+"""Jobs of several ranks. Needs PyTorch.
 
 ::
 
@@ -32,12 +32,13 @@ def share(
     patience: float = PATIENCE,
     call_patience: float = CALL_PATIENCE,
 ) -> Share:
-    """Let the ranks agree. Every rank calls it once, after the same number of calls of `Medic.commands`.
+    """Let the ranks agree. Every rank calls it once (also as ``medic.share``), after the same number of calls of
+    `Medic.commands`.
 
-    Afterwards every rank must call `Medic.commands` equally often, at the same steps. ``every`` is the number of calls
-    between sync points, by default for about a second. ``store`` is a ``torch.distributed.Store`` of all ranks, by
-    default the process group's or torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for other
-    ranks at a command, in seconds. Also available as ``medic.share``. Returns at once. Raises ConfigurationError.
+    Afterwards every rank must call that at the same steps. ``every`` is the number of calls between sync points, by
+    default about a second's. ``store`` is a ``torch.distributed.Store`` of all ranks, by default the process group's or
+    torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for ranks at a command, in seconds.
+    Returns at once. Raises ConfigurationError.
     """
     if every is not None and every < 1:
         raise ConfigurationError(f"share: every is {every}; it counts calls of commands(), and is at least 1")
@@ -87,13 +88,13 @@ def _connection(store: Any) -> Any:
 
 
 class _Device:
-    """CUDA device of this rank. No CUDA context is created before the job uses CUDA."""
+    """CUDA device of this rank. It creates no CUDA context."""
 
     def __init__(self) -> None:
         self._uuid: str | None = None
 
     def uuid(self) -> str | None:
-        """Return the device's NVML name. Training thread only, because the current device differs between threads."""
+        """Return the device's NVML name. Training thread only: the current device differs between threads."""
         if self._uuid is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             try:
                 self._uuid = devices.nvml_name(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

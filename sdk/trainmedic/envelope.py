@@ -1,4 +1,4 @@
-"""Public names of the wire format (``wire.envelope`` and ``wire.signing``)."""
+"""Public names of ``wire.envelope`` and ``wire.signing``."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 
-A connected job raises nothing into the training loop, with one exception: a `TrainmedicError`, if a checkpoint was
-loaded only partly or is damaged and no other is available.
+A connected job raises nothing into the training loop but a `TrainmedicError`, if a checkpoint was loaded only partly
+or is damaged and no other is available.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ConfigurationError(TrainmedicError):
 
 
 class NotAgreed(TrainmedicError):
-    """The ranks could not agree, because one is gone or does not answer."""
+    """The ranks could not agree, because one is gone or silent."""
 
 
 class Refusal(TrainmedicError):
@@ -33,7 +33,7 @@ class Refusal(TrainmedicError):
 
 
 class Rejected(Refusal):
-    """The command makes no sense here and now, such as without a checkpoint from before that time."""
+    """The command makes no sense here and now, such as without an earlier checkpoint."""
 
 
 class Unsupported(Refusal):
@@ -41,8 +41,8 @@ class Unsupported(Refusal):
 
 
 class Interrupted(BaseException):
-    """A training step hangs, and a command waits that can help.
+    """A training step hangs, and a waiting command can help.
 
-    The integration that armed it catches it. Not an Exception, so that ``except Exception`` in the step does not
-    swallow it; ``finally`` works as usual.
+    The integration that armed it catches it. Not an Exception, so that ``except Exception`` does not swallow it;
+    ``finally`` works as usual.
     """

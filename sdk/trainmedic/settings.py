@@ -1,4 +1,4 @@
-"""Settings of a job: the arguments of `connect`, completed from the environment. Arguments win."""
+"""Settings of a job: the arguments of `connect`, else the environment."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Settings:
     rank: int
     world_size: int
     read_keys: Callable[[], Sequence[bytes]] | None
-    """Returns the signing key, then the previous one if set. Each call reads key files again and may raise
-    ConfigurationError. None without a signing key.
+    """Returns the signing key, then the previous one if set; reads key files again and may raise ConfigurationError.
+    None without a key.
     """
     redis_url: str | None
     url_file: Path
@@ -57,6 +57,7 @@ class LogSettings:
 def resolve_logs(
     log_dir: str | os.PathLike[str] | None, interval: int, environment: Mapping[str, str] | None = None
 ) -> LogSettings | None:
+    """Return the settings of records; None without a directory. Raises ConfigurationError."""
     env = os.environ if environment is None else environment
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigurationError(f"log_interval is {interval!r}; it is a whole number of steps, 1 or more")
@@ -124,6 +125,8 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
 
 
 def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
+    """Return a function that reads `Settings.read_keys`' keys; None if no key is set. Both raise ConfigurationError."""
+
     def read_keys() -> list[bytes]:
         keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
         if keys[0] is None and keys[1] is not None:
@@ -134,6 +137,7 @@ def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable
 
 
 def _previous_key(env: Mapping[str, str]) -> bytes | None:
+    """Return the key that is still accepted; None without one, and if its file is gone or empty (withdrawn)."""
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
     if env.get(variable):

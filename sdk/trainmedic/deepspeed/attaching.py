@@ -1,5 +1,3 @@
-"""`attach`, which makes an `EngineRun` of a DeepSpeed engine and a loader."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -42,14 +40,13 @@ def attach(
     reread: int = REREAD,
     verify: bool = True,
 ) -> EngineRun:
-    """Carry out Trainmedic's commands in a loop around a DeepSpeed engine, at its optimizer's boundaries.
+    """Carry out Trainmedic's commands in a loop around a DeepSpeed engine.
 
-    ``engine`` is the first result of ``deepspeed.initialize``; it owns model, optimizer, scheduler, loss scale and
-    gradient accumulation. ``loader`` is for `Run.batches`, by default the engine's ``training_dataloader``.
-    ``checkpoints`` is a directory shared by all ranks, with DeepSpeed's checkpoints and ``latest`` naming the newest
+    ``engine`` is the first result of ``deepspeed.initialize``. ``loader`` defaults to the engine's
+    ``training_dataloader``. ``checkpoints`` is a directory shared by all ranks; its ``latest`` names the newest
     complete one. Other arguments are those of `trainmedic.torch.attach`.
 
-    Every rank calls it, after ``deepspeed.initialize``. Raises ConfigurationError.
+    Every rank calls it. Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep)
     check_options(checkpoints, checkpoint_every, also, rollbacks, seed, reread)
@@ -116,7 +113,7 @@ def _check_checkpoints(engine: Any) -> None:
 def _plain(loader: Any) -> Any:
     """Return the ``DataLoader`` that DeepSpeed's loader makes for each epoch, whose order is known.
 
-    Loaders with curriculum learning, whose sampler has its own state, stay as they are.
+    Loaders for curriculum learning, with state in their sampler, stay.
     """
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):

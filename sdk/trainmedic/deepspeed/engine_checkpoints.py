@@ -1,8 +1,7 @@
-"""Checkpoints written and loaded by a DeepSpeed engine, managed by `JointCheckpointDirectory`.
+"""Checkpoints written and loaded by a DeepSpeed engine.
 
-Each rank adds ``rank-00003.pt`` etc. for state that the engine does not save. Without ZeRO that includes the
-optimizer's differences from rank 0. An engine loads in place, so every rank first verifies the checksums of its own
-files.
+Each rank adds ``rank-00003.pt`` etc. for state that the engine does not save: without ZeRO, the optimizer's differences
+from rank 0. An engine loads in place, so every rank verifies checksums first.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class EngineContents:
         self._world_size = world_size
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Files, Any]:
-        """The first result is filled by `write`, before this rank's own file is written."""
+        """`write` fills the first result."""
         files: Files = {}
         states = self.comparable(parts)
         differing = None if states is None else own_of(states, RankState.of(run.get("rank_state")), self._rank)
@@ -57,8 +56,7 @@ class EngineContents:
         }
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the optimizer's state if the engine writes only rank 0's: without ZeRO, if all ranks train the same
-        weights.
+        """Return the optimizer's state if the engine writes only rank 0's: without ZeRO, on equal weights.
 
         Optimizers with a process group write each rank's; earlier releases have one for bf16 without ZeRO.
         """

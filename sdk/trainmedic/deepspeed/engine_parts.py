@@ -1,6 +1,6 @@
-"""A rank's share of the parameters and optimizer state of a DeepSpeed engine: partitions with ZeRO.
+"""A rank's share of a DeepSpeed engine's parameters and optimizer state.
 
-In stage 3 parameters are cut into equal pieces; the unused memory at the end is excluded.
+In ZeRO's stage 3 parameters are cut into equal pieces; unused memory at the end is excluded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training loop around a DeepSpeed engine.
 
-Engines count batches themselves. Here the run counts and the engine follows; otherwise a changed accumulation would
-make one step too short.
+Engines count batches themselves. Here the engine follows the run's count, as a changed accumulation would make one step
+too short.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainmedic.torch.training_state import TrainingState
 
 
 class EngineStep(Step):
-    """Work on one batch. ``is_update`` is true if the engine steps its optimizer."""
+    """Work on one batch. ``is_update``: the engine steps its optimizer."""
 
     __slots__ = ("_engine",)
 
@@ -30,7 +30,7 @@ class EngineStep(Step):
         self._engine.backward(loss)
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """Call ``engine.step()``; return the gradients' norm after an optimizer step if the engine knows it.
+        """Call ``engine.step()``; return the gradients' norm after an optimizer step, None if unknown.
 
         Raises TypeError for ``max_norm``: the engine clips by its own configuration.
         """
@@ -53,7 +53,7 @@ class EngineRun(Run):
         self._micro_batch = int(engine.train_micro_batch_size_per_gpu())
 
     def step(self) -> EngineStep:
-        """``with run.step() as step:`` around the work on one batch; commands are carried out at its end."""
+        """``with run.step() as step:`` around the work on one batch; commands run at its end."""
         plain = super().step()
         if self.training.batches_done == 0:
             self._resize()

@@ -1,10 +1,10 @@
-"""Trainmedic for the Hugging Face Trainer and programs that use it.
+"""Trainmedic for the Hugging Face Trainer.
 
-- `train` runs a Trainer and carries out all commands, including restarts of its loop.
-- `protect` does so in programs that create and run the Trainer themselves, such as LLaMA-Factory.
+- `train` runs a Trainer with all commands.
+- `protect` does so in programs that run it themselves, such as LLaMA-Factory.
 - `Callback` alone carries out commands without a restart.
 
-``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift. Needs transformers and torch.
+``trainmedic.huggingface.ms_swift`` is the plugin for ms-swift.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def train(
     limits: Limits = _DEFAULT,
     **options: Any,
 ) -> Any:
-    """Train like ``trainer.train()``, and restart the loop after commands and crashes that need it.
+    """Train like ``trainer.train()``; restart the loop after commands and crashes that need it.
 
-    Returns the last loop's ``TrainOutput``. ``job`` is the job's name in alerts. A given ``medic`` stays open.
-    ``options`` go to ``trainer.train``. Raises the Trainer's error after too many failures.
+    Returns the last loop's ``TrainOutput``. ``job`` is the name in alerts. A given ``medic`` stays open. ``options`` go
+    to ``trainer.train``. Raises the Trainer's error after too many failures.
     """
     own = None if medic is not None or _callback_of(trainer) is not None else connect(job)
     try:
@@ -50,10 +50,7 @@ def train(
 
 @contextlib.contextmanager
 def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limits = _DEFAULT) -> Iterator[Medic]:
-    """Make every Trainer train as by `train` during the context.
-
-    For programs that run the Trainer internally. Only ``transformers.Trainer.train`` is replaced.
-    """
+    """Make every Trainer train as by `train` during the context, by replacing ``transformers.Trainer.train``."""
     connection = medic or connect(job)
     original = transformers.Trainer.train
 
@@ -70,7 +67,7 @@ def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limit
 
 
 def run_by(callback: Callback, trainer: Any, limits: Limits = _DEFAULT) -> None:
-    """Make this Trainer's ``train()`` work like `train`; for plugins that receive the Trainer."""
+    """Make ``train()`` work like `train`; for plugins that get the Trainer."""
     original = trainer.train
 
     def train_restarting(resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:

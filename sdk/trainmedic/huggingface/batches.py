@@ -1,7 +1,7 @@
-"""Batches that a Trainer loads, and those that it trains on. They differ in reinforcement learning.
+"""Batches that a Trainer loads and those that it trains on, which differ in reinforcement learning.
 
-Batches sampled since a restart prove nothing: the abandoned model may have sampled their predecessors. So the
-comparison ends when the model begins to sample.
+Batches sampled after a restart prove nothing, as the abandoned model may have sampled their predecessors. So the
+comparison ends at the first sampling.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _STEP, _LOSS = "training_step", "compute_loss"
 
 
 class UsedBatches:
-    """Observer that reports each batch of the trainer's steps to ``proof``.
+    """Reporter of each batch of the trainer's steps to ``proof``.
 
-    ``why_not`` is why batches may differ from before; else empty. ``makes_batches`` is set when the model samples
-    without gradients before the loss of a step.
+    ``why_not``: why batches may differ from before, else empty. ``makes_batches``: the model samples without gradients
+    before a step's loss.
     """
 
     makes_batches = False
@@ -103,11 +103,11 @@ class UsedBatches:
 
 
 class LoadedBatches:
-    """Batches that a Trainer takes from its loader: some are skipped, and the wait for the others is measured.
+    """Batches from a Trainer's loader, with some skipped and the wait measured.
 
-    ``skip`` batches after the checkpoint's position are read and not trained on; ``skipped`` counts the actual number.
-    With ``max_steps`` further epochs replace them. An incomplete last step of a shortened epoch is skipped too, as its
-    gradients would not be applied. An epoch never becomes empty, because the Trainer would end.
+    ``skip`` batches are read but not trained on; ``skipped`` counts the actual number. With ``max_steps`` further
+    epochs replace them. A shortened epoch's incomplete last step is skipped too, as its gradients would not be applied.
+    No epoch becomes empty, as the Trainer would end.
     """
 
     def __init__(
@@ -163,6 +163,7 @@ class LoadedBatches:
         return samples, items
 
     def _leave_out(self, batches: Iterator[Any], count: int) -> Iterator[Any] | None:
+        """Skip the next batches. Return the epoch's last ones if it ended without one to train on; else None."""
         if not self._left:
             return None
         last: deque[Any] = deque(maxlen=count)
@@ -208,7 +209,7 @@ def _is_loaded(used: Any, loaded: Any) -> bool:
 def _content(used: Any, loaded: Any) -> Any:
     """Return the comparable part of a batch: all of the loader's.
 
-    Computed figures of sampled batches are excluded, as their last bits vary on non-deterministic devices.
+    Sampled batches' computed figures are excluded: non-deterministic devices vary their last bits.
     """
     if not isinstance(used, Mapping):
         return used

@@ -1,5 +1,3 @@
-"""Callback by which a Hugging Face Trainer reports and carries out commands."""
-
 from __future__ import annotations
 
 import functools
@@ -39,8 +37,8 @@ class _StepEnd:
 class Callback(TrainerCallback):  # type: ignore[misc]
     """``Trainer(callbacks=[trainmedic.huggingface.Callback(job="llm-1")])``.
 
-    The options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `trainmedic.huggingface.train`
-    or `protect`, commands that need a restart are ``unsupported``.
+    Options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `train` or `protect`, commands
+    that need a restart are ``unsupported``.
     """
 
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
@@ -57,17 +55,14 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self.medic.cannot("job.accumulate", _NO_ACCUMULATION)
 
     def attach(self, framework: HuggingFaceFramework | None) -> None:
-        """Set the framework for commands that need a restart; None makes them unsupported."""
+        """Set the framework for restarts; None makes commands that need one unsupported."""
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
         if framework is None:
             self._saves_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the program's rate for the next update, times the factor of commands.
-
-        Call it each time if the program writes ``group["lr"]`` itself, such as in a callback.
-        """
+        """Return the program's rate, times commands' factor. Programs that write ``group["lr"]`` call it each time."""
         return self._attachment.live.learning_rate(value)
 
     @log_errors

@@ -1,6 +1,6 @@
-"""Checkpoints of a Hugging Face Trainer: directories ``checkpoint-<step>``, their completeness and marks.
+"""Checkpoints of a Hugging Face Trainer: ``checkpoint-<step>``.
 
-The Trainer's last file is ``trainer_state.json``. The mark (`mark`) records changes of the run.
+The Trainer's last file is ``trainer_state.json``; our mark records changes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def mark(checkpoint: Path, **facts: Any) -> None:
 
 
 def skipped_batches(checkpoint: str | Path) -> int:
-    """Return the batches that each rank had skipped by then. The Trainer counts only steps for its data position."""
+    """Return the batches that each rank had skipped by then; the Trainer counts only steps."""
     batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
     return batches if type(batches) is int and batches > 0 else 0
 
 
 def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's stored data, with the digests of rank 0, which wrote the weights; None without any."""
+    """Return a rank's stored data, with the digests of rank 0's weights; None without any."""
     own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
@@ -60,7 +60,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
-    """Return all checkpoints of a job with that many ranks, oldest step first. Empty without the directory."""
+    """Return checkpoints of that many ranks, oldest step first; empty without the directory."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 
 
 def check_room(output_dir: str | Path) -> None:
-    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size: failed saves end the loop."""
+    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size."""
     complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]
     if not complete:
         return

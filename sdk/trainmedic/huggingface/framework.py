@@ -1,4 +1,4 @@
-"""A Hugging Face Trainer whose training loop restarts, with changed arguments or skipped batches."""
+"""A Trainer whose loop restarts, with changed arguments or skipped batches."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class HuggingFaceFramework(Framework):
         return {**data, **engine, **held}
 
     def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
-        """Store this rank's data for comparison in the checkpoint; rank 0, which writes the weights, adds digests.
+        """Store this rank's data for comparison; rank 0 adds digests of the weights.
 
         Raises OSError.
         """
@@ -174,7 +174,7 @@ class HuggingFaceFramework(Framework):
         return command_id in self._in_force
 
     def scale_batch(self, command: JobCommand, here: Path) -> bool:
-        """Request a restart from ``here``, which is about to be written. False if refused. Raises Rejected."""
+        """Request a restart from ``here``, about to be written; False if refused. Raises Rejected."""
         scale, args = command.parameters, self._trainer.args
         assert isinstance(scale, ScaleBatch)
         if not scale.keep_global_batch:
@@ -185,7 +185,7 @@ class HuggingFaceFramework(Framework):
         return self._restart_with({_BATCH: batch, _ACCUMULATION: accumulation}, command, here)
 
     def set_workers(self, command: JobCommand, here: Path) -> bool:
-        """Request a restart from ``here``, which is about to be written. False if refused. Raises Rejected."""
+        """As `scale_batch`."""
         previous = int(getattr(self._trainer.args, _WORKERS))
         count = agreed_workers(command, previous)
         settings: dict[str, Any] = {_WORKERS: count}

@@ -1,10 +1,10 @@
-"""Additional models in reinforcement learning, which must follow a rollback.
+"""Additional models in reinforcement learning follow a rollback.
 
-**Reference model**: TRL's ``sync_ref_model`` updates it, but the Trainer does not save it. Rank 0 stores its weights in
+**Reference model**: TRL's ``sync_ref_model`` updates it without the Trainer saving it. Rank 0 stores its weights in
 ``trainmedic-reference.pt``.
 
 **Rollout engine**, such as vLLM: TRL updates its weights when the step counter changes, which a rollback can hide. So
-it is updated before its first sampling. A ``rollout_func`` needs ``sync_weights()`` for that.
+it is updated before its first sampling, with a ``rollout_func`` by its ``sync_weights()``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RolloutEngine:
 
     @contextlib.contextmanager
     def behind(self, is_behind: bool) -> Iterator[None]:
-        """During the context, update the engine before its first sampling if it ``is_behind``."""
+        """During the context, update an engine that ``is_behind`` before its first sampling."""
         self._is_behind = is_behind
         with contextlib.ExitStack() as stack:
             vllm = self._vllm

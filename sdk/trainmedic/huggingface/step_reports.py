@@ -1,7 +1,6 @@
-"""One report per step, assembled from a Trainer's callback events.
+"""One report per step from a Trainer's callback events.
 
-Loss and gradient norm come only with logs, after the step's end, so the report waits for the log. Saving and evaluating
-are reported as windows.
+Loss and gradient norm come only with logs, after the step, so the report waits.
 """
 
 from __future__ import annotations

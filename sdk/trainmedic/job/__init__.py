@@ -1,1 +1,1 @@
-"""A training job's commands, from arrival to reply, and its reports."""
+"""A training job's commands and reports."""

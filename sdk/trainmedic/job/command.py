@@ -1,5 +1,3 @@
-"""A command as the training loop sees it."""
-
 from __future__ import annotations
 
 import logging
@@ -20,9 +18,8 @@ OutcomeCallback = Callable[["JobCommand", str, Mapping[str, Any]], None]
 class JobCommand:
     """One command to this job.
 
-    ``params`` are the checked parameters as sent; ``parameters`` is their typed form (`trainmedic.ScaleLr` etc.), None
-    for unknown actions. ``undo_of`` is the ID of the command to revert. ``group`` is for handlers in jobs of several
-    ranks. Answer once, with `applied`, `rejected`, `unsupported` or `failed`. Further answers are only logged.
+    ``params`` are checked and as sent; ``parameters`` is their typed form, None for unknown actions. ``undo_of``: the
+    ID of the command to revert. Answer once; further answers are only logged.
     """
 
     def __init__(
@@ -59,26 +56,26 @@ class JobCommand:
         return self.status is not None
 
     def applied(self, output: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Answer that it is done. The output is kept in the history: ``command.applied(before=0.1, after=0.05)``."""
+        """Answer that it is done. The history keeps the output: ``command.applied(before=0.1, after=0.05)``."""
         self.answer(envelope.APPLIED, {**(output or {}), **more})
 
     def rejected(self, reason: str) -> None:
-        """Answer that the command makes no sense here and now. It will not be repeated."""
+        """Answer that the command makes no sense here and now; it will not be repeated."""
         self.answer(envelope.REJECTED, {"reason": reason})
 
     def unsupported(self, reason: str = "") -> None:
-        """Answer that this job cannot carry out such commands. It will not be repeated."""
+        """Answer that this job cannot carry out such commands; they will not be repeated."""
         self.answer(envelope.UNSUPPORTED, {"reason": reason or f"the training loop does not carry out {self.action}"})
 
     def failed(self, reason: str) -> None:
-        """Answer that the attempt failed. It may be repeated."""
+        """Answer that the attempt failed; it may be repeated."""
         self.answer(envelope.FAILED, {"reason": reason})
 
     def later(self, answer_at_end: Callable[[], None] | None = None) -> None:
         """Announce that the answer follows later, such as after a restart of the loop.
 
-        Call it before the handler returns; otherwise returning means applied. If the job ends first, ``answer_at_end``
-        is called to answer; without it the answer is ``failed``.
+        Call it before the handler returns, as returning means applied. If the job ends first, ``answer_at_end`` is
+        called to answer; without it the answer is ``failed``.
         """
         self.is_deferred, self.answer_at_end = True, answer_at_end
 

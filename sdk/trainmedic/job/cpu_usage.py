@@ -1,7 +1,4 @@
-"""CPU cores in use by a training process and its children, measured on request.
-
-Reads Linux's ``/proc``. Unknown on other systems.
-"""
+"""CPU cores used by a process and its children, from Linux's ``/proc``; else unknown."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class CpuMeter:
         self._cores: float | None = None
 
     def cores(self, now: float) -> float | None:
-        """Return the mean number of busy cores since the last reading. None if unknown or not yet measured."""
+        """Return the mean number of busy cores since the last reading; None if unknown or not yet measured."""
         if now - self._at < _SHORTEST:
             return self._cores
         seconds = cpu_seconds(self._proc)
@@ -35,7 +32,7 @@ class CpuMeter:
 
 
 def cpu_seconds(proc: Path = PROC) -> float | None:
-    """Return the CPU time of this process and its children, such as data loader workers, ended ones included."""
+    """Return the CPU time of this process and its children, ended ones included."""
     own = _ticks(proc / "self")
     if own is None:
         return None

@@ -1,8 +1,7 @@
-"""Detectors: user code that finds faults in a rank's records, such as by comparing many steps.
+"""User code that finds faults in a rank's records.
 
-They come from installed packages (entry point group ``trainmedic.detectors``) or from ``Medic.detector``, and run in
-one thread of their own. A finding becomes a record of the event ``detected``, which the shipped log rule of that name
-matches.
+They come from installed packages (entry points ``trainmedic.detectors``) or ``Medic.detector``, and share a thread. A
+finding is a record of the event ``detected``, matched by the shipped log rule of that name.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logging.getLogger("trainmedic")
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
 LINE = "log"
-"""Event of the records from `LineHandler`. They are not written to a file."""
+"""Event of the records from `LineHandler`, which are not written to a file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
 _MOST_MEMBERS = 32
@@ -40,7 +39,7 @@ Findings = Union[None, Found, Iterable[Found]]
 
 
 class Detector(Protocol):
-    """Interface of a detector. One instance per rank, created without arguments."""
+    """Interface of a detector, instantiated without arguments for each rank."""
 
     def feed(self, record: Mapping[str, Any]) -> Findings: ...
 
@@ -64,8 +63,7 @@ class Detectors:
         self._has_begun = False
 
     def add(self, name: str, detector: Any) -> None:
-        """Add a detector: a class, an object with ``feed``, or a function. A class that cannot be instantiated is
-        skipped.
+        """Add a class, an object with ``feed``, or a function; skip classes that cannot be instantiated.
 
         Raises ConfigurationError.
         """
@@ -140,7 +138,7 @@ class Detectors:
 
 
 class LineHandler(logging.Handler):
-    """Handler that passes the program's log to its detectors, as records of the event ``log`` with ``level``,
+    """Handler that passes the program's log to its detectors as records of the event ``log``, with ``level``,
     ``logger`` and ``message``. It never blocks, and skips Trainmedic's own log.
     """
 
@@ -163,7 +161,7 @@ class LineHandler(logging.Handler):
 
 
 def add_installed(detectors: Detectors) -> None:
-    """Add the detectors of installed packages. Skip those that cannot be loaded."""
+    """Add the detectors of installed packages that can be loaded."""
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         try:
             detectors.add(point.name, point.load())

@@ -1,6 +1,6 @@
-"""Classification of a process's end: normal, or by an uncaught error.
+"""How a process ends: normally, or by an uncaught error.
 
-A killed process reports nothing. ``sys.exit`` without an error counts as normal.
+A killed process reports nothing; ``sys.exit`` without an error is normal.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def fatal_error() -> BaseException | None:
 
 
 def failure(error: BaseException | None) -> str | None:
-    """Return in a sentence why the job failed; None for a normal end. The error's text is omitted as it may hold
-    secrets.
-    """
+    """Return why the job failed; None for a normal end. The error's text is omitted as it may hold secrets."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return None
     if isinstance(error, SystemExit):
@@ -49,9 +47,9 @@ def kind_of(error: BaseException) -> str:
 
 
 def is_lost_peer(text: str) -> bool:
-    """Return whether an error's text states that a rank lost another rank, or timed out waiting for one.
+    """Return whether an error's text states a lost rank, or a timeout in waiting for one.
 
-    Words of the communication library are required too, because connections to storage can also be lost.
+    It needs words of the communication library, as storage connections can also be lost.
     """
     text = text[:_SEARCHED]
     return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None
@@ -69,9 +67,9 @@ def _is_victims(error: BaseException) -> bool:
 
 
 def write_error_file(error: BaseException | None) -> None:
-    """Write the error that ends the process to torchrun's TORCHELASTIC_ERROR_FILE, unless it exists.
+    """Write the ending error to TORCHELASTIC_ERROR_FILE, unless it exists.
 
-    torchrun takes the earliest error as the root cause, so errors of ranks that lost another rank are not written.
+    torchrun takes the earliest as the root cause, so ranks that lost another write none.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:

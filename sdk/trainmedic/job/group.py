@@ -1,4 +1,4 @@
-"""Agreement of the ranks that carry out one command: `JobCommand.group` and `trainmedic.Medic.group`.
+"""Agreement of the ranks on one command: `JobCommand.group` and `trainmedic.Medic.group`.
 
 Every rank makes the same calls in the same order.
 """
@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Protocol, TypeVar
 Value = TypeVar("Value")
 
 PATIENCE = 1800.0
-"""Seconds to wait for ranks that are alive but late: checkpoints of large models take minutes."""
+"""Seconds to wait for late ranks: checkpoints of large models take minutes."""
 
 
 class Group(Protocol):
@@ -18,18 +18,17 @@ class Group(Protocol):
     world_size: int
 
     def choose(self, make: Callable[[], Value], patience: float = PATIENCE) -> Value:
-        """Call `make` on rank 0 only, and return its value (as JSON) on every rank.
+        """Call `make` on rank 0 only; return its value (as JSON) on every rank.
 
-        Every rank raises a `Rejected` or `Unsupported` of `make`. Raises NotAgreed if rank 0 fails otherwise or is
-        gone.
+        Every rank raises its `Rejected` or `Unsupported`. Raises NotAgreed if rank 0 fails otherwise or is gone.
         """
         ...
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        """Return the `value` of each rank, identical on every rank, once all have called this.
+        """Return each rank's `value`, the same on every rank, once all have called this.
 
-        Ranks are missing if they are gone, have left the command, or do not call within `patience` seconds. Raises
-        NotAgreed if the ranks cannot agree which these are.
+        Missing are ranks that are gone, have left the command, or exceed `patience` seconds. Raises NotAgreed if the
+        ranks cannot agree on these.
         """
         ...
 

@@ -1,5 +1,3 @@
-"""Handlers of a rank's commands, called in the training thread between two steps."""
-
 from __future__ import annotations
 
 import logging
@@ -29,7 +27,7 @@ InForce = Callable[[str], "bool | None"]
 class HandlerRegistry:
     """Handlers of one rank, and its commands in progress.
 
-    ``window`` creates the progress window in which each handler runs.
+    ``window`` creates each handler's progress window.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class HandlerRegistry:
                 command.failed("the training loop took the command and did not answer it")
 
     def refusal_reason(self, action: str) -> str | None:
-        """Return why this rank refuses `action`; None if it accepts it or the loop decides."""
+        """Return why this rank refuses `action`; None if it accepts or the loop decides."""
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:
@@ -84,9 +82,7 @@ class HandlerRegistry:
         return None
 
     def is_in_force(self, action: str, command_id: str) -> bool | None:
-        """Return whether the handler could revert that command; None if only the command memory can decide.
-        Thread-safe.
-        """
+        """Return whether the handler could revert it; None if only the command memory can decide. Thread-safe."""
         try:
             return self._in_force.get(action, _not_known)(command_id)
         # Catch everything: the user's function must not end the calling thread.
@@ -95,9 +91,8 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether the record of active changes proves that an interrupted command was applied.
-
-        None if that record does not exist yet. Thread-safe.
+        """Return whether active changes prove that an interrupted command was applied; None without their record.
+        Thread-safe.
         """
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
@@ -126,7 +121,7 @@ def _is_upper_bound(command: JobCommand) -> bool:
 
 
 def as_it_was(command_id: str) -> bool:
-    """`InForce` for actions whose undo restores a value, which is harmless if it is restored already."""
+    """`InForce` for actions whose undo restores a value, which may be repeated."""
     return True
 
 

@@ -1,8 +1,7 @@
-"""Losses by step, and their comparison before and after a rollback.
+"""Comparison of losses before and after a rollback.
 
-Equal weights, batch and random numbers give equal losses, so a first loss that differs shows state that was not
-restored. Gradient norms are compared too: with equal gradients, differing losses are a loop's other numbers, such as a
-running mean.
+Equal weights, batch and random numbers give equal losses, so a differing first loss shows unrestored state. Gradient
+norms are compared too: if equal, the losses are other numbers, such as running means.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from trainmedic.job.reported_values import is_one_number, kept, number
 COMPARED = 20
 """Steps after a rollback whose losses are compared."""
 FEWEST = 3
-"""Compared losses that suffice for a slow training."""
+"""Compared losses that suffice in a slow training."""
 EXACT_KERNELS = 1e-5
-"""Relative tolerance on CPUs: 84 times float32's machine epsilon (2^-23). Libraries such as MKL may sum in another
-order when memory is aligned differently.
+"""Relative tolerance on CPUs, 84 times float32's machine epsilon (2^-23): libraries such as MKL sum in another order
+when memory is aligned differently.
 """
 COARSE_KERNELS = 2.0**-7
 """Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon. PyTorch's notes on
 reproducibility list kernels that add in any order.
 """
 _JUMP_SPREADS = 6.0
-"""A loss is a jump if it exceeds all earlier ones by this multiple of their range plus a quarter of the largest."""
+"""A loss jumps if it exceeds all earlier ones by this multiple of their range plus a quarter of the largest."""
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW = 3
-"""With fewer losses the range is unreliable. A jump is then five times the largest."""
+"""With fewer losses a jump is five times the largest, as the range is unreliable."""
 _LONGEST = 8192
 _CARRIED = 512
 _NOT_REPORTED = "no loss was reported for these steps before"
@@ -45,26 +44,24 @@ _SMOOTHED = (
 _CARRIED_GRADIENTS = 64
 
 Norms = Sequence[float]
-"""Norms of parts of a step's gradients, always of the same parts."""
+"""Norms of fixed parts of a step's gradients."""
 
 
 @dataclass(frozen=True)
 class LossCourse:
-    """Knowledge about the course after a checkpoint, which determines the losses to compare."""
-
     tolerance: float = EXACT_KERNELS
     not_comparable: str = ""
     is_known: bool = True
-    """False if the batches may differ. Differences are then reported, but are no failure."""
+    """False if the batches may differ; differences are then reported as no failure."""
     trouble_at: int | None = None
-    """First untrusted step; None without a fault. With a fault, only the first loss must agree."""
+    """First untrusted step; None without a fault. With one, only the first loss must agree."""
     changed_at: int | None = None
 
 
 class LossComparison:
-    """Comparison of the losses after a rollback to `step` with those reported before.
+    """Comparison of the losses after a rollback to `step` with earlier ones.
 
-    ``earlier_until`` is the last step of an earlier process, whose script may differ. Its losses need not agree.
+    ``earlier_until`` is the last step of an earlier process, whose script and losses may differ.
     """
 
     def __init__(
@@ -93,6 +90,7 @@ class LossComparison:
         self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
+        """Return the first untrusted step: known, not finite, or a jump. None without one."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
@@ -152,14 +150,14 @@ class LossComparison:
         return bool(self._frozen_because) and step > self._frozen_after
 
     def _trains_as_before(self, step: int) -> bool | None:
-        """Return whether gradients agree up to the first update at or after `step`; None if that is still to come."""
+        """Return whether gradients agree up to the first update at or after `step`; None before it."""
         update = min((each for each in self._gradients if each >= step), default=None)
         if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):
             return False
         return True if update in self._gradients_agree else None
 
     def course_changes(self, because: str, after: int = 0) -> None:
-        """Stop comparing: losses after step ``after`` change on purpose. They must still be finite."""
+        """Stop comparing: losses after step ``after`` change on purpose, but must be finite."""
         if not self._frozen_because:
             self._frozen_because, self._frozen_after = because, after
 
@@ -190,7 +188,7 @@ class LossComparison:
         return bool(self.compared) and self.compared[0] in self.different
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return the member ``losses`` of ``verified``. ``ended_because`` is why the comparison ended early."""
+        """Return ``verified.losses``. ``ended_because`` is why the comparison ended early."""
         course = self._course
         agreed = len(self.compared) - len(self.different)
         member: dict[str, Any] = {"compared": len(self.compared), "agreed": agreed, "finite": self._finite}
@@ -276,7 +274,7 @@ class LossLog:
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
-        """Take the loss of a step. Tensors are copied on their device and read later. Non-numbers are ignored."""
+        """Take the loss of a step. Tensors are copied on their device and read later; non-numbers are ignored."""
         if not is_one_number(loss):
             return
         self._losses[step] = value = kept(loss)
@@ -287,7 +285,7 @@ class LossLog:
             comparison.add(step, value)
 
     def note_gradients(self, step: int, norms: Any) -> None:
-        """Take norms of the gradients used by the updates of a step: numbers, or tensors that are read later."""
+        """Take norms of the gradients used by a step's updates: numbers, or tensors to be read later."""
         self._gradients[step] = norms
         if len(self._gradients) > _LONGEST:
             del self._gradients[next(iter(self._gradients))]
@@ -295,9 +293,7 @@ class LossLog:
             self.comparison.add_gradients(step, norms)
 
     def course_changes(self, step: int, because: str = _CHANGED, spares_next: bool = False) -> None:
-        """Record that a command changes losses after `step`. With ``spares_next`` the next step's loss, made before its
-        update, stays the same.
-        """
+        """Record that a command changes losses after `step`; with ``spares_next`` the next one stays the same."""
         self._changes.append(step)
         self.comparison.course_changes(because, step + spares_next)
 

@@ -1,7 +1,4 @@
-"""Fixed-size summary of the ranks' losses for the job's presence.
-
-It has the extremes, the median, a curve from lowest to highest, the outlier ranks, and ranks with a non-finite loss.
-"""
+"""Fixed-size summary of the ranks' losses for the job's presence."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ _MOST_APART = 12
 _MOST_SPANS = 20
 _CURVE_POINTS = 33
 _APART_FACTOR = 8.0
-"""Multiple of the median distance from the median. In a normal distribution one rank in millions is that far away."""
+"""Multiple of the median distance from the median; normally distributed, one rank in millions is that far."""
 _APART_LEAST = 0.01
-"""Minimum difference as a share of the median. It excludes rounding if all ranks report one mean."""
+"""Minimum difference as a share of the median, to exclude rounding if all ranks report one mean."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary of the losses in the ranks' figures (`trainmedic.Medic.stats`); None if there are none.
+    """Return the summary of `Medic.stats` losses, None without any.
 
-    JSON has no NaN, so non-finite losses are listed by kind.
+    Non-finite ones are listed by kind, as JSON has no NaN.
     """
     losses = {
         rank: float(value)
@@ -59,7 +56,7 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def rank_spans(ranks: Sequence[int]) -> str:
-    """Return spans of ranks such as ``0-3, 7``. Spans beyond a limit are only counted."""
+    """Return spans of ranks such as ``0-3, 7``; those beyond a limit are only counted."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

@@ -1,6 +1,6 @@
-"""Level and scatter of a job's loss over its last reports.
+"""Level and scatter of a job's last losses.
 
-Prometheus samples only few steps, so conditions that need consecutive reports are computed here.
+Conditions on consecutive reports are computed here, as Prometheus samples too few.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ _IN_A_ROW = 5
 _SCATTERING = 100
 _ENOUGH = 20
 _NEWEST = 11
-"""Number of newest losses whose median is the level of a falling curve. Odd, and few: the curve falls little in them.
-"""
+"""Newest losses whose median is a falling curve's level: odd, and few, as it falls little in them."""
 _CLEAR_FALL = 3.0
 """Minimum fall in median absolute deviations (three are two standard deviations). The median of eleven losses scatters
-by a third of one, so noise is not mistaken for a fall.
+by a third of one.
 """
 
 
@@ -30,10 +29,10 @@ class UsualLevel(NamedTuple):
 
 
 def usual_level(losses: Collection[float]) -> UsualLevel:
-    """Return the level and scatter of consecutive finite losses, oldest first. At least one is required.
+    """Return the level and scatter of consecutive finite losses, oldest first; at least one.
 
-    For falling losses the level is the median of the newest, and the spread that of each loss from its neighbours'
-    median. A rise changes neither.
+    For falling losses these are the newest ones' median, and the spread of each loss from its neighbours' median. A
+    rise changes neither.
     """
     values = list(losses)
     median = statistics.median(values)

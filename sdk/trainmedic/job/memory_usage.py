@@ -1,6 +1,6 @@
-"""Memory use of a training process and its growth, measured on request.
+"""Memory use of a training process and its growth.
 
-Host memory comes from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator, if in use.
+Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _APART = 4.0
 
 @dataclass(frozen=True)
 class Cuda:
-    """Memory in bytes of the CUDA device that this process uses most."""
+    """Bytes of the CUDA device that this process uses most."""
 
     allocated: int
     reserved: int
@@ -32,9 +32,7 @@ class Cuda:
 
 
 def resident_bytes(proc: Path = PROC) -> int | None:
-    """Return the resident memory of this process and its children, such as data loader workers. Shared pages count in
-    each.
-    """
+    """Return the memory of this process and its children; shared pages count in each."""
     page = os.sysconf("SC_PAGE_SIZE")
     own = _resident_pages(proc / "self")
     if own is None:
@@ -46,9 +44,9 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return bytes in use and bytes available in total: of the control group if it has a limit, else of the machine.
+    """Return bytes in use and bytes available in total, of the control group if it has a limit, else of the machine.
 
-    Reclaimable memory such as the page cache does not count as in use.
+    Reclaimable memory such as the page cache is not in use.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
@@ -63,6 +61,7 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
 
 
 def cuda_memory() -> Cuda | None:
+    """Return the memory of the device that this process uses most; None if CUDA is not in use."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
@@ -86,9 +85,9 @@ def _device(cuda: Any, index: int) -> Cuda:
 
 
 class Growth:
-    """Estimator of lasting memory growth per step, unaffected by single jumps and outliers.
+    """Lasting memory growth per step, robust to jumps and outliers.
 
-    The slope is the median over all pairs of samples (Theil 1950, Sen 1968); the smaller one of two halves counts.
+    The slope is the median over all pairs of samples (Theil 1950, Sen 1968), of two halves the smaller.
     """
 
     def __init__(self, samples: int = _SAMPLES, apart: float = _APART) -> None:
@@ -103,7 +102,7 @@ class Growth:
         self._samples.append((steps, size))
 
     def per_step(self) -> float | None:
-        """Return bytes per step, 0 without growth; None if there are too few samples."""
+        """Return bytes per step, 0 without growth; None for too few samples."""
         samples = list(self._samples)
         if len(samples) < _ENOUGH:
             return None

@@ -1,6 +1,6 @@
 """This rank's loss as a number, without waiting for a device, which may hang.
 
-The training thread queues a copy to main memory about once a second and reads it after its completion.
+The training thread queues a copy to main memory about once a second, and reads it when complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from trainmedic.job.reported_values import detached
 
 COPY_INTERVAL = 1.0
-"""Seconds between two copies. A copy costs the training thread some tens of microseconds."""
+"""Seconds between copies, which cost the training thread some tens of microseconds."""
 
 
 class _Copy(NamedTuple):
@@ -21,18 +21,18 @@ class _Copy(NamedTuple):
 
 
 class OwnLoss:
-    """Newest known loss of this rank. Written by the training thread; any thread may read ``latest``."""
+    """Newest known loss of this rank, written by the training thread. Any thread may read ``latest``."""
 
     __slots__ = ("_copy", "_due_at", "latest")
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """Step and reported loss, which may be NaN or infinite. Replaced as a whole."""
+        """Step and loss, which may be NaN or infinite; replaced as a whole."""
         self._copy: _Copy | None = None
         self._due_at = float("-inf")
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
-        """Take a loss: a number at once, an accelerator's tensor after its copy has completed."""
+        """Take a loss: a number at once, a tensor when its copy is complete."""
         if type(loss) is float:
             self.latest = (step, loss)
             return
@@ -71,7 +71,7 @@ class OwnLoss:
 
 
 def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
-    """Queue a copy on the tensor's device. None if the device cannot report its end, and during a graph capture."""
+    """Queue a copy on the tensor's device; None if the device cannot report its end, and during a graph capture."""
     library = getattr(sys.modules.get("torch"), tensor.device.type, None)
     if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
         return None

@@ -1,6 +1,6 @@
-"""Duration of a job's steps and its parts: data (waiting for a batch), wait (for other ranks), and compute (the rest).
+"""Duration of steps: data (waiting for a batch), wait (for other ranks), and compute (the rest).
 
-A rank's own time excludes wait; the rank that delays the others has the most.
+Own time excludes wait; the delaying rank has the most.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepParts(NamedTuple):
 
 
 class Pace:
-    """Last intervals between reports. The training thread adds; any thread reads."""
+    """Last intervals between reports, added by the training thread; any thread may read."""
 
     __slots__ = ("_intervals",)
 
@@ -58,7 +58,7 @@ class Pace:
         return StepParts(*(_median(values) for values in zip(*parts, strict=True))) if parts else _UNKNOWN
 
     def values(self, waited: float) -> dict[str, float]:
-        """Return step time and throughput over the last reports. ``waited`` are the seconds since the last one."""
+        """Return step time and throughput; ``waited`` are the seconds since the last report."""
         seconds = steps = 0.0
         amounts = {"samples": 0.0, "tokens": 0.0}
         for interval in list(self._intervals):

@@ -1,4 +1,4 @@
-"""Typed and checked parameters of job commands. Unknown actions are passed to the loop unchanged."""
+"""Typed and checked parameters of job commands."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\
 _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
-"""Batches. Reading past more would block the loop too long."""
+"""Batches; reading past more would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
-"""Maximum multiple of the script's learning rate; at four times the tuned rate most trainings diverge.
+"""Maximum multiple of the script's learning rate; most trainings diverge at four times the tuned one.
 ``connect(largest_lr_scale=...)`` allows more.
 """
 
@@ -30,10 +30,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Rollback:
-    """Go back to a complete checkpoint, then skip ``skip_batches`` batches of data.
+    """Go back to a complete checkpoint, then skip ``skip_batches`` batches.
 
     The checkpoint is the newest written before ``before`` (aware UTC), at or before ``step``, or at least
-    ``steps_back`` steps ago. At most one may be set; without any it is the newest of all.
+    ``steps_back`` steps ago. At most one may be set; without any, the newest of all.
     """
 
     before: datetime | None = None
@@ -72,9 +72,9 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class DataloaderWorkers:
-    """Set the number of data loader workers of each rank, by exactly one of the two.
+    """Set each rank's data loader workers to ``count``, or lower them to ``at_most``: exactly one is set.
 
-    ``count`` is the new number. ``at_most`` only lowers it. Answer with ``previous``, which the undo needs.
+    Answer with ``previous``, which the undo needs.
     """
 
     count: int | None = None
@@ -85,7 +85,7 @@ class DataloaderWorkers:
             raise ValueError("count or at_most is missing" if self.count is None else "give one of count and at_most")
 
     def wanted(self, present: int) -> int:
-        """Return the new number of workers. Raises Rejected if ``at_most`` leaves nothing to lower."""
+        """Return the new number. Raises Rejected if there is nothing to lower."""
         if self.count is not None:
             return self.count
         assert self.at_most is not None
@@ -138,10 +138,9 @@ ACTIONS: Mapping[str, type[Parameters]] = {
 
 
 def parse(action: str, params: Mapping[str, Any]) -> Parameters | None:
-    """Return the typed parameters of a command; None for unknown actions.
+    """Return typed parameters; None for unknown actions.
 
-    Raises ValueError, naming the parameter. Unknown parameters are errors: ignoring one would do something else than
-    asked.
+    Raises ValueError, naming the parameter, also for unknown ones: ignoring one would do something else than asked.
     """
     kind = ACTIONS.get(action)
     if kind is None:

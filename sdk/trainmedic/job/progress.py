@@ -1,4 +1,4 @@
-"""Reports of the training loop, and the throughput, step time and hang detection derived from them.
+"""Reports of the training loop.
 
 Values are converted when read, so that the training thread never waits for a GPU.
 """
@@ -18,10 +18,10 @@ from trainmedic.wire import evaluations
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
-"""Minimum seconds of a hang. Slow reads from shared file systems take as long."""
+"""Minimum seconds of a hang; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""The same before the job has its pace: loading, compiling and the first collective take many minutes. Also the limit
-of a window, except a pause.
+"""The same before the job has its pace: loading, compiling and the first collective take minutes. Also the limit of a
+window, except a pause.
 """
 HANG_FACTOR = 5.0
 """Multiple of the usual time between two reports."""
@@ -34,17 +34,15 @@ OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 
 TENSOR_INTERVAL = 0.05
-"""Minimum seconds between reports whose tensors are kept. Freeing a tensor from its graph takes tens of microseconds
-with cold caches.
-"""
+"""Minimum seconds between reports whose tensors are kept: freeing one's graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between reports of more than loss and gradient norm, if a loop can omit the rest."""
+"""Minimum seconds between reports beyond loss and gradient norm, if a loop can omit those."""
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
 
 class Stall(NamedTuple):
-    """Seconds since the last completed step, without windows, and the limit above which that is a hang."""
+    """Seconds since the last step, without windows, and above which that is a hang."""
 
     seconds: float
     limit: float
@@ -73,7 +71,7 @@ class Evaluated(NamedTuple):
 
 
 class Progress:
-    """Latest reported values. Written by the training thread only."""
+    """Latest reported values, written by the training thread only."""
 
     __slots__ = (
         "_began",
@@ -120,7 +118,7 @@ class Progress:
         self.steps = 0
         self._reported_step: int | None = None
         self.reached: tuple[int, int | None] = (0, None)
-        """`steps` and the step of the last report. Replaced as a whole for consistent reads."""
+        """`steps` and the last report's step, replaced as a whole for consistent reads."""
         self.loss: Any = None
         self.own_loss = OwnLoss()
         self.grad_norm: Any = None
@@ -138,9 +136,9 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.rollback_not_held: bool | None = None
-        """True if the last rollback was answered ``applied`` and later shown not to hold; None without a rollback."""
+        """True if the last rollback, answered ``applied``, later proved not to hold; None without a rollback."""
         self.ranks_differing: int | None = None
-        """Number of ranks whose weights differ from most, where all should be equal; None if unknown."""
+        """Ranks whose weights differ from most but should be equal; None if unknown."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.
@@ -165,9 +163,8 @@ class Progress:
         data_seconds: float | None = None,
         wait_seconds: float | None = None,
     ) -> None:
-        """Add the report of a step. A jump ahead counts all steps in between; a step back counts once.
-
-        Reports within `TENSOR_INTERVAL` are taken without their tensors.
+        """Add the report of a step, without its tensors within `TENSOR_INTERVAL`. A jump ahead counts all steps in
+        between; a step back counts once.
         """
         if step is not None and type(step) is not int:
             step = whole(step)
@@ -243,7 +240,7 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
 
     def go_back(self, step: int, loss: float | None) -> None:
-        """Forget reports after `step`, whose loss was `loss` if known. The next report is taken whole."""
+        """Forget reports after `step`, whose loss was `loss` if known, and take the next whole."""
         self.record.forget_after(step)
         self.own_loss.forget()
         self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0
@@ -251,9 +248,9 @@ class Progress:
     def add_evaluation(
         self, loss: Any, perplexity: Any, step: int | None, metrics: Mapping[str, Any] | None = None
     ) -> tuple[int | None, Mapping[str, Any]]:
-        """Add the results of an evaluation after ``step``, by default after the last report.
+        """Add the results of an evaluation after ``step``, by default the last reported one.
 
-        Return that step and the accepted values by name. A job has at most `evaluations.MOST` names.
+        Return that step and the accepted values by name, at most `evaluations.MOST` per job.
         """
         at = step if step is not None else self._reported_step
         # An evaluation with other metrics only does not concern the loss.
@@ -287,7 +284,7 @@ class Progress:
     # --- any thread -------------------------------------------------------------------------------------
 
     def stall(self, now: float) -> Stall:
-        """Return the current stall. Before the loop has its pace, the startup floor is the limit."""
+        """Return the current stall; the startup floor is the limit before the loop has its pace."""
         windows = self._open
         excused = windows.before
         if windows.names:
@@ -322,8 +319,8 @@ class Progress:
     def values(self, now: float) -> dict[str, float]:
         """Return the known metric values by name; NaN if not finite.
 
-        The loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A late report lowers the
-        throughput, so that a hanging loop does not look busy.
+        Loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A late report lowers the
+        throughput, so a hanging loop does not look busy.
         """
         grad_norm = number(self.grad_norm)
         loss = number(self.loss)

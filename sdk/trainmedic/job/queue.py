@@ -1,9 +1,8 @@
-"""Queue of a job's commands on rank 0, from the receiver to the replies of the writer.
+"""A job's command queue on rank 0.
 
-It answers commands that need no training loop, such as invalid, expired, interrupted and repeated ones. The undo of a
-command that may have been forgotten is ``failed`` and stays pending. A rollback that only waited in an earlier process
-is taken over if the launcher names it (``job.status_file``). Rank 0 replies for all ranks to a command that they never
-reached.
+It answers commands that need no loop: invalid, expired, interrupted and repeated ones. The undo of a possibly forgotten
+command is ``failed`` and stays pending. A rollback that waited in an earlier process continues if the launcher names
+it. Rank 0 replies for all ranks to a command that they never reached.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _RECOVERED = "the job's process ended before it could answer; what it has record
 class CommandQueue:
     """Commands of one job.
 
-    The receiver's thread calls `receive` and `refuse`; one other thread takes commands out and closes them. ``put``
-    passes replies to the writer without waiting. Commands call ``on_outcome`` with their outcome.
+    The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them. ``put`` passes
+    replies to the writer without waiting. ``on_outcome`` receives each outcome.
     """
 
     def __init__(
@@ -105,6 +104,7 @@ class CommandQueue:
             self.on_arrival()
 
     def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
+        """Return the answer to a new command; None if it waits for the loop."""
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -118,6 +118,7 @@ class CommandQueue:
         return None
 
     def _extend(self, received: ReceivedCommand) -> bool:
+        """Extend a waiting command's time by its repeat; return whether this entry is the one that it waits by."""
         command = received.command
         waiting = self.waiting.get(command.id)
         if waiting is None:
@@ -171,7 +172,7 @@ class CommandQueue:
     def _answer_interrupted(self, now: datetime) -> None:
         """Answer the commands during which an earlier process ended.
 
-        A recorded change was applied. Answered as failed, it could be sent again under another ID and be applied twice.
+        A recorded change was applied: if failed, it could be sent again and applied twice.
         """
         for command_id, received in list(self.interrupted.items()):
             command = received.command
@@ -190,10 +191,9 @@ class CommandQueue:
             self.arrived.popleft().failed(reason)
 
     def _has_to_be_undone(self, undo: JobCommand, command_id: str) -> bool:
-        """Return whether there may be something to revert. If not, or if unknown, answer the undo.
+        """Return whether there may be something to revert; else, or if unknown, answer the undo.
 
-        The handler's record takes precedence: a change can end with its process, or be active although the memory is
-        lost.
+        The handler's record decides first: a change can end with its process, or outlive the memory.
         """
         is_in_force = self._handlers.is_in_force(undo.action, command_id)
         if is_in_force is not None:
@@ -211,7 +211,7 @@ class CommandQueue:
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def expire(self, command: JobCommand, reason: str) -> None:
-        """Answer a command that waited too long. It was never applied and may come again."""
+        """Answer a command that waited too long; it was never applied and may be repeated."""
         command.status = envelope.EXPIRED
         self._memory.forget(command.id)
         self.waiting.pop(command.id, None)
@@ -255,6 +255,6 @@ class CommandQueue:
 
 
 def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:
-    """A failed handler changed nothing. An interrupted process may have applied the command."""
+    """A failed handler changed nothing; an interrupted process may have applied the command."""
     was_interrupted = record is not None and record.output.get("reason") == _INTERRUPTED
     return CommandEffect.UNKNOWN if was_interrupted else CommandEffect.NONE

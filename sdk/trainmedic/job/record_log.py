@@ -1,7 +1,6 @@
-"""Records of a rank: JSON lines per interval of steps and per event, in the rank's own file.
+"""Records of a rank: JSON lines per interval of steps and per event.
 
-The training thread only queues notes; a thread writes them twice a second, and drops and counts them if it cannot keep
-up. The sources file states the rank's identity and its other outputs (``trainmedic.wire.log_layout``).
+The training thread only queues notes; another writes twice a second, and counts those it drops.
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ class RecordLog:
     # --- any thread; steps from the training thread -----------------------------------------------------
 
     def note_step(self, loss: Any, grad_norm: Any, epoch: Any) -> None:
-        """Queue a record of the last reported step. Without values of its own, it gets newer ones since the last
-        record, if any.
-        """
+        """Queue a record of the last report, with values given since the last record if it has none."""
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}
@@ -241,7 +238,7 @@ class RecordLog:
 
 
 def readable(value: Any) -> Any:
-    """Return a JSON value: text of at most 1,000 characters, finite numbers, and others as text."""
+    """Return a JSON value: finite numbers, and text of at most 1,000 characters."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):

@@ -1,6 +1,6 @@
-"""Storage of reported values, which are converted to numbers when read.
+"""Values converted when read.
 
-Tensors stay on their device without their graph, so the training thread does not wait for it.
+Tensors stay on their device without their graph, so the training thread does not wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReportRecord:
         self._unread = 0  # number of last reports whose values were not read
 
     def add(self, step: int, at: float, loss: Any, grad_norm: Any) -> None:
-        """Add a report. Tensors are copied on their device, because scripts reuse theirs (running sums, CUDA graphs).
+        """Add a report. Tensors are copied on their device, as scripts reuse theirs (running sums, CUDA graphs).
 
         A step before the last one starts another course.
         """
@@ -61,7 +61,7 @@ class ReportRecord:
 
 
 def is_one_number(value: Any) -> bool:
-    """Return whether a value is one real number, finite or not. Does not wait for a device."""
+    """Return whether a value is one real number, finite or not, without waiting for a device."""
     if getattr(value, "is_meta", False) or "complex" in str(getattr(value, "dtype", "")):
         return False
     shape = getattr(value, "shape", None)
@@ -87,9 +87,7 @@ def whole(step: Any) -> int | None:
 
 
 def detached(value: Any) -> Any:
-    """Return a tensor without its graph, which would stay in memory until the next report. Return CPU tensors as
-    numbers.
-    """
+    """Return a tensor without its graph, which would keep memory; CPU tensors as numbers."""
     is_tensor, is_spread = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
     if not is_tensor:
         return value
@@ -125,7 +123,7 @@ def _copied(value: Any) -> Any:
 
 
 def deviation(rate: float | None, expected: float | None) -> float | None:
-    """Return the difference of two rates as a fraction of the larger one, 0 to 1. 1 if one is no number."""
+    """Return two rates' difference as a fraction of the larger, 0 to 1; 1 if one is no number."""
     if rate is None or expected is None:
         return None
     larger = max(abs(rate), abs(expected))

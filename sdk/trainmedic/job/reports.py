@@ -1,5 +1,3 @@
-"""Reporting methods of `trainmedic.Medic`."""
-
 from __future__ import annotations
 
 import logging
@@ -22,7 +20,7 @@ _MOST_TOLD_METRICS = 100
 
 
 class JobReports:
-    """Reports of one process of a job. Training thread only, unless stated otherwise."""
+    """Reports of a job's process. Training thread only, unless stated otherwise."""
 
     def __init__(self, progress: Progress, records: RecordLog | None = None) -> None:
         self.progress = progress
@@ -44,12 +42,12 @@ class JobReports:
         wait_seconds: float | None = None,
         epoch: float | None = None,
     ) -> None:
-        """Report a step, once per step or every few steps. Values are numbers or tensors of one element. Never blocks.
+        """Report a step, once per step or every few steps; never blocks. Values are numbers or tensors of one element.
 
         Amounts and seconds cover the time since the last report; ``samples`` and ``tokens`` are those of all ranks.
-        ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` that for other ranks, ``own_seconds`` all but
-        the latter; one of these two suffices. ``expected_learning_rate`` is the schedule's rate times Trainmedic's
-        scale. ``memory_bytes`` is for accelerators other than CUDA. Tensors are taken at most 20 times a second.
+        ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` for other ranks, ``own_seconds`` all but the
+        latter; one of these two suffices. ``expected_learning_rate`` is the schedule's rate times Trainmedic's scale.
+        ``memory_bytes`` is for accelerators other than CUDA. At most 20 times a second tensors are taken.
         """
         self.progress.add_report(
             step,
@@ -71,11 +69,11 @@ class JobReports:
     def report_evaluation(
         self, loss: Any = None, perplexity: Any = None, step: int | None = None, **metrics: Any
     ) -> None:
-        """Report the results of an evaluation after ``step`` (default: the last reported one).
+        """Report an evaluation after ``step`` (default: the last reported one).
 
-        ``metrics`` are further metrics by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. Non-finite
-        values are stored as NaN. A name has at most 100 letters, digits and ``_./@:+-``, a job at most 32 names; others
-        are skipped and logged. The server shows rank 0's reports, or else the last rank's.
+        ``metrics`` are by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. Non-finite values become NaN. A
+        name has at most 100 letters, digits and ``_./@:+-``, a job at most 32 names; others are skipped and logged. The
+        server shows rank 0's reports, else the last rank's.
         """
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
@@ -95,29 +93,29 @@ class JobReports:
             self.records.note(record_log.EVALUATION, step=at, **of_loss, metrics=others or None)
 
     def window(self, name: str) -> Window:
-        """``with medic.window("checkpoint"):``, or ``"evaluation"``: exclude time from steps.
+        """``with medic.window("checkpoint"):`` or ``"evaluation"``: exclude time from steps.
 
-        For half an hour it counts neither as step time nor as a hang; a pause for its whole length. Windows nest.
-        Training thread only.
+        For half an hour it is neither step time nor a hang; a pause for its whole length. Windows nest. Training thread
+        only.
         """
         return Window(self.progress, name)
 
     def saved(self, step: int) -> None:
-        """Report that the checkpoint of that step is complete."""
+        """Report that step's checkpoint as complete."""
         self.progress.saved(whole(step) or 0, time.time())
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT, step=whole(step))
 
     def save_failed(self, step: int, reason: str) -> None:
-        """Report that the checkpoint of that step could not be written. Thread-safe."""
+        """Report that step's checkpoint as not written. Thread-safe."""
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT_FAILED, record_log.ERROR, step=whole(step), reason=reason)
 
     def rollback_did_not_hold(self, command_id: str, step: int, reason: str) -> None:
-        """Correct the answer ``applied`` of a rollback that later proved not to hold.
+        """Correct a rollback's answer ``applied``.
 
-        The metric ``training_rollback_not_held`` (alert TrainingRollbackNotHeld) is 1 until the next rollback. A record
-        of the event ``detected`` states the reason.
+        ``training_rollback_not_held`` (alert TrainingRollbackNotHeld) is 1 until the next rollback; a record of the
+        event ``detected`` has the reason.
         """
         self.progress.rollback_not_held = True
         if self.records is not None:
@@ -125,8 +123,7 @@ class JobReports:
             self.records.note_detected("rollback", {"message": message, "command": command_id, "step": step})
 
     def log_file(self, path: str | os.PathLike[str], source: str = "training") -> None:
-        """Name another file that this rank writes, such as ``trainer_log.jsonl``. The node's agent reads it if its
-        policy allows.
+        """Name another file of this rank, such as ``trainer_log.jsonl``, for the node's agent if its policy allows.
 
         ``source`` is its name in log rules.
         """
@@ -137,9 +134,9 @@ class JobReports:
         """Register a detector: ``@medic.detector`` above a function of a record or a class with ``feed(record)``, or
         ``medic.detector(MyDetector(5_000), name="plateau")``. Returns its argument.
 
-        It receives this rank's records (with a ``log_dir``) in a thread of its own. Its results, a sentence or a
-        mapping with ``message``, become records of the event ``detected``. Raises ConfigurationError for a taken name
-        or an invalid argument.
+        It receives this rank's records (with a ``log_dir``) in another thread. A returned sentence, or mapping with
+        ``message``, becomes a record of the event ``detected``. Raises ConfigurationError for a taken name or an
+        invalid argument.
         """
         if detector is None:
             return lambda given: self.detector(given, name=name)
@@ -151,11 +148,10 @@ class JobReports:
         return detector
 
     def line_handler(self) -> logging.Handler:
-        """Return a handler that passes the program's log to the detectors, as records of the event ``log``:
-        ``logging.getLogger().addHandler(medic.line_handler())``. These records are not written to a file.
+        """Return a handler that passes the program's log to the detectors (`LineHandler`):
+        ``logging.getLogger().addHandler(medic.line_handler())``.
         """
         return LineHandler(self.records.detectors if self.records is not None else None)
 
     def stall(self) -> Stall:
-        """Return the time since the last completed step, without windows, and the limit of a hang."""
         return self.progress.stall(time.perf_counter())

@@ -1,5 +1,3 @@
-"""Bounded file to which lines are appended while a job runs."""
-
 from __future__ import annotations
 
 import contextlib
@@ -16,10 +14,10 @@ _OWNER_ONLY = 0o600
 
 
 class RotatingFile:
-    """A file of about `most` bytes. At half of that it is renamed to ``….1`` and a new one started. Thread-safe.
+    """A thread-safe file of about `most` bytes. At half of that it becomes ``….1`` and a new one starts.
 
-    It is never truncated, so that readers can finish the older half. Write errors lose data; the first error and the
-    recovery are logged, with ``kept`` as the name.
+    It is never truncated, so readers can finish the older half. Write errors lose data; the first and the recovery are
+    logged, with ``kept`` as the name.
     """
 
     def __init__(self, path: Path | None, most: int, kept: str = "the job's output") -> None:

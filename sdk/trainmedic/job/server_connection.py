@@ -1,4 +1,4 @@
-"""Rank 0's connection to the server: receiver, queue and writer of a job's commands."""
+"""Rank 0's connection to the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 log = logging.getLogger("trainmedic")
 
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
-"""Variable with the name of the job whose launcher reports the end of each attempt. The process then does not."""
+"""Names the job whose launcher, not process, reports each attempt's end."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LONGEST_NAMESPACE = 63
@@ -81,7 +81,7 @@ class ServerConnection:
 
 
 def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
-    """Return the Kubernetes namespace of this process, because job names are unique per namespace; None if unknown."""
+    """Return this process's Kubernetes namespace, in which job names are unique; None if unknown."""
     try:
         name = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

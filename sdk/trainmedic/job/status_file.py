@@ -1,7 +1,7 @@
-"""Status of a rank in a file for its launcher (``trainmedic.launch``), independent of Redis.
+"""A rank's status file for its launcher, independent of Redis.
 
-Rank 0 and the first rank of each other node write every two seconds and after each checkpoint. The launcher ends a hang
-for waiting rollbacks and names them in ``TRAINMEDIC_WAITING`` to the next attempt.
+Rank 0 and each other node's first rank write every two seconds and after each checkpoint. The launcher ends a hang for
+waiting rollbacks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trainmedic.job.progress import Progress
 FILE_NAME = "rank-0.json"
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
-"""Variable with the comma-separated IDs of the rollbacks that waited when the previous attempt was ended."""
+"""Variable with the comma-separated IDs of the rollbacks that waited when the last attempt was ended."""
 _MOST_WAITING = 16
 _EVERY = 2.0
 _LOOK_EVERY = 0.25
 
 
 class StatusFile:
-    """Periodic writer until `close`. Write errors are ignored. ``waiting`` returns the IDs of waiting rollbacks."""
+    """Periodic writer until `close`, which ignores write errors. ``waiting`` returns the IDs of waiting rollbacks."""
 
     def __init__(self, progress: Progress, path: Path, waiting: Callable[[], Sequence[str]]) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Entry point of ``trainmedic-run`` and ``python -m trainmedic.launch``."""
+"""``trainmedic-run``, also as ``python -m trainmedic.launch``."""
 
 from __future__ import annotations
 

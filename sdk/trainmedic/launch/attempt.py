@@ -1,5 +1,3 @@
-"""One attempt of a job under the guard."""
-
 from __future__ import annotations
 
 import contextlib
@@ -59,7 +57,7 @@ class AttemptEnd:
 
 class JobAttempt:
     def __init__(self, plan: AttemptPlan, begin: Callable[[Mapping[str, str]], Guarded | None] | None = None) -> None:
-        """`begin` starts the attempt in a standby process. If it returns None, the command is started here."""
+        """`begin` starts the attempt in a standby process; if it returns None, the command starts here."""
         self._plan = plan
         self._begin = begin
         self._lifeline = -1
@@ -193,6 +191,7 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
+        """Return the end of a rank's output, from its file or its lines in `printed`; None if neither identifies it."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

@@ -1,5 +1,3 @@
-"""Number, log directories and environment variables of an attempt."""
-
 from __future__ import annotations
 
 import re
@@ -14,20 +12,19 @@ from trainmedic.wire.log_layout import AttemptLogs, attempt_number
 
 _OWNERS_DIRECTORY = 0o700
 _SAME_LAUNCH = 600.0
-"""Seconds. A directory changed since then may belong to an attempt that another node has just begun."""
+"""Seconds; a directory changed since then may be another node's new attempt."""
 _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Names of one setting in the versions of PyTorch, newest first. Since 2.8 the ranks warn of the second name."""
+"""PyTorch's names of one setting, newest first. Since 2.8 the ranks warn of the second."""
 _NEW_NAMES_SINCE = (2, 8)
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 _ENTRIES = "2000"
 
 
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
-    """Return the number of a launch's first attempt: one after those stored in this directory.
+    """Return the number of a launch's first attempt: one after those in this directory.
 
-    With launchers on several nodes, each continues from its own last attempt. A launcher without one joins the newest
-    if that is recent.
+    Each of several nodes' launchers continues its own; one without any joins the newest if that is recent.
     """
     try:
         kept = {number for each in job.iterdir() if (number := attempt_number(each.name)) is not None}
@@ -55,9 +52,9 @@ def make_directories(logs: AttemptLogs) -> None:
 def variables(
     logs: AttemptLogs | None, log_dir: Path | None, node: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return environment variables to add for the processes of an attempt.
+    """Return variables to add for an attempt.
 
-    PyTorch's flight recorder is enabled and dumps on timeouts, unless the user has set the same options under any name.
+    PyTorch's flight recorder is enabled and dumps on timeouts, unless the user has set these options under any name.
     """
     if logs is None or log_dir is None:
         return {LOG_DIR: ""}

@@ -1,4 +1,4 @@
-"""Cause of an attempt's end, and the decision on another attempt. Pure functions."""
+"""Cause of an attempt's end, and the decision on another, by pure functions."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class Cause:
-    """Cause of an attempt's end. Equal causes are the same failure."""
+    """Cause of an attempt's end; equal ones are the same failure."""
 
     status: int
     """Exit code of the rank that failed first, else of the launcher; negative for a signal."""
     kind: str = ""
-    """Kind of the process's last printed error, such as ``ValueError``, or ``hang``. Empty for a signal."""
+    """Kind of the last printed error, such as ``ValueError``, or ``hang``; empty for a signal."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     lost_peer: bool = field(default=False, compare=False)
-    """True if all ranks that failed here had lost another rank. The first failure was elsewhere."""
+    """True if all ranks that failed here had lost another: the first failure was elsewhere."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -146,11 +146,11 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 
 
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
-    """Return the cause of an attempt's end: torchrun's first rank that is not a victim.
+    """Return the cause of an attempt's end: torchrun's first rank that is no victim.
 
-    `ends` are in torchrun's order, `own` is each rank's output if known, `printed` the launcher's output, `status` and
-    `pid` the launcher's own. A rank that lost its peer may have the earliest error file. If all did, `Cause.lost_peer`
-    is set.
+    `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's, `status` and `pid` the
+    launcher's own. A rank that lost its peer may have the earliest error file. If all lost peers, `Cause.lost_peer` is
+    set.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
@@ -191,7 +191,7 @@ def has_progress(failed: Sequence[AttemptRecord]) -> bool:
 def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
     """Return why there is no further attempt; None if there is one.
 
-    Progress, a later step or checkpoint than in all attempts before, restarts the count.
+    Progress, a later step or checkpoint than ever before, restarts the count.
     """
     if not failed:
         return None

@@ -1,5 +1,3 @@
-"""Reader of a rank's status file (``trainmedic.job.status_file``)."""
-
 from __future__ import annotations
 
 import json
@@ -28,7 +26,7 @@ class JobStatus:
 
 
 class StatusReader:
-    """Reader of one attempt's status. ``stalled_for`` grows while the file does not change: the process hangs too."""
+    """Reader of an attempt's status. ``stalled_for`` grows while the file does not change: the process hangs too."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,6 +1,6 @@
-"""Excluded nodes of an elastic job, and the commands that exclude and include nodes.
+"""Excluded nodes of an elastic job.
 
-A launcher of its own node only waits while it is excluded; one of several nodes (srun) restarts on the others.
+A launcher of its own node waits while it is excluded; one of several nodes (srun) restarts on the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NodeExclusions:
         return command_id in self._left_out
 
     def exclude(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Handle `EXCLUDE`. The answer follows when the attempt has ended."""
+        """Handle `EXCLUDE`; the answer follows after the attempt's end."""
         node = self._node_of(command)
         is_new = node not in self._left_out.values()
         self._left_out[command.id] = node
@@ -52,9 +52,9 @@ class NodeExclusions:
         return None
 
     def include(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Handle `INCLUDE`. An undo reverts its command's exclusion; otherwise all exclusions of the node end.
+        """Handle `INCLUDE`. An undo reverts its command's exclusion; otherwise all of the node's exclusions end.
 
-        With ``for_load`` only a node that is excluded just for load is included.
+        ``for_load`` includes only a node excluded just for load.
         """
         node = self._node_of(command)
         before = self.without

@@ -1,4 +1,4 @@
-"""A job's output: forwarded unchanged, and stored in bounded files."""
+"""A job's output, forwarded unchanged and stored in bounded files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
 _LONGEST_HOLD = 0.5
-"""Seconds that the beginning of a line waits for its rest. A prompt has no rest."""
+"""Seconds that a partial line waits; a prompt has no rest."""
 
 
 class OutputCopies:
-    """Thread that forwards the data of pipes, stores it, and remembers the end of each.
+    """Thread that forwards and stores pipes' data, and remembers each one's end.
 
-    Pipes are read in order: a failing program prints its last words to standard error, after its standard output.
-    Partial lines wait for their rest, up to `_LONGEST_HOLD` seconds.
+    Pipes are read in order: a failing program's last words are on standard error, after its standard output. Partial
+    lines wait up to `_LONGEST_HOLD`.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:
@@ -56,6 +56,7 @@ class OutputCopies:
                     self._pass_on(pipe, len(pipe.held))
 
     def _copy(self, pipe: _Pipe) -> bool:
+        """Copy a pipe's data up to the end of its last line; return whether more can come."""
         try:
             chunk = os.read(pipe.source, _CHUNK)
         except OSError:  # a terminal that no process has open any more
@@ -101,9 +102,9 @@ def end_of(path: Path) -> str:
 
 
 def bound_file(path: Path, most: int) -> None:
-    """Free the middle of a file that another process writes, if it is larger than `most`.
+    """Free the middle of another process's file above `most` bytes.
 
-    Beginning and end keep their offsets; the middle reads as zeros. No effect on links and on file systems without
+    Beginning and end keep their offsets; the middle reads as zeros. No effect on links, or on file systems without
     holes (NFS before 4.2).
     """
     try:

@@ -1,4 +1,4 @@
-"""Successive attempts of a job, until it succeeds or another attempt is refused."""
+"""Successive attempts of a job."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
-"""Seconds from an attempt's beginning to the start of the next one's standby."""
+"""Seconds from an attempt's start to the next one's standby."""
 _DELAY_AFTER_PROGRESS = 5.0
-"""Maximum delay in seconds if the last attempt made progress."""
+"""Seconds, if the last attempt made progress."""
 _SHORTEST_WAIT = 0.2
 CANNOT_START = 127
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch. Times are in seconds."""
+    """Options of a launch; times are in seconds."""
 
     line: LaunchLine
     retries: int
@@ -182,6 +182,7 @@ class Supervisor:
                 self._had_rank_0 = True
 
     def _new_standby(self) -> WarmStandby | None:
+        """Return the next attempt's standby; None without ``--warm``, or if it cannot be started."""
         options = self._options
         interpreter = options.line.interpreter
         if not options.is_warm or self._stopped_by is not None or interpreter is None:
@@ -206,6 +207,7 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
+        """Record a failure and wait for the next attempt; return False if there is none."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)

@@ -1,9 +1,9 @@
-"""Program that imports PyTorch in advance, and then runs torchrun and the ranks as forks of itself.
+"""Program that imports PyTorch in advance, then runs torchrun and the ranks as its forks.
 
-``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path with torchrun's interpreter, perhaps
-without Trainmedic. The order is a JSON object with ``argv`` and ``environment`` of the attempt and ``torchrun``,
-torchrun's arguments; the answer is `READ`. One fork becomes torchrun, in which only the start of a rank is replaced;
-each rank is another fork. If something is missing, ``argv`` is executed instead.
+``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path in torchrun's interpreter, perhaps
+without Trainmedic. The order is a JSON object with ``argv``, ``environment`` and torchrun's arguments, ``torchrun``;
+the answer is `READ`. One fork becomes torchrun, with only the start of ranks replaced; each rank is another. If
+something is missing, ``argv`` is executed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from typing import Any, Callable, NoReturn
 READ = b"1"
 _LONGEST_MESSAGE = 1 << 20
 _LONGEST_REQUEST = 1 << 16
-"""Bytes. Sockets of the default size accept such a message whole."""
+"""Bytes; default sockets accept such a message whole."""
 _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
 _ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
-"""Optional imports of ranks. The first optimizer imports the second, which takes as long as PyTorch itself."""
+"""Optional imports of ranks. The first optimizer imports the second, which takes as long as PyTorch."""
 
 
 def main(orders: int, threads: str) -> NoReturn:
@@ -187,7 +187,7 @@ def _fork_rank(own: socket.socket) -> int:
 
 
 def _run(work: Callable[[], None]) -> NoReturn:
-    """Do the work of a whole process. The exception that this raises ends it as Python ends after its main program."""
+    """Do the work of a whole process, and raise what ends it as Python's main program would."""
     try:
         work()
     except SystemExit:
@@ -203,11 +203,10 @@ def _run(work: Callable[[], None]) -> NoReturn:
 
 
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
-    """Do the work of a whole process. After a failure, and with `ends_well_too` always, end it without Python's
-    teardown.
+    """Do a whole process's work. After a failure, and with `ends_well_too` always, skip Python's teardown, which would
+    copy the pages of all imports for seconds.
 
-    The teardown would copy the pages of all imports, which takes seconds. Threads, exit functions and buffers are
-    handled.
+    Threads, exit functions and buffers are handled.
     """
     try:
         work()
@@ -306,9 +305,9 @@ def _set_threads() -> None:
 
 
 def _seed() -> None:
-    """Reseed, because forks of one process would draw the same numbers.
+    """Reseed, because forks would draw the same numbers.
 
-    ``random`` does so itself; on devices all processes begin with the same seed.
+    ``random`` does so itself; devices begin with the same seed in all processes.
     """
     import torch
 
@@ -345,6 +344,7 @@ class _Ranks:
         return _Rank(answer["pid"], argv, self)
 
     def status(self, pid: int, timeout: float | None) -> int | None:
+        """Return a rank's exit code, negative for a signal; None if it still runs after `timeout` seconds."""
         with self._lock:
             while pid not in self._ended and select.select([self._link], [], [], timeout)[0]:
                 message = self._link.recv(_LONGEST_MESSAGE)

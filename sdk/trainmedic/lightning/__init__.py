@@ -1,9 +1,7 @@
 """Trainmedic for the Lightning Trainer.
 
-- `fit` fits a model and carries out everything that Lightning permits, including rollbacks.
+- `fit` carries out all that Lightning permits, including rollbacks.
 - `Callback` alone carries out commands without a restart.
-
-Needs lightning (or pytorch-lightning) and torch.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ def fit(
     connection: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Fit like ``trainer.fit()``, and restart after commands and crashes that need it.
+    """Fit like ``trainer.fit()``; restart after commands and crashes that need it.
 
-    The first arguments and ``options`` are those of ``trainer.fit``. ``job`` is the job's name in alerts;
-    ``connection`` has further arguments of `trainmedic.connect`. A given ``medic`` stays open. Raises
-    ConfigurationError, and Lightning's error after too many failures.
+    Arguments and ``options`` are those of ``trainer.fit``. ``job`` is the name in alerts; ``connection`` has more
+    arguments of `trainmedic.connect`. A given ``medic`` stays open. Raises ConfigurationError, and Lightning's error
+    after too many failures.
     """
     if hasattr(train_dataloaders, "train_dataloader"):  # Lightning accepts a data module here
         train_dataloaders, datamodule = None, train_dataloaders

@@ -1,5 +1,3 @@
-"""Callback by which a Lightning Trainer reports and carries out commands."""
-
 from __future__ import annotations
 
 import contextlib
@@ -37,8 +35,8 @@ _CANNOT_MOVE = (
 class Callback(LightningCallback):  # type: ignore[misc]
     """``Trainer(callbacks=[trainmedic.lightning.Callback(job="llm-1")])``.
 
-    The options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `trainmedic.lightning.fit`, a
-    rollback is ``unsupported``. ``grad_norm=False`` omits measuring the gradient's norm at each step.
+    Options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `fit`, a rollback is
+    ``unsupported``. ``grad_norm=False`` omits the gradient's norm.
     """
 
     def __init__(self, medic: Medic | None = None, grad_norm: bool = True, **options: Any) -> None:
@@ -64,17 +62,14 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self.medic.cannot("job.dataloader_workers", _NO_LOADER.format("workers"))
 
     def attach(self, framework: LightningFramework | None) -> None:
-        """Set the framework for commands that need a restart; None makes them unsupported."""
+        """Set the framework for restarts; None makes commands that need one unsupported."""
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
         if framework is None:
             self._accumulates_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the program's rate for the next update, times the factor of commands.
-
-        Call it each time if the program writes ``group["lr"]`` itself, such as in a callback.
-        """
+        """Return the program's rate, times commands' factor. Programs that write ``group["lr"]`` call it each time."""
         return self._attachment.live.learning_rate(value)
 
     def __getstate__(self) -> Any:
@@ -176,7 +171,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Lightning calls this on every rank, but stores only rank 0's result and no random state."""
+        """Called on every rank; Lightning stores only rank 0's result, and no random state."""
         if self.framework is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.framework.loop.proof
@@ -241,7 +236,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self.medic.cannot("job.accumulate", "the model steps its optimizers itself (manual optimization)")
 
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Change it at a step after which the epoch's batches make whole new steps."""
+        """Change it at a step after which the epoch divides into whole new steps."""
         assert isinstance(command.parameters, Accumulate)
         if self._next_accumulation is not None:
             command.failed("another change of the accumulation waits for its step")

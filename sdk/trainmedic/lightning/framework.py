@@ -1,4 +1,4 @@
-"""A Lightning fit that restarts by calling ``trainer.fit`` again with another checkpoint."""
+"""A Lightning fit that restarts by another ``trainer.fit``."""
 
 from __future__ import annotations
 

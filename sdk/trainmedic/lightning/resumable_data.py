@@ -1,7 +1,7 @@
-"""Position of a Lightning fit in its data: restored with a checkpoint, and batches skipped from there.
+"""Position of a Lightning fit in its data.
 
-A plain `DataLoader` restarts its epoch in another order. `ResumableData.wrap` returns a ``CombinedLoader`` that
-restores the position by the loaders' own states, or else by reading the epoch again.
+A plain `DataLoader` restarts its epoch in another order. `ResumableData.wrap` restores it by the loaders' own states,
+or by reading the epoch again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EARLIER_STATE = {"place", "began"}
 class ResumableData:
     """Position of one fit of ``trainer`` in its data.
 
-    `before_draw` is called before each draw; `take_drawn` returns its result.
+    Around each draw call `before_draw` and `take_drawn`, which returns the result.
     """
 
     def __init__(self, trainer: Any, before_draw: Callable[[], Any]) -> None:
@@ -45,7 +45,7 @@ class ResumableData:
         self.skipped = 0
         self.drew: Callable[[Any, float], None] | None = None
         self.replayed = ""
-        """States whether the batches since the checkpoint repeat; empty before anything was read."""
+        """States whether the batches since the checkpoint repeat; empty before any."""
 
     def wrap(self, loaders: Any) -> Any:
         combined = _combined_loader_of(self._trainer)
@@ -71,6 +71,7 @@ class ResumableData:
         self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
+        """Return `restore`'s input for this rank with the keys of checkpoints; None if unknown."""
         if self._resume is not None or self._loader is None:
             return None if self._resume is None else dict(self._resume)
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
@@ -119,7 +120,7 @@ class ResumableData:
     def resumes_at_end(self) -> bool:
         """True if Lightning requests one more batch of an epoch that had ended in the checkpoint.
 
-        It does so with ``max_steps`` and no validation; the next epoch would begin with its second batch.
+        It does with ``max_steps`` and no validation; the next epoch would miss its first batch.
         """
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         ended = self._resume is not None and self._resume["ended"]
@@ -130,9 +131,9 @@ class ResumableData:
         return resume
 
     def take_skip(self, left: float) -> int:
-        """Return how many batches to skip at a step boundary with ``left`` ones left in the epoch.
+        """Return the batches to skip at a step boundary, with ``left`` in the epoch.
 
-        Only whole steps, and never the whole rest: Lightning must see the epoch's end.
+        Whole steps only, never the whole rest: Lightning must see the epoch's end.
         """
         if not self._to_skip:
             return 0
@@ -151,10 +152,10 @@ class ResumableData:
 
 
 class _ResumableLoader:
-    """Base, with Lightning's ``CombinedLoader``, of `ResumableData.wrap`'s result.
+    """Base for Lightning's ``CombinedLoader``.
 
-    Iteration begins with the first batch. When Lightning requests the iterator, the sampler does not know its epoch and
-    the random state is not the checkpoint's.
+    Iteration begins with the first batch: before, the sampler does not know its epoch and the random state is not the
+    checkpoint's.
     """
 
     data: ResumableData
@@ -209,7 +210,7 @@ class _ResumableLoader:
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Called by Lightning with rank 0's loader states. `ResumableData` has this rank's own."""
+        """Called with rank 0's states; `ResumableData` has this rank's."""
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]

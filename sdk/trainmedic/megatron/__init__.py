@@ -4,8 +4,7 @@
     trainmedic.megatron.protect(medic)
     pretrain(...)
 
-`protect` wraps functions of ``megatron.training.training``; script and Megatron-LM stay unchanged. Needs torch;
-Megatron-LM is imported when `protect` is called.
+`protect` wraps functions of ``megatron.training.training``. Megatron-LM is imported only by it.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _CALLED = (
 def protect(
     medic: Medic, *, rollbacks: int | None = LIMIT, also: Mapping[str, Any] | None = None, module: Any = None
 ) -> None:
-    """Carry out Trainmedic's commands in the training of a later ``pretrain()``. Every rank calls it before.
+    """Carry out Trainmedic's commands in a later ``pretrain()``. Every rank calls it.
 
-    ``rollbacks`` is how often training may go back without further progress; None for any number. ``also`` names state
-    of the script to restore, as for `trainmedic.torch.attach`. ``module`` replaces ``megatron.training.training``.
-    Raises ConfigurationError if functions are missing in it, or ``also`` cannot be stored.
+    ``rollbacks`` limits those without further progress; None for any number. ``also`` is as for
+    `trainmedic.torch.attach`. ``module`` replaces ``megatron.training.training``. Raises ConfigurationError if
+    functions are missing in it, or ``also`` cannot be stored.
     """
     megatron: Any = importlib.import_module(MODULE) if module is None else module
     missing = [name for name in (*_REPLACED, *_CALLED) if not hasattr(megatron, name)]

@@ -1,7 +1,7 @@
-"""Checkpoints of Megatron-LM in the directory of ``--save``: directories ``iter_0000150``.
+"""Checkpoints of Megatron-LM in ``--save``: ``iter_0000150``.
 
-After all ranks have written, Megatron-LM writes the newest complete iteration into its tracker file, and loads that
-one. Later iterations are incomplete.
+After all ranks have written, its tracker file names the newest complete one, which it loads. Later iterations are
+incomplete.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A Megatron-LM training that reports, carries out commands, and goes back to checkpoints within its processes.
+"""A Megatron-LM training, rolled back within its processes.
 
-``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it after an iteration,
-state is loaded by Megatron-LM's ``load_checkpoint``, data are rebuilt from the consumed samples, and it is called
-again.
+``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it, ``load_checkpoint``
+loads state, data are rebuilt from the consumed samples, and it is called again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
 _BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
-"""Configuration set by ``train()``, which it expects unset when it begins."""
+"""Configuration set by ``train()``, which expects it unset."""
 
 _FOR_A_ROLLBACK = {
     "finetune": False,
@@ -40,7 +39,7 @@ _FOR_A_ROLLBACK = {
     "ckpt_step": None,
     "override_ckpt_iteration": None,
 }
-"""Options of the first load, such as to start from foreign weights, with their values for a rollback."""
+"""Options of the first load, such as foreign weights, with their values for a rollback."""
 
 
 class MegatronTraining(SelfSavingFramework):
@@ -115,6 +114,7 @@ class MegatronTraining(SelfSavingFramework):
             self.carried.save(path)
 
     def decide_exit(self, **state: Any) -> bool:
+        """Replace ``checkpoint_and_decide_exit``: return whether ``train()`` ends now."""
         iteration: int = state["iteration"]
         self._report(iteration, state["optimizer"], state["opt_param_scheduler"])
         if self._decide_exit(**state):
@@ -182,7 +182,7 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
-        """Rebuild the data at the current position. Skipped iterations count as done."""
+        """Skipped iterations count as done."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)
@@ -276,7 +276,7 @@ def _models(named: Mapping[str, Any]) -> list[Any]:
 
 
 def _grad_norm(result: Any) -> Any:
-    """Return the norm in ``train_step``'s result; before core 0.9 it is the third member."""
+    """``train_step``'s; before core 0.9 it is the third member."""
     if not isinstance(result, tuple):
         return None
     return result[5] if len(result) >= 7 else result[2] if len(result) == 4 else None

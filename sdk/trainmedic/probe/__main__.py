@@ -80,7 +80,6 @@ def _sizes(text: str) -> tuple[float, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _options(given)
     if importlib.util.find_spec("torch") is None:

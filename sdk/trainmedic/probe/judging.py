@@ -1,7 +1,6 @@
-"""Comparison of a measurement with earlier ones of the same pair of nodes.
+"""Comparison of a node pair's measurement with earlier ones.
 
-A pair's baseline is the median of its last good measurements. Slow or wrong ones are not recorded, so that a degrading
-pair does not lower its own baseline.
+The baseline is the median of the last good ones, so that a degrading pair does not lower it.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def _slower(measured: Measurement, usual: PairBaseline) -> Iterator[str]:
 
 
 def worst(words: Sequence[str]) -> str:
-    """Return the worst word; ``ok`` if there are none."""
+    """``ok`` if there are none."""
     return min(words, key=WORST_FIRST.index, default=OK)
 
 
@@ -102,7 +101,7 @@ _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError
 
 
 class BaselineFile:
-    """JSON file with the baselines of many pairs. Raises ConfigurationError if it is unusable."""
+    """JSON file with the baselines of many pairs. Raises ConfigurationError if unusable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +110,7 @@ class BaselineFile:
         return {key: _baseline(samples) for key, samples in self._read().items() if samples}
 
     def add(self, measured: Mapping[str, Measurement]) -> None:
-        """Append good measurements. Safe for concurrent programs."""
+        """Append good measurements, safely for concurrent programs."""
         with self._locked():
             samples = self._read()
             for key, measurement in measured.items():

@@ -1,5 +1,3 @@
-"""Start of a probe's ranks on this node, without a launcher."""
-
 from __future__ import annotations
 
 import os
@@ -10,7 +8,7 @@ from typing import Sequence
 
 
 def run(ranks: int, arguments: Sequence[str]) -> int:
-    """Run the ranks and return the first nonzero exit code. No rank outlives the call."""
+    """Run the ranks, none of which outlives the call; return the first nonzero exit code."""
     port = _free_port()
     processes = [_started(rank, ranks, port, arguments) for rank in range(ranks)]
     try:

@@ -1,4 +1,4 @@
-"""Measurement of barriers and all-reduces within a group; every rank of it calls `measure`.
+"""Barriers and all-reduces within a group, all of whose ranks call `measure`.
 
 A duration is that of the slowest rank.
 """
@@ -21,7 +21,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class BarrierTimes:
-    """Seconds of one barrier, over `count` measurements."""
+    """Seconds, over `count` measurements."""
 
     count: int
     mean: float
@@ -46,8 +46,6 @@ class ReduceTime:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of one group of ranks."""
-
     ranks: int
     barrier: BarrierTimes
     all_reduce: tuple[ReduceTime, ...]
@@ -64,7 +62,7 @@ class ProbeSizes:
 
 
 def measure(group: Any, control: Any, device: torch.device, sizes: ProbeSizes) -> Measurement:
-    """Measure the ranks of `group`; all get the same result, through `control`, a CPU group of them."""
+    """Measure `group`; all ranks get the same result through its CPU group `control`."""
     ranks = dist.get_world_size(group)
 
     def barrier() -> None:

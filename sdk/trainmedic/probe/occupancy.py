@@ -1,6 +1,6 @@
-"""Check whether a node trains, in which case a probe would slow down the training and measure it.
+"""Check whether a node trains: a probe would slow the training and measure it.
 
-Checks the memory of the GPUs to use and, if named, Trainmedic's server.
+It reads the GPUs' memory and, if named, asks Trainmedic's server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAULTS = (
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Return why this GPU is considered in use; None if it is not, or for a CPU."""
+    """Return the reason; None if it is free, or for a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -38,7 +38,7 @@ def gpu_in_use(device: torch.device) -> str | None:
 
 
 def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
-    """Return why these nodes are considered to train, also if the server does not answer."""
+    """Return why these nodes are considered to train, also if the server is silent."""
     wanted, url = set(nodes), server.rstrip("/") + "/jobs?cluster=true"
     reasons: list[str] = []
     cursor = None

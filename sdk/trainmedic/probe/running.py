@@ -1,5 +1,3 @@
-"""One rank's part in a probe. Rank 0 makes the result document."""
-
 from __future__ import annotations
 
 import os
@@ -73,7 +71,7 @@ def _device(backend: str) -> torch.device:
 
 
 def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOptions) -> None:
-    """Check every rank's GPU and, on rank 0, the server. Raise NodesTrain on all ranks."""
+    """Check every rank's GPU and, on rank 0, the server; raise NodesTrain on all ranks."""
     busy = occupancy.gpu_in_use(device)
     mine = [] if busy is None else [f"rank {dist.get_rank()}: {busy}"]
     if dist.get_rank() == 0 and options.server is not None:
@@ -88,7 +86,7 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 def _measured(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
-    """Return the results of all ranks together and of each pair; complete on rank 0."""
+    """Return results of all ranks together and of each pair; complete on rank 0."""
     everybody = list(range(dist.get_world_size()))
     whole = _of_group(everybody, device, patience, sizes)
     assert whole is not None
@@ -105,9 +103,9 @@ def _measured(
 def _of_round(
     turn: list[Pair], ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: Any
 ) -> list[Measurement | None]:
-    """Measure the pairs of one round; None for pairs without this rank.
+    """Measure a round's pairs; None for those without this rank.
 
-    All ranks create all groups in the same order before the first is measured.
+    All ranks create all groups in the same order first.
     """
     groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
     return [_run(*group, device, sizes) for group in groups]

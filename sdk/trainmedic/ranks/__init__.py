@@ -1,8 +1,8 @@
-"""Agreement of a job's ranks to carry out the same commands at the same call of `Medic.commands`.
+"""Agreement of a job's ranks on the same commands at the same call of `Medic.commands`.
 
-At certain calls, the *sync points*, each rank reads one decision, usually written in advance by rank 0; the first one
-written counts. A late one is replaced by an empty one, once. Only at decisions with commands do the ranks wait for each
-other: each states its step, and all or none carry out a command.
+At *sync points* each rank reads one decision, usually written in advance by rank 0; the first one counts. A late one is
+replaced by an empty one, once. Ranks wait for each other only at decisions with commands: each states its step, and all
+or none carry one out.
 
 ::
 

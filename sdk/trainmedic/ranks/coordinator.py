@@ -1,6 +1,4 @@
-"""Rank 0's role: it assigns due commands to sync points, writes agreed outcomes, collects the ranks' outcomes, and
-deletes keys that all ranks have read.
-"""
+"""Rank 0's role: assign due commands to sync points, write and collect outcomes, and delete keys that all have read."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _TAKE_EVERY = 2.0
 """Seconds between reads of the queue without a decision: commands may expire."""
 _FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
 _PARTIAL_AFTER = 0.25
-"""Seconds until partial outcomes are sent. Waiting saves messages."""
+"""Seconds until partial outcomes are sent; waiting saves messages."""
 _MOST_COMMANDS = 16
 _MOST_BYTES = 512 * 1024
 _OVERDUE = timedelta(seconds=30)
@@ -46,7 +44,7 @@ class RunningCommand:
 
 
 class Coordinator:
-    """Called by the synchronizer's thread. `Participant` has the same methods."""
+    """Has `Participant`'s methods, called by the synchronizer's thread."""
 
     lead = 0.2
     """Seconds before a sync point at which its decision is made."""
@@ -95,9 +93,7 @@ class Coordinator:
         return self.membership.is_silent(rank, now)
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
-        """Make the next sync point's decision. `waited` is how long the training thread has waited, in seconds; else
-        None.
-        """
+        """Make the next sync point's decision. `waited` is the training thread's wait in seconds; else None."""
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -136,10 +132,10 @@ class Coordinator:
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
-        """Return commands for the next decision. They stay pending until the ranks agree.
+        """Return commands for the next decision, pending until the ranks agree.
 
-        None before all ranks have joined, nor until a rank has passed a sync point that it missed: others waited for it
-        once.
+        Empty before all ranks have joined, and until a rank has passed a sync point that it missed: others waited for
+        it once.
         """
         self._take_pending()
         if not self._pending or self.membership.absent():

@@ -1,4 +1,4 @@
-"""Decisions and outcomes of sync points in their stored form, and the interval between sync points."""
+"""Stored form of decisions and outcomes, and the interval between sync points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainmedic.ranks.shared_store import whole_number
 from trainmedic.wire import envelope
 
 _TARGET_SECONDS = 1.0
-"""Seconds between sync points, unless a number of calls was given."""
+"""Seconds between sync points, unless calls were given."""
 _MOST_CALLS = 10_000
 _KEPT = 4
 
@@ -60,10 +60,10 @@ class AgreedOutcome:
 def agree(
     decision: SyncDecision, statements: Mapping[int, Any], missing: str, expired: Collection[str], lateness: str
 ) -> AgreedOutcome:
-    """Return the outcome for `decision`'s commands.
+    """Return the outcome of `decision`'s commands.
 
-    Each rank states ``step``, and ``cannot`` with a reason per command it refuses. If a rank is `missing`, nothing is
-    carried out or refused. If steps differ, all commands are refused.
+    Each rank states ``step``, and ``cannot`` with a reason per refused command. If a rank is `missing`, nothing is
+    carried out or refused; if steps differ, all commands are refused.
     """
     if missing:
         return AgreedOutcome(missing=missing)
@@ -96,7 +96,7 @@ def _unable(reasons: Mapping[int, str], world_size: int) -> str:
 
 
 class SyncInterval:
-    """Number of calls between sync points, from the duration of recent calls.
+    """Calls between sync points, from recent durations.
 
     The training thread records, the synchronizer's thread reads.
     """
@@ -111,7 +111,7 @@ class SyncInterval:
         self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]
 
     def next_span(self) -> int:
-        """Return the calls until the next sync point. At most doubles, because single calls may be unusually quick."""
+        """Return the calls until the next sync point; at most doubles, as single calls may be unusually quick."""
         if self._every is not None:
             return self._every
         if not self._recent:

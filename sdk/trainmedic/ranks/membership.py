@@ -1,5 +1,3 @@
-"""Ranks of a job as rank 0 knows them: admission, heartbeats, locations and figures."""
-
 from __future__ import annotations
 
 import time
@@ -15,7 +13,10 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
 class Membership:
-    """``base`` has the keys common to all starts of the job. Any thread may call `figures` and `placement`."""
+    """Ranks as rank 0 knows them. ``base`` has the keys common to all starts of the job.
+
+    Any thread may call `figures` and `placement`.
+    """
 
     def __init__(self, base: SharedStore, store: SharedStore) -> None:
         self._base = base

@@ -1,5 +1,3 @@
-"""Position and status of one rank."""
-
 from __future__ import annotations
 
 import time

@@ -1,6 +1,6 @@
-"""Rounds: every rank enters a value, rank 0 combines them, and all ranks read the result.
+"""Rounds: every rank enters a value, rank 0 combines them, and all read the result.
 
-Ranks are missing if they are gone, have finished the command, or are too late. Without rank 0 a round has no result.
+Missing ranks are gone, have finished the command, or are too late. Without rank 0 there is none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_INTERVAL = 1.0
 class Round:
     key: str
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Makes the result on rank 0 from values and missing ranks. If None, rank 0's value is the result."""
+    """Makes the result on rank 0 from values and missing ranks; if None, rank 0's value is the result."""
     outcomes_key: str | None = None
     patience: float = PATIENCE
 
@@ -39,7 +39,7 @@ class Rounds:
         self._entries_read_at = 0.0
 
     def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """Return the result, or None so far. `value` is this rank's; the caller waits since `since`."""
+        """Return the result; None so far. `value` is this rank's; the caller waits since `since`."""
         store, end = self._store, f"{round_.key}/end"
         if round_.combine is not None and self._entered != round_.key:
             store.add_entry(round_.key, value)
@@ -60,6 +60,7 @@ class Rounds:
         return store.set_if_absent(end, round_.combine(values, missing))
 
     def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
+        """Return {rank: value}; None until every rank that still comes has entered one, or the patience is over."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
         # Reading all entries costs a call per rank, so limit it while one is missing.

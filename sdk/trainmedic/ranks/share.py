@@ -1,4 +1,4 @@
-"""The training thread's part of the agreement: it counts calls and returns the agreed commands."""
+"""The training thread's part: count calls and return agreed commands."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchroniz
 from trainmedic.wire import envelope
 
 PATIENCE = 10.0
-"""Seconds that a rank waits once at a sync point for a late decision."""
+"""Seconds that a rank waits once for a late decision."""
 CALL_PATIENCE = 30.0
-"""Seconds that the ranks wait for each other at a sync point with a command."""
+"""Seconds that ranks wait for each other at a command."""
 _MOST_GROUPS = 1000
 
 
@@ -77,7 +77,7 @@ class Share:
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the latest figures of live ranks; empty except on rank 0. Never blocks."""
+        """Return the latest figures of live ranks, without blocking; empty except on rank 0."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:
@@ -112,7 +112,7 @@ class Share:
         self._synchronizer.report(command.sync_key, status, output)
 
     def close(self, timeout: float) -> None:
-        """Send the remaining outcomes, and end. Rank 0 also answers waiting commands."""
+        """Send the remaining outcomes, and end; rank 0 also answers waiting commands."""
         self._synchronizer.close(timeout)
         if self._coordinator is not None and not self._synchronizer.is_alive:
             self._coordinator.abandon("the job ended before it came to the command")

@@ -1,6 +1,6 @@
-"""JSON values in the store that a job's ranks share: any with PyTorch's four calls.
+"""JSON values in the ranks' store: any with PyTorch's four calls.
 
-Calls return at once, because a blocking wait could not be interrupted and would occupy the connection.
+Calls return at once: a blocking wait would occupy the connection, uninterruptibly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NOTHING = "?"
-"""Never a value, as it is not JSON. Comparing with it and setting it reads a key without changing it."""
+"""Never a value, as it is not JSON. Comparing with it and setting it only reads a key."""
 _DELETED_AT_ONCE = 200
 _MOST_EXPIRED = 20_000
 
@@ -66,10 +66,9 @@ class SharedStore:
 
 
 class ExpiredKeys:
-    """Keys that rank 0 deletes once every rank has passed a sync point.
+    """Keys that rank 0 deletes once every rank has passed a sync point, the older half of too many anyway.
 
-    If a rank never gets there and keys become too many, the older half is deleted anyway. The key ``deleted_before``
-    informs late ranks.
+    The key ``deleted_before`` informs late ranks.
     """
 
     def __init__(self, store: SharedStore) -> None:

@@ -1,7 +1,7 @@
-"""Background thread of a rank, the only one that uses the shared store, whose calls may block.
+"""A rank's background thread, alone in using the shared store, whose calls may block.
 
-The training thread leaves an `Inquiry` and waits for a bounded time. If the store is gone or the rank is too far
-behind, its part ends (`Synchronizer.ended_because`), and no rank carries out commands.
+The training thread leaves an `Inquiry` and waits a bounded time. Without the store, or too far behind, its part ends
+(`ended_because`), and no rank carries out commands.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Checkpoints, restarts of a loop, the rollback budget, pauses, and the record of what commands have changed."""
+"""Checkpoints, restarts of loops, the rollback budget, pauses, and changes by commands."""

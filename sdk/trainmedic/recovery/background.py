@@ -1,5 +1,3 @@
-"""A thread that runs tasks one after another, in parallel with training."""
-
 from __future__ import annotations
 
 import logging
@@ -11,7 +9,7 @@ log = logging.getLogger("trainmedic")
 
 
 class BackgroundThread:
-    """Runs submitted tasks in order and logs failures. Starts with the first task, so that forks get their own."""
+    """Runs tasks in order and logs failures. Starts with the first, so that forks get their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,12 +31,12 @@ class BackgroundThread:
         return self._pending == 0
 
     def settle(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for all tasks. Return whether all are done."""
+        """Return whether all tasks are done within ``seconds``."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Finish the submitted tasks and end the thread. Return whether it ended within ``seconds``."""
+        """End the thread after its tasks; return whether it ended within ``seconds``."""
         if self._thread is None:
             return True
         self._tasks.put(None)

@@ -1,7 +1,6 @@
-"""Fingerprints of drawn batches, to check that a rollback replays the same ones.
+"""Fingerprints of drawn batches, to check a rollback's replay.
 
-Call `BatchLog.add` for each batch and `BatchLog.go_back` at a rollback. `BatchLog.forget` follows a change of the
-batches themselves, such as their size.
+Call `BatchLog.forget` after a change of the batches, such as their size.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any, Collection, Mapping, NamedTuple, Sequence
 from trainmedic.recovery.fingerprints import Fingerprint, read
 
 MOST_COMPARED = 16
-"""Number of batches to compare after a rollback. If these are the same, the later ones are too."""
+"""Batches to compare after a rollback; if they agree, later ones do too."""
 _LONGEST = 65_536  # most batches remembered
 FORMAT = 2
-"""Version of the fingerprints in a checkpoint. Those of other versions are not comparable."""
+"""Version of the fingerprints in a checkpoint; others are not comparable."""
 _MOST_UNREAD = 32  # batches to collect before computing their fingerprints
 _MOST_AWAY = 1024  # the same for samples on a device
 _CARRIED = 512  # most batches that a checkpoint remembers for a restart
@@ -34,8 +33,6 @@ class _Drawn(NamedTuple):
 
 
 class BatchComparison:
-    """Comparison of the batches after a rollback with those drawn at the same places before it."""
-
     def __init__(
         self, expected: Sequence[Fingerprint], left_out: Sequence[Fingerprint], epoch: int, why_none: str
     ) -> None:
@@ -47,12 +44,12 @@ class BatchComparison:
 
     @property
     def is_skip(self) -> bool:
-        """Return whether batches were skipped. The batches after them then meet the random numbers of earlier ones."""
+        """Return whether batches were skipped; the next then meet earlier ones' random numbers."""
         return bool(self._left_out)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all batches to compare were drawn. True from the start if none can be compared."""
+        """Return whether all batches to compare were drawn; True at once if there are none."""
         return len(self._drawn) >= self._wanted
 
     @property
@@ -65,9 +62,7 @@ class BatchComparison:
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return the answer's ``verified.batches``. ``ended_because`` is its reason if incomplete. Waits for the
-        batches' device.
-        """
+        """Return ``verified.batches``. ``ended_because`` is its reason if incomplete. Waits for the batches' device."""
         left_out = {value for value in map(read, self._left_out) if value is not None}
         # Batches that repeat by themselves, as over epochs, do not show that a skipped one was drawn.
         is_telling = 0 < len(left_out) == len(self._left_out)
@@ -83,7 +78,7 @@ class BatchComparison:
         return told
 
     def _agrees(self, number: int, left_out: Collection[int]) -> bool | None:
-        """Return whether the batch is the expected one; None if that is unknown."""
+        """Return whether the batch is the expected one; None if unknown."""
         batch = self._drawn[number]
         drawn, before = read(batch.value), read(self._expected[number]) if number < len(self._expected) else None
         if drawn is None:
@@ -101,11 +96,11 @@ class BatchComparison:
 
 
 class BatchLog:
-    """The batches that a training has drawn, in order. Only for the training thread."""
+    """The batches that a training has drawn, in order. Training thread only."""
 
     def __init__(self) -> None:
         self.drawn = 0
-        """Number of batches drawn up to the present position, without those that a rollback revoked."""
+        """Without those that a rollback revoked."""
         self.comparison = BatchComparison((), (), 0, "")
         self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
@@ -113,7 +108,7 @@ class BatchLog:
         self._begins_because = "these batches were drawn by an earlier process"
 
     def add(self, batch: Fingerprint, epoch: int, is_random: bool = False) -> None:
-        """Record a drawn batch. ``is_random``: it was made with the training's random numbers."""
+        """``is_random``: the training's random numbers made it."""
         self.drawn += 1
         self._fingerprints.append(batch)
         self._unread += 1
@@ -124,22 +119,22 @@ class BatchLog:
             self._compares = not self.comparison.is_complete
 
     def read(self) -> None:
-        """Compute pending fingerprints. Waits for the batches' device, as writing a checkpoint does too."""
+        """Compute pending fingerprints, waiting for the batches' device."""
         if self._unread:  # the unread ones are last
             unread = [self._fingerprints.pop() for _ in range(min(self._unread, len(self._fingerprints)))]
             self._fingerprints.extend(map(read, reversed(unread)))
             self._unread = 0
 
     def forget(self, because: str) -> None:
-        """Forget all batches because different ones follow; ``because`` is the reason to report."""
+        """Forget all batches because different ones follow."""
         self._fingerprints.clear()
         self._unread = 0
         self._begins_because = because
 
     def go_back(self, drawn: int | None, epoch: int, skip: int = 0, why_not: str = "") -> BatchComparison:
-        """Return to the position after ``drawn`` batches (None: unknown) in ``epoch``, and skip the next ``skip``.
+        """Return to the position after ``drawn`` batches (None: unknown), and skip ``skip``.
 
-        ``why_not`` is the reason if different batches are expected.
+        ``why_not`` says why different batches are expected.
         """
         since, why = self._since(drawn)
         if drawn is not None:
@@ -154,6 +149,7 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
+        """Return the fingerprints since ``drawn`` batches, and the reason if there are none."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"
@@ -162,7 +158,7 @@ class BatchLog:
         return list(islice(self._fingerprints, drawn - first, None)), ""
 
     def state(self) -> dict[str, Any]:
-        """Return plain JSON values for a checkpoint (see `restore`). Waits for the batches' device."""
+        """Return plain JSON values for `restore`. Waits for the batches' device."""
         self.read()
         kept = list(islice(reversed(self._fingerprints), _CARRIED))[
             ::-1
@@ -171,7 +167,7 @@ class BatchLog:
         return {"drawn": self.drawn, "format": FORMAT, **known}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Continue after a restart from a checkpoint's `state`; None if the checkpoint has none."""
+        """Continue from a checkpoint's `state`, None if it has none."""
         self.forget("these batches were drawn by an earlier process")
         self.drawn = 0 if state is None else int(state["drawn"])
         if state is None:

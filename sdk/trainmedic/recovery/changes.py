@@ -1,8 +1,7 @@
-"""Changes that commands made to a training, kept over rollbacks and restarts until undone.
+"""Changes by commands, kept over rollbacks and restarts until undone.
 
-They are recorded by command in a small file. A value is the script's own times all active factors, so undoing leaves no
-trace. To keep a change from killing its job at each restart, `FactorBounds` limits the product, and `ChangeTrial` drops
-a change after two starts without a checkpoint.
+A value is the script's own times all active factors, so undoing leaves no trace. So that none kills its job at each
+restart, `FactorBounds` limits the product, and `ChangeTrial` drops a change after two starts without a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ LEARNING_RATE = "learning_rate"
 BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
 AS_LOADED = "as the checkpoint was"
-"""Stands for a command ID where a checkpoint's factor is known but the commands behind it are not."""
+"""In place of a command ID, if only a checkpoint's factor is known."""
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # 0.333… means a third
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # most workers that a command may set: the larger of 16 and 4 per CPU
 SMALLEST_LR_SCALE = 1e-3
-"""Times the script's learning rate. Below it a training stands still."""
+"""Times the script's learning rate; below it a training stands still."""
 LARGEST_GROWTH = 1000
-"""Times the script's batch size or accumulation. A longer step would not end in time to undo the change."""
+"""Times the script's batch size or accumulation; longer steps would end too late for the undo."""
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
 WORKERS = "workers"
-"""Stands for a command ID: the number of data loader workers."""
+"""In place of a command ID: the number of data loader workers."""
 _STARTS = 2
 
 
 @dataclass(frozen=True)
 class FactorBounds:
-    """Bounds for the product of all active factors of one value, which ``what`` names in errors."""
+    """Bounds for the product of a value's active factors; ``what`` names it in errors."""
 
     what: str
     least: float
     most: float
 
     def check(self, factors: Mapping[str, float], added: float | None) -> None:
-        """Raise Rejected if the product of `factors`, or the factor ``added`` alone, is out of bounds."""
+        """Raise Rejected if the product, or ``added`` alone, is out of bounds."""
         for factor in (math.prod(factors.values()), *(() if added is None else (added,))):
             if not self._contain(factor):
                 raise Rejected(
@@ -60,7 +59,7 @@ class FactorBounds:
                 )
 
     def kept(self, factors: Mapping[str, float]) -> dict[str, float]:
-        """Return the factors without those that move the product out of bounds. Log the dropped ones."""
+        """Drop factors that move the product out of bounds, and log them."""
         kept: dict[str, float] = {}
         for command_id, factor in factors.items():
             if self._contain(math.prod(kept.values()) * factor):
@@ -82,12 +81,12 @@ class FactorBounds:
 class ChangeTrial:
     changes: frozenset[str] = frozenset()
     step: int = 0
-    """Step after which the last of them was made."""
+    """Step after which the last change was made."""
     starts: int = 0
 
     @classmethod
     def of(cls, state: Any) -> ChangeTrial:
-        """Parse the output of `state`. Return an empty trial if it is malformed."""
+        """Parse the output of `state`; return an empty trial if it is malformed."""
         try:
             return cls(frozenset(map(str, state["changes"])), int(state["step"]), int(state["starts"]))
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -107,7 +106,7 @@ class ChangeTrial:
 
     @property
     def is_failed(self) -> bool:
-        """Return whether the job started too often without reaching a checkpoint."""
+        """Return whether the job started too often without a checkpoint."""
         return self.starts >= _STARTS
 
     @property
@@ -121,9 +120,9 @@ class AppliedChanges:
     """The active changes of one training.
 
     Args:
-        directory: Directory of the file; None keeps them in this process and in checkpoints only.
+        directory: Directory of the file; None keeps changes in this process and in checkpoints only.
         writes: True on the one rank that writes the file.
-        largest_lr_scale: Upper bound of the learning rate, times the script's own.
+        largest_lr_scale: Upper bound, times the script's own learning rate.
     """
 
     def __init__(
@@ -150,10 +149,8 @@ class AppliedChanges:
         self._is_complete = True
 
     def is_in_force(self, name: str, command_id: str) -> bool | None:
-        """Return whether a command's change is active; None if unknown, before training or if a factor's commands are
-        lost.
-
-        Any thread may call it.
+        """Return whether a change is active; None if unknown: before training, or if a factor's commands are lost.
+        Thread-safe.
         """
         factors = self._factors[name]
         if command_id in factors:
@@ -169,8 +166,8 @@ class AppliedChanges:
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
         """Return the factors after one more command, or without ``undo_of``'s. Raises Rejected if out of bounds.
 
-        If ``undo_of`` is not recorded, a resumed training applies ``factor``, because the record may be lost. A new one
-        ignores it: the change was made to an earlier training.
+        If ``undo_of`` is not recorded, a resumed training applies ``factor``, as the record may be lost; a new one
+        ignores it.
         """
         factors = dict(self._factors[name])
         if undo_of in factors:
@@ -181,14 +178,14 @@ class AppliedChanges:
         return factors
 
     def set_factors(self, name: str, factors: Mapping[str, float], step: int | None = None) -> None:
-        """Record the factors. A change made after ``step`` is on trial from that step on."""
+        """Record the factors, with a change made after ``step`` on trial."""
         if step is not None:
             self._trial = self._trial.with_changes(factors.keys() - self._factors[name].keys(), step)
         self._factors[name] = dict(factors)
         self.save()
 
     def set_workers(self, workers: int | None, step: int, at_most: bool = False) -> None:
-        """Record the data loader workers; None for the script's own number.
+        """Record the data loader workers, None for the script's own.
 
         With ``at_most``, a restarted script with fewer keeps its own.
         """
@@ -202,13 +199,13 @@ class AppliedChanges:
         return min(self.workers, script) if self.workers_at_most else self.workers
 
     def checkpoint_written(self, step: int) -> None:
-        """End the trial: training has reached a checkpoint with the changes."""
+        """Ends the trial."""
         if self._trial.is_passed(step):
             self._trial = ChangeTrial()
             self.save()
 
     def save(self) -> None:
-        """Write the file. Log a failure and continue."""
+        """Write the file; log failures."""
         if self._file is None or not self._writes:
             return
         try:
@@ -218,7 +215,7 @@ class AppliedChanges:
             log.warning("%s cannot be written; a restart will forget the changes: %s", self._file, error)
 
     def state(self) -> dict[str, Any]:
-        """Return all active changes as plain JSON values with the file's keys; ``left_out`` holds `skipped`."""
+        """Return all active changes as JSON values with the file's keys; ``left_out`` holds `skipped`."""
         return {
             **self._factors,
             "workers": self.workers,
@@ -234,10 +231,9 @@ class AppliedChanges:
             self.save()
 
     def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
-        """Restore the changes after a restart, from the file or else a checkpoint's `state`. Return whether either
-        existed.
+        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed.
 
-        A checkpoint at a ``step`` later than the last change ends the trial.
+        A checkpoint's ``step`` after the last change ends the trial.
         """
         self._is_new = False
         state = _read(self._file) or otherwise
@@ -250,7 +246,7 @@ class AppliedChanges:
         return state is not None
 
     def _start_trial_again(self) -> None:
-        """Count a start of the job. Drop the changes on trial at the second start without a checkpoint."""
+        """Drop the changes on trial at the second start without a checkpoint."""
         if not self._trial.changes:
             return
         self._trial = self._trial.started_again()
@@ -283,7 +279,7 @@ class AppliedChanges:
         self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file at the first checkpoint; until then the user may only have forgotten to
+        """Overwrite an earlier training's file at the first checkpoint; before, the user may only have forgotten to
         resume.
         """
         if self._is_new and self._file is not None and self._file.exists():
@@ -303,7 +299,7 @@ class AppliedChanges:
 def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down: bool = False) -> int:
     """Return ``base`` times the factors; ``round_down`` allows a fraction.
 
-    Raises Rejected, naming ``name``, if it is not whole, below 1 or above `LARGEST_GROWTH` times ``base``.
+    Raises Rejected, naming ``name``, if not whole, below 1 or above `LARGEST_GROWTH` times ``base``.
     """
     exact = Fraction(base)
     for factor in factors.values():
@@ -316,7 +312,7 @@ def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down:
 
 
 def check_workers(count: int) -> None:
-    """Raise Rejected if so many data loader workers would overload this machine."""
+    """Raise Rejected if so many would overload this machine."""
     cpus = os.cpu_count() or 1
     most = max(_WORKERS, _WORKERS_PER_CPU * cpus)
     if count > most:

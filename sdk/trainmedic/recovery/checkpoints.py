@@ -1,6 +1,6 @@
-"""Selection of checkpoints for rollbacks and deletion, and mark files in their directories.
+"""Selection of checkpoints for rollbacks and deletion.
 
-- ``.trainmedic-complete`` is written last; without it a checkpoint is incomplete.
+- ``.trainmedic-complete`` is written last; a checkpoint without it is incomplete.
 - ``.trainmedic-pinned`` protects from deletion, also by the node agent.
 """
 
@@ -23,15 +23,13 @@ from trainmedic.wire import envelope
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
-"""Number of newest checkpoints that always stay: the newest may hold the fault that a rollback is to undo."""
+"""Newest checkpoints that stay: the newest may hold the fault to undo."""
 _LARGEST_MARK = 1 << 20
 _KEPT = ".trainmedic-rank-{rank:05d}.json"
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """An existing checkpoint."""
-
     step: int
     at: datetime
     """Time of completion, in aware UTC."""
@@ -43,19 +41,19 @@ class SavedCheckpoint:
 
     @property
     def name(self) -> str:
-        """The name in answers: the last part of the path, or the path value as text."""
+        """The name in answers: the last part of the path, or the value as text."""
         return str(getattr(self.path, "name", self.path))
 
 
 def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
-    """Return the newest checkpoint that satisfies `rollback`, ordered at `step`. Raises Rejected."""
+    """Return the newest of `candidates`. Raises Rejected."""
     return candidates(found, rollback, step)[0]
 
 
 def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """Return all checkpoints that satisfy `rollback`, newest first, so that the next can replace an unloadable one.
+    """Return checkpoints for `rollback`, ordered at `step`, newest first: the next can replace an unloadable one.
 
-    Excludes incomplete ones and those of later steps, which belong to another training. Raises Rejected.
+    Excludes incomplete ones and later steps', which belong to another training. Raises Rejected.
     """
     complete = newest_first([checkpoint for checkpoint in found if checkpoint.step <= step])
     fitting, condition = complete, ""
@@ -73,7 +71,7 @@ def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) 
 
 
 def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints by time of writing: after a rollback the same step occurs twice."""
+    """Sort complete checkpoints by time of writing: after a rollback a step occurs twice."""
     complete = [checkpoint for checkpoint in found if checkpoint.complete]
     return sorted(complete, key=lambda checkpoint: (checkpoint.at, checkpoint.step), reverse=True)
 
@@ -81,10 +79,8 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 def surplus(
     found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
 ) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints to delete. The newest `keep` healthy ones, the newest two and paths in `kept`
-    stay.
-
-    The healthy one before ``back_to``, the last rollback's step, stays for a rollback that goes further.
+    """Return the checkpoints to delete. The newest `keep` healthy, the newest two, `kept` paths, and the healthy one
+    before ``back_to``, the last rollback's step, stay.
     """
     complete = newest_first(found)
     healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
@@ -96,13 +92,13 @@ def surplus(
 
 
 def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints in the order for a restart: newest healthy first, unhealthy ones last."""
+    """Sort complete checkpoints for a restart, unhealthy ones last."""
     return sorted(newest_first(present), key=lambda checkpoint: bool(problem(checkpoint.health)))
 
 
 def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]]) -> list[SavedCheckpoint]:
-    """Return on all ranks what `find` finds on rank 0. Raises its errors, NotAgreed, and Unsupported for a path that
-    cannot be sent.
+    """Return rank 0's `find()` on all ranks. Raises its errors, NotAgreed, and Unsupported for a path that cannot be
+    sent.
     """
     if group.world_size == 1:
         return list(find())
@@ -126,12 +122,12 @@ def from_json(fields: Mapping[str, Any]) -> SavedCheckpoint:
 
 
 def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
-    """Mark a checkpoint as complete, as the last act of writing it. The mark holds `facts`. Raises OSError."""
+    """Mark a checkpoint as complete, with `facts`, as the last act of writing it. Raises OSError."""
     _write(checkpoint / COMPLETE, facts)
 
 
 def completion(checkpoint: Path) -> Mapping[str, Any] | None:
-    """Return the facts in the completion mark; None if it is missing or malformed."""
+    """Return the facts of the completion mark; None if missing or malformed."""
     return _read(checkpoint / COMPLETE)
 
 
@@ -150,17 +146,17 @@ def is_pinned(checkpoint: Path) -> bool:
 
 
 def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
-    """Return the reason passed to `pin`; empty if unreadable, None if the checkpoint is not pinned."""
+    """Return `pin`'s reason; empty if unreadable, None if not pinned."""
     return _read(checkpoint / PINNED) or ({} if is_pinned(checkpoint) else None)
 
 
 def keep(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Store data that this rank compares with after a rollback to this checkpoint. Raises OSError."""
+    """Store data for comparison after a rollback to this checkpoint. Raises OSError."""
     write_durably(checkpoint / _KEPT.format(rank=rank), json.dumps(facts).encode())
 
 
 def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    """Return the data that `keep` stored for a rank; None if it is missing or unreadable."""
+    """`keep`'s data; None if missing or unreadable."""
     try:
         facts = json.loads((checkpoint / _KEPT.format(rank=rank)).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -169,7 +165,7 @@ def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
 
 
 def flush_directory(directory: Path) -> None:
-    """Flush a directory, so that new and renamed entries are on disk. Raises OSError."""
+    """Flush new and renamed entries to disk. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -178,7 +174,7 @@ def flush_directory(directory: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file atomically: it holds the old or the new content whenever the machine stops. Raises OSError."""
+    """Replace a file atomically, even if the machine stops. Raises OSError."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         with unfinished.open("wb") as file:

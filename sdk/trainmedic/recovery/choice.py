@@ -1,8 +1,7 @@
-"""Choice of the checkpoint for a rollback, and the reasons for skipping newer ones.
+"""Choice of a rollback's checkpoint.
 
-It is the newest healthy one that lies a margin before the start of the fault (`_margin`), if any. If the fault returned
-after a rollback, it is an older one than that rollback's. Pure, so that rank 0 can decide for all and any thread can
-call it.
+It is the newest healthy one a margin before the fault (`_margin`), if any. If the fault returned after a rollback, it
+is older than that rollback's. Pure, so that any thread can call it.
 """
 
 from __future__ import annotations
@@ -19,18 +18,14 @@ from trainmedic.recovery.health import Onset, problem
 from trainmedic.recovery.rollback_budget import RollbackCount
 
 MARGIN = 5
-"""Steps before the start of the fault in which checkpoints are avoided: a higher loss shows the effect of earlier
-steps.
-"""
+"""Steps before the fault in which checkpoints are avoided: a higher loss shows earlier steps' effect."""
 _SHORT_MARGIN = 2
-"""The margin where five steps would cost many: weights are good only if a loss computed from them was."""
+"""The margin where five steps would cost many: weights are good only if a loss from them was."""
 _MOST_TOLD = 20
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A checkpoint that satisfies the rollback but was skipped."""
-
     name: str
     step: int
     why: str
@@ -39,9 +34,8 @@ class PassedOver:
 @dataclass(frozen=True)
 class Choice:
     candidates: tuple[SavedCheckpoint, ...]
-    """At least one, best first. The next replaces one that fails to load."""
+    """At least one, best first; the next replaces one that fails to load."""
     passed_over: tuple[PassedOver, ...] = ()
-    """Newer checkpoints that satisfy the rollback too."""
 
     @property
     def best(self) -> SavedCheckpoint:
@@ -58,9 +52,9 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """Choose among `present` for `rollback`, ordered at `step`. Raises Rejected if none is suitable and healthy.
+    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault.
 
-    ``onset`` is the start of the fault.
+    Raises Rejected if none is suitable and healthy.
     """
     fitting = checkpoints.candidates(present, rollback, step)
     # By identity: the path of a user's own checkpoint may be unhashable.
@@ -109,7 +103,7 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Return the reasons for the checkpoints within the margin, by identity; empty if there are no others."""
+    """Return reasons for checkpoints within the margin, by identity; empty if there are no others."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)
@@ -133,9 +127,7 @@ def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Return the reasons for those that an earlier rollback for the same fault used, by identity; empty if none is
-    older.
-    """
+    """Return the reasons for those used by rollbacks for the same fault, by identity; empty if none is older."""
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {

@@ -1,8 +1,7 @@
-"""Fingerprints of batches, to check that a replay after a rollback draws the same ones.
+"""Fingerprints of batches: type, shape and an evenly spread sample of each value.
 
-A fingerprint hashes type, shape and an evenly spread sample of each value. Only the sample is copied at once, because a
-step may change its batch; this takes microseconds and waits for no device. Hashing many together later is cheaper: a
-step leaves the CPU caches cold.
+Only the sample is copied at once, as a step may change its batch; this takes microseconds and waits for no device.
+Hashing many later is cheaper: a step leaves the CPU caches cold.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
 _WHOLE = 128
-"""Tensors of up to this many numbers are used whole; of larger ones, half as many or more."""
+"""Tensors of up to this many numbers are used whole, larger ones by half as many or more."""
 _SAMPLED = _WHOLE // 2
 _LONGEST_TEXT = 4096  # most characters of a text
 _MOST_LEAVES = 128  # most values of one batch
@@ -25,17 +24,17 @@ _Leaves = List[Any]  # bytes; immutable numbers, texts, types and shapes; tensor
 
 
 class Unread:
-    """A fingerprint to be computed later from copied samples."""
+    """A fingerprint to compute later from copied samples."""
 
     __slots__ = ("_leaves", "is_here")
 
     def __init__(self, leaves: _Leaves, is_here: bool) -> None:
         self._leaves = leaves
         self.is_here = is_here
-        """True if all samples are in host memory, so that reading waits for no device."""
+        """True if reading waits for no device."""
 
     def read(self) -> Optional[int]:
-        """Compute the fingerprint. Waits for the device; None if the device no longer provides the samples."""
+        """Waits for the device; None if that no longer provides the samples."""
         try:
             told = b"\0".join([leaf if type(leaf) is bytes else _told(leaf) for leaf in self._leaves])
         except RuntimeError:
@@ -54,7 +53,7 @@ def fingerprint(batch: Any) -> Fingerprint:
 
 
 def read(value: Fingerprint) -> Optional[int]:
-    """Return the fingerprint as a number. Waits for the device that holds the samples."""
+    """Return the fingerprint as a number, waiting for its device."""
     return value.read() if isinstance(value, Unread) else value
 
 
@@ -68,7 +67,7 @@ def _told(leaf: Any) -> bytes:
 
 @lru_cache(maxsize=64)
 def _name_of(dtype: Any) -> bytes:
-    """Return the type's `repr`. NumPy takes longer for it than the rest of a fingerprint takes."""
+    """Return the type's `repr`, which NumPy computes slowly."""
     return repr(dtype).encode()
 
 
@@ -77,7 +76,7 @@ _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
-    """Append the content of `value` to `leaves`. Return what could be sampled."""
+    """Return the extent of sampling."""
     if len(leaves) >= _MOST_LEAVES or depth > _DEEPEST:
         return _NOTHING
     kind = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
@@ -111,7 +110,7 @@ _NUMBERS = (bool, int, float, complex, type(None))
 
 @lru_cache(maxsize=256)
 def _kind_of(kind: type) -> int:
-    """Classify a type. Cached because consecutive batches have the same types."""
+    """Classify a type; cached, as consecutive batches have the same types."""
     if hasattr(kind, "dtype") and hasattr(kind, "shape"):
         return _IS_ARRAY
     for number, kinds in (

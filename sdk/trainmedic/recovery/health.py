@@ -1,8 +1,7 @@
-"""Health of checkpoints, and the start of a rise in the reported losses.
+"""Health of checkpoints, and the start of a rise in the losses (`rise`).
 
-Alerts begin some scrapes after the loss has risen, so age alone does not show a good checkpoint. Each carries a
-`CheckpointHealth` in its mark, and a rollback finds the start of the rise (`rise`). `health_now` and `onset_of` read
-reported tensors: only the training thread may call them.
+Alerts begin some scrapes after the rise, so age alone does not show a good checkpoint. `health_now` and `onset_of` read
+reported tensors: training thread only.
 """
 
 from __future__ import annotations
@@ -22,55 +21,53 @@ from trainmedic.job.reported_values import ReportedValues, deviation, number
 from trainmedic.wire import envelope
 
 REPORTS = 100
-"""Number of last reports that a loss is compared with."""
+"""Last reports that a loss is compared with."""
 _LOOKED_AT = 3 * REPORTS  # reports to search for those before a rise
 FEWEST = 20
-"""With fewer reports the usual spread is unknown and nothing is called unhealthy."""
+"""With fewer reports the spread is unknown and nothing is unhealthy."""
 
 _Factors = tuple[float, float]
-"""Limits above the median: in standard deviations and as a part of the median. The larger one counts."""
+"""Limits above the median, in standard deviations and as a part of it; the larger counts."""
 _NORMAL = 1.4826  # converts the median absolute deviation of normal noise to its standard deviation
 _ILL = (6.0, 0.25)
-"""A loss is unhealthy if it exceeds its median by more than six standard deviations and by more than 25 %.
+"""A loss is unhealthy above its median by six standard deviations and by 25 %.
 
-Normal noise exceeds the first limit once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant
-losses. A false alarm costs steps, a miss the repair.
+Normal noise exceeds the first once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant losses.
+A false alarm costs steps, a miss the repair.
 """
 _RAISED = (3.0, 0.1)
-"""Limits for the reports around an unhealthy one in the same rise: losses do not always jump at once."""
+"""Limits for the reports around an unhealthy one in a rise: losses do not always jump at once."""
 _NORM_FACTOR = 10.0
-"""A gradient norm above ten times its median has moved the weights further than training does."""
+"""A gradient norm above ten times its median has moved the weights too far."""
 _REFRESH, _REFRESH_FALLING = 25, 5
-"""Reports between two computations of the limits, in general and while losses fall."""
+"""Reports between computations of the limits, in general and while losses fall."""
 _CALM = 3  # consecutive reports at the usual level that end a rise
 _LONGEST_RISE = 300.0
 """In seconds. Alerts begin within that time; a longer rise is a new level, as of other data."""
 _OFF_SCHEDULE = 0.05
-"""Largest deviation of the learning rate from its schedule, relative to the larger one; the limit of the alert
-TrainingLearningRateOff.
-"""
+"""Largest relative deviation of the learning rate from its schedule; the limit of the alert TrainingLearningRateOff."""
 _SAID = ("finite", "ranks_agree", "on_schedule")
 
 
 @dataclass(frozen=True)
 class CheckpointHealth:
-    """The known state of a training at the time of a checkpoint. None means unknown."""
+    """State of a training at a checkpoint; None means unknown."""
 
     loss: float | None = None
-    """The last reported loss; NaN if it was not finite."""
+    """The last reported loss; NaN if not finite."""
     loss_median: float | None = None
-    """Level of the last finite losses outside a rise (see `trainmedic.job.loss_trend.usual_level`)."""
+    """Level of the last finite losses outside a rise (`usual_level`)."""
     loss_spread: float | None = None
     """Median absolute deviation of these losses, from their trend if they fall."""
     grad_norm: float | None = None
-    """The last reported gradient norm; NaN if it was not finite, which is usual in half precision."""
+    """The last reported gradient norm; NaN if not finite, as is usual in half precision."""
     grad_norm_median: float | None = None
     reports: int = 0
     """Number of losses behind the median."""
     finite: bool | None = None
-    """True if all weights and all numbers of the optimizer state are finite."""
+    """True if all weights and optimizer states are finite."""
     ranks_agree: bool | None = None
-    """True if replicated weights and optimizer states were equal on all ranks; False only if they had been before."""
+    """True if replicated state was equal on all ranks; False only if it had been before."""
     on_schedule: bool | None = None
     """True if the learning rate followed its schedule; None also after a long, possibly intended deviation."""
 
@@ -83,7 +80,7 @@ class CheckpointHealth:
 
     @classmethod
     def from_json(cls, members: Any) -> CheckpointHealth | None:
-        """Parse the output of `to_json`. Return None for anything else, such as a mark of an earlier version."""
+        """Parse the output of `to_json`; None for anything else, such as an earlier version's."""
         if not isinstance(members, dict):
             return None
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
@@ -98,17 +95,17 @@ class CheckpointHealth:
 
 
 class Onset(NamedTuple):
-    """The start of a fault; ``step`` is the first untrusted one."""
+    """Start of a fault; ``step`` is the first untrusted one."""
 
     step: int
     is_rise: bool
-    """True if the losses show it; False if it is the step at which the alert began."""
+    """True if the losses show it; False if it is the alert's step."""
     shown_at: int
-    """The first step that is certainly affected. Between two reports there may be many steps."""
+    """First step certainly affected; many may lie between two reports."""
 
 
 def problem(health: CheckpointHealth | None) -> str:
-    """Return why a checkpoint is unhealthy; empty if nothing shows that it is."""
+    """Return why a checkpoint is unhealthy; empty if nothing shows that."""
     if health is None:
         return ""
     if health.finite is False:
@@ -135,7 +132,7 @@ def problem(health: CheckpointHealth | None) -> str:
 
 
 def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHealth:
-    """Return the health of a checkpoint written now. Waits for the device that holds the reported tensors."""
+    """Waits for the device of the reported tensors."""
     record = progress.record.read()[-_LOOKED_AT:]
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]
@@ -166,8 +163,7 @@ def _is_on_schedule(progress: Progress) -> bool | None:
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
     """Return the start of the fault; None if unknown.
 
-    It is the start of the rise that lasted when the alert began or, without its time, lasts now; otherwise the step at
-    which the alert began.
+    It is the start of the rise that lasted when the alert began (now, if that is unknown), else the alert's step.
     """
     record = progress.record.read()
     if rollback.before is None:
@@ -192,10 +188,10 @@ def _latest(progress: Progress, last: ReportedValues) -> ReportedValues:
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """Return the rise that lasts at the end of the record; None without one.
+    """Return the rise at the end of the record; None without one.
 
     It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it, so
-    that a long rise does not become usual.
+    that a long one does not become usual.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []
@@ -244,7 +240,7 @@ class _UsualLosses:
 
 
 def _limit(median: float, spread: float, factors: _Factors) -> float | None:
-    """Return the loss above which chance is excluded; None without any spread or size."""
+    """Return the loss above which chance is excluded; None without spread or size."""
     deviations, part = factors
     room = max(deviations * _NORMAL * spread, part * abs(median))
     return median + room if room > 0 else None

@@ -1,5 +1,3 @@
-"""The number of data loader workers that a command requests, agreed by all ranks."""
-
 from __future__ import annotations
 
 from trainmedic.errors import Rejected
@@ -9,9 +7,10 @@ from trainmedic.recovery.changes import check_workers
 
 
 def agreed_workers(command: JobCommand, present: int) -> int:
-    """Return the workers of each data loader; ``present`` is this rank's number. Raises Rejected on all ranks together.
+    """Return each data loader's workers, agreed by all ranks; ``present`` is this rank's number. Raises Rejected on all
+    ranks together.
 
-    With ``at_most`` all must have the same number, because the undo restores rank 0's.
+    With ``at_most`` all must have the same number, as the undo restores rank 0's.
     """
     parameters = command.parameters
     assert isinstance(parameters, DataloaderWorkers)

@@ -1,5 +1,3 @@
-"""One restart of a training loop: its checkpoint, settings and command."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -12,11 +10,11 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 
 class LoopEnds(BaseException):
-    """Ends a framework's loop between two steps. Not an Exception, so that nothing in between catches it."""
+    """Ends a framework's loop between steps. Not an Exception, so that nothing catches it."""
 
 
 class DamagedCheckpoint(TrainmedicError):
-    """The loop has loaded something other than what was saved. Raised before the first step, on all ranks together."""
+    """The loop loaded something other than what was saved. Raised before the first step, on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +25,20 @@ class LoopRestart:
     skip_batches: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     previous: Mapping[str, Any] = field(default_factory=dict)
-    """The former values of ``settings``, which are known to work."""
+    """The former ``settings``, known to work."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """The part of the command's answer that is known before the loop runs."""
+    """The answer's part known before the loop runs."""
     trouble_at: int | None = None
-    """The first untrusted step of a rollback; None if unknown."""
+    """First untrusted step of a rollback; None if unknown."""
     others: tuple[SavedCheckpoint, ...] = ()
-    """Older checkpoints, best first, that replace this one if it is damaged."""
+    """Older checkpoints, best first, to replace a damaged one."""
 
     @property
     def is_rollback(self) -> bool:
         return self.command is not None and self.command.action == "job.rollback"
 
     def to_next_best(self, why: str) -> LoopRestart:
-        """Return the same rollback to the first of ``others``; ``why`` is the reason to report."""
+        """Return the same rollback to the first of ``others``; ``why`` is reported."""
         best, *rest = self.others
         unusable = [*self.output.get("unusable", ()), why]
         output = {**self.output, **told(best), "unusable": unusable}

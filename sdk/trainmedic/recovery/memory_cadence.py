@@ -1,7 +1,6 @@
-"""Frequency of in-memory checkpoints, limited by their measured cost, and which are kept.
+"""Frequency of in-memory checkpoints, limited by cost, and which are kept.
 
-The newest is for a crash; older ones, at growing distances, are for rollbacks. Equal inputs give equal results on all
-ranks.
+The newest is for a crash, older ones at growing distances for rollbacks. Equal inputs give equal results on all ranks.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import math
 from typing import Sequence
 
 HORIZON = 600.0
-"""Seconds that the kept checkpoints should reach back. An alert's rollback takes about two minutes."""
+"""Seconds that the kept checkpoints should reach back; an alert's rollback takes about two minutes."""
 FIRST_INTERVAL = 10
-"""Steps between two copies until their cost is measured, if the user leaves the choice."""
+"""Steps between copies until their cost is known, if the user leaves the choice."""
 _REPLICA_REST = 4  # times the duration of a copy to another node, so that one is always complete
 _SHARE, _LARGE_SHARE, _FIXED = 0.0015, 0.008, 0.000_15
 
@@ -29,14 +28,14 @@ def budget_per_step(step_seconds: float, share: float | None = None) -> float:
 class MemoryCadence:
     """The steps of copies: multiples of ``interval``, at least ``every`` (None: by cost).
 
-    ``replica_every``: seconds between two copies to another node.
+    ``replica_every``: seconds between copies to another node.
     """
 
     def __init__(self, every: int | None, share: float | None = None, replica_every: float | None = None) -> None:
         self.every = every or 1
         self.interval = every or FIRST_INTERVAL
         self.horizon = 0
-        """Steps that the kept checkpoints should reach back; 0 while a step's duration is unknown."""
+        """Steps that the kept checkpoints should reach back; 0 while unknown."""
         self.replica_steps = 0
         """Checkpoints at multiples of this are copied to another node; 0 while unknown."""
         self._replica_every = replica_every
@@ -46,7 +45,7 @@ class MemoryCadence:
         return (step // self.interval + 1) * self.interval
 
     def adapt(self, cost: float, step_seconds: float) -> bool:
-        """Set the interval from the seconds of a copy and a step. Return whether it changed; small differences do not
+        """Set the interval from the seconds of a copy and a step; return whether it changed. Small differences do not
         count.
         """
         self.horizon = math.ceil(HORIZON / step_seconds)
@@ -58,14 +57,14 @@ class MemoryCadence:
         return changed
 
     def space_replicas(self, step_seconds: float, seconds: float) -> None:
-        """Set the steps between two copies to another node; ``seconds`` is the duration of one."""
+        """Set the steps between copies to another node, of ``seconds`` each."""
         if self._replica_every is not None:
             period = max(self._replica_every, _REPLICA_REST * seconds)
             self.replica_steps = self.interval * math.ceil(period / (self.interval * step_seconds))
 
 
 def dispensable(steps: Sequence[int], horizon: int) -> int:
-    """Return the most dispensable of these ascending steps, never the newest.
+    """Return the most dispensable of ascending steps, never the newest.
 
     The others reach back at growing distances, up to ``horizon`` steps (0: unlimited).
     """

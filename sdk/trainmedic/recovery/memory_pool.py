@@ -1,6 +1,6 @@
-"""The slots of one rank: number, and choice of the next to write.
+"""The slots of one rank.
 
-Slots are made in the background; without a suitable one the copy is skipped. Thread-safe.
+They are made in the background; without a suitable one the copy is skipped. Thread-safe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROUND = 1 << 16
 
 
 class SlotPool:
-    """At most ``wanted`` slots of together at most ``limit`` bytes, in ``directory``, or in private memory if None."""
+    """At most ``wanted`` slots of together ``limit`` bytes, in ``directory``, or in private memory if None."""
 
     def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
         self.problem = ""
@@ -76,7 +76,7 @@ class SlotPool:
             slot.users -= 1
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
-        """Return a slot to write the checkpoint of ``step`` into, until `release`; None if none is free."""
+        """Return a slot for the checkpoint of ``step``, until `release`; None if none is free."""
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
@@ -98,7 +98,7 @@ class SlotPool:
         return self._is_provided < size and not self.problem
 
     def provide(self, size: int) -> None:
-        """Make as many slots for checkpoints of `size` bytes as allowed. Call it in the background. Raises OSError."""
+        """Make as many slots of `size` bytes as allowed, in the background. Raises OSError."""
         size = -(-int(size * (1 + _SPARE)) // _ROUND) * _ROUND
         count = min(self._wanted, self._limit // size)
         if count < LEAST:
@@ -131,7 +131,7 @@ class SlotPool:
                 self._remove(slot)
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
-        """Return the most dispensable idle slot of at least ``size`` bytes. Unhealthy checkpoints go first."""
+        """Choose among idle slots of at least ``size`` bytes, unhealthy ones first."""
         complete = self.complete()
         for slot in complete:
             if slot in idle and slot.size >= size and slot.mark is not None and _is_ill(slot.mark):

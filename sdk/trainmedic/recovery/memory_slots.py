@@ -1,7 +1,7 @@
-"""Slots in host memory that hold one in-memory checkpoint each and can outlive the process.
+"""Slots in host memory, one per in-memory checkpoint, which can outlive the process.
 
-A slot is a mapped file in shared memory (``/dev/shm``). Its mark file is written last and removed first. Only this user
-has access to the directory; links and other users' files are rejected. Without shared memory, slots are private.
+Each is a mapped file in ``/dev/shm``, or private without it. Its mark file is written last and removed first. Only this
+user has access; links and other users' files are rejected.
 
 ::
 
@@ -33,20 +33,20 @@ except ImportError:  # Windows has no shared memory of this kind
     fcntl = None  # type: ignore[assignment]
 
 ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
-"""Environment variable for a directory other than ``/dev/shm``."""
+"""Variable for a directory other than ``/dev/shm``."""
 STALE_AFTER = 3600.0
-"""Seconds after which the memory of a training without a live process is removed."""
+"""Seconds, for trainings without a live process."""
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
 _LARGEST_MARK = 1 << 20
 _CHUNK = 1 << 26
 _VERSION = 1
 _LOCK = "lock"
 _HELD: set[tuple[int, str]] = set()
-"""Locks of this process by process ID, because a fork copies this set."""
+"""Locks of this process by process ID, as a fork copies this set."""
 
 
 class UntrustedMemory(TrainmedicError):
-    """Shared memory is accessible to other users, or not as written."""
+    """Shared memory is open to other users, or not as written."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SlotMark:
     checksum: int
     """CRC-32 of the bytes in use."""
     health: Mapping[str, Any] | None = None
-    """See `trainmedic.recovery.health`; None if it was not recorded."""
+    """None if it was not recorded."""
 
     @classmethod
     def read(cls, fields: Any) -> SlotMark:
@@ -93,7 +93,7 @@ class Slot:
         self.file = file
         self.mark: SlotMark | None = None
         self.users = 0
-        """Number of readers and writers; above 0 the slot is not reused."""
+        """Readers and writers; above 0 the slot is not reused."""
         self.cache: Any = None
         if existing is not None:
             self.memory = existing
@@ -154,7 +154,7 @@ def checksum(data: memoryview) -> int:
 
 
 def node_directory(training: str, node: str) -> Path:
-    """Return the directory of a training on this node; create it if needed. Raises OSError and UntrustedMemory."""
+    """Return a training's directory on this node, created if needed. Raises OSError and UntrustedMemory."""
     if fcntl is None or not hasattr(os, "posix_fallocate"):
         raise UntrustedMemory("this system has no shared memory that outlives a process")
     root = Path(os.environ.get(ENVIRONMENT) or _DEFAULT_BASE) / f"trainmedic-{os.geteuid()}"
@@ -239,7 +239,7 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory with its content, and parents that become empty."""
+    """Remove a directory, and parents that become empty."""
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
@@ -247,7 +247,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None:
-    """Remove the memory of trainings without a live process that is unchanged for ``older_than`` seconds."""
+    """Remove the memory of trainings without a live process, unchanged for ``older_than`` seconds."""
     for training in root.iterdir():
         if training.name == _safe(keep) or training.is_symlink() or not training.is_dir():
             continue

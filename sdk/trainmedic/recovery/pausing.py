@@ -27,7 +27,7 @@ class LoopPause:
         return self._polls_left > 0
 
     def is_in_force(self, command_id: str) -> bool:
-        """Return whether a pause lasts that this command began or extended. Any thread may call it."""
+        """Return whether a pause lasts that this command began or extended. Thread-safe."""
         return self.lasts and command_id in self._begun_by
 
     def start(self, longest: timedelta, command_id: str) -> Mapping[str, Any]:

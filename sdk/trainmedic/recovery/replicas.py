@@ -1,7 +1,7 @@
-"""Copies of in-memory checkpoints in the memory of another node, over TCP.
+"""Copies of in-memory checkpoints on another node, over TCP.
 
-Requests and data are authenticated with a secret that ranks share through their store; access to it is access to the
-training. Partial data is discarded.
+Requests and data are authenticated with a secret from the ranks' store; access to that is access to the training.
+Partial data is discarded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from trainmedic.recovery.memory_slots import SlotMark
 log = logging.getLogger("trainmedic")
 
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
-"""Environment variable: address at which other nodes reach this node. Default: the address that routes to MASTER_ADDR.
-"""
+"""Variable with the address at which other nodes reach this one. Default: the one that routes to MASTER_ADDR."""
 _SECONDS = 20.0  # without a byte, until a connection is closed
 _MOST_AT_ONCE = 16
 _LONGEST_LINE = 1 << 16
@@ -38,7 +37,7 @@ _ELSEWHERE = "10.255.255.255"  # any address on another machine; nothing is sent
 Address = tuple[str, int]
 Found = tuple[SlotMark, memoryview]
 Find = Callable[[Mapping[str, Any]], AbstractContextManager[Found | None]]
-"""Returns the requested data and protects it from being overwritten within the context."""
+"""Returns the requested data, protected from being overwritten within the context."""
 
 
 class NotFetched(TrainmedicError):
@@ -163,7 +162,7 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
 
 
 def ring(nodes: Mapping[int, str], rank: int) -> list[int]:
-    """Return the ranks whose copies `rank` keeps: those of the preceding node; empty with one node."""
+    """Return the ranks whose copies `rank` keeps: the preceding node's; empty with one node."""
     by_node: dict[str, list[int]] = {}
     for other in sorted(nodes):
         by_node.setdefault(nodes[other], []).append(other)

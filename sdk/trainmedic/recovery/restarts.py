@@ -1,13 +1,13 @@
 """Restarts of a training loop after a command or a crash.
 
-If a command cannot run inside a framework's loop, its handler passes a `LoopRestart` to `LoopRestarter.ask` and ends
-the loop; `run` starts it again. The command is answered ``applied`` after the first new step, or ``failed``.
+A handler that needs one passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again. The
+answer is ``applied`` after the first new step, or ``failed``.
 
-- A damaged or unloadable checkpoint is replaced by the rollback's next older one.
-- After an exception, the loop restarts from the newest checkpoint, a limited number of times without progress.
+- The next older checkpoint replaces a damaged or unloadable one.
+- After an exception, the loop restarts from the newest one, a limited number of times without progress.
 - A hanging loop is interrupted for a feasible rollback.
-- Several ranks restart together from one checkpoint. Their crashes and hangs are left to the launcher, because the
-  other ranks wait in a collective.
+- Several ranks restart together from one checkpoint. The launcher handles their crashes and hangs, as other ranks wait
+  in a collective.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """How often a loop is restarted. With several ranks a crash is left to the launcher."""
+    """How often a loop of one rank is restarted; with several a crash is left to the launcher."""
 
     retries: int = 3
     delay: float = 10.0
     rollbacks: int | None = LIMIT
-    """The rollback budget, see `RollbackBudget`; None for no limit."""
+    """The rollback budget; None for no limit."""
 
 
 def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Callable[[Path], bool]) -> None:
@@ -60,7 +60,7 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 
 
 class LoopRestarter:
-    """Runs the loop of one training and restarts it.
+    """Runs and restarts the loop of one training.
 
     `choose` returns a rollback's checkpoint or raises Rejected; the interrupter's thread calls it too.
     """
@@ -97,7 +97,7 @@ class LoopRestarter:
     def ask(self, restart: LoopRestart) -> bool:
         """Request a restart for a command; the caller must then end the loop.
 
-        False if it was answered ``failed`` instead: the loop must then do what it was about to do.
+        False if it was answered ``failed``: the loop must continue.
         """
         assert restart.command is not None
         if self._asked is not None or not self._may_start_again:
@@ -111,7 +111,7 @@ class LoopRestarter:
 
     @property
     def starting(self) -> LoopRestart | None:
-        """The restart that the present loop began with; None for the first loop."""
+        """The restart that the present loop began with; None for the first."""
         return self._starting
 
     def has_loaded(self) -> None:
@@ -123,7 +123,7 @@ class LoopRestarter:
         finish: Callable[[LoopRestart], Mapping[str, Any]],
         answer: Callable[[JobCommand, Mapping[str, Any]], None] = _apply,
     ) -> None:
-        """Record a step. The first one after a restart sends its command's answer, completed by `finish`."""
+        """Record a step. The first after a restart sends its answer, completed by `finish`."""
         if step > self._furthest:
             self._furthest, self._failures = step, 0
         if self._has_come_up:
@@ -147,7 +147,6 @@ class LoopRestarter:
             self._interrupter.disarm()
 
     def stop(self) -> None:
-        """End the loop without a restart."""
         self._may_start_again = False
         if self._asked is not None:
             self._fail(self._asked, "the job was told to stop before the training loop could restart")
@@ -155,7 +154,7 @@ class LoopRestarter:
         self._leave_window()
 
     def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
-        """Call `attempt` until it ends without a requested restart. Return its last result, or raise its error."""
+        """Call `attempt` until it ends without a requested restart; return its result, or raise its error."""
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
             if self._interrupter.works:
@@ -188,7 +187,7 @@ class LoopRestarter:
                 self._interrupter = None
 
     def _is_worth_interrupting(self) -> bool:
-        """Return whether a feasible rollback is waiting. Called by the interrupter's thread; changes nothing."""
+        """Return whether a feasible rollback waits. Called by the interrupter's thread; changes nothing."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -251,7 +250,7 @@ class LoopRestarter:
         return starting
 
     def _fallback(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
-        """Return the restart that replaces the failing `starting`. Raises `error` if there is no other."""
+        """Replace the failing `starting`, or raise `error`."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: continuing with the former settings", self._medic.job)
@@ -292,7 +291,7 @@ class LoopRestarter:
             restart.command.failed(reason)
 
     def _enter_window(self) -> None:
-        """Open a window from the command to the first step, so that this time does not count as a hang."""
+        """Open a window up to the first step, so that this time does not count as a hang."""
         if self._window is None:
             self._window = self._medic.window(REPAIR).__enter__()
 
@@ -303,6 +302,6 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Free the loop's tensors, which the frames in the traceback hold."""
+    """Free the loop's tensors, which the traceback's frames hold."""
     error.__traceback__ = None
     gc.collect()

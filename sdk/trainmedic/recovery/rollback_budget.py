@@ -1,7 +1,7 @@
-"""Limit on rollbacks that bring no progress.
+"""Limit on rollbacks without progress.
 
-Rollbacks belong together if they reach a step at or before the start of an earlier one. After ``limit`` of them the
-next is rejected, so that the playbook escalates. A file next to the checkpoints preserves the count.
+Rollbacks belong together if they reach a step at or before an earlier one's start. After ``limit`` of them the next is
+rejected: the playbook escalates.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LIMIT = 3
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Rollbacks that belong together: the earliest step reached, the latest step left, and their number."""
+    """Rollbacks that belong together: earliest step reached, latest step left, and number."""
 
     root_step: int = -1
     furthest_step: int = -1
     rollbacks: int = 0
 
     def is_continued_by(self, target_step: int) -> bool:
-        """Return whether a rollback to ``target_step`` belongs to the counted ones."""
+        """Return whether a rollback to ``target_step`` belongs to these."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
@@ -54,7 +54,7 @@ class RollbackBudget:
         self.spent = _read(self._file)
 
     def check(self, target_step: int, left_step: int) -> None:
-        """Raise Rejected if one more rollback to ``target_step`` exceeds the limit."""
+        """Raise Rejected if a rollback to ``target_step`` exceeds the limit."""
         then = self.spent.after(target_step, left_step)
         if self.limit is not None and then.rollbacks > self.limit:
             raise Rejected(
@@ -87,7 +87,7 @@ class RollbackBudget:
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """Read the count. An unreadable file counts as 0, so that the job can still be repaired."""
+    """Read the count: 0 for an unreadable file, so that the job can still be repaired."""
     if file is None:
         return RollbackCount()
     try:

@@ -1,4 +1,4 @@
-"""Iterations or batches that rollbacks skipped, recorded next to the checkpoints for restarts."""
+"""Iterations or batches skipped by rollbacks, recorded for restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contains(ranges: Ranges, number: int) -> bool:
 
 
 def read(directory: Path) -> Ranges:
-    """Return the recorded ranges; empty if the file is missing or unreadable."""
+    """Return the recorded ranges; empty if missing or unreadable."""
     file = directory / FILE
     try:
         return [(int(start), int(stop)) for start, stop in json.loads(file.read_bytes())]

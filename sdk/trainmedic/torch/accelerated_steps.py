@@ -1,6 +1,4 @@
-"""Hugging Face Accelerate's part in the steps: loss scaling, clipping and, with ``gradient_accumulation_steps``, the
-end of a step.
-"""
+"""Accelerate's part in the steps: loss scaling, clipping and accumulation."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class AcceleratedSteps:
 
     @property
     def is_update(self) -> bool:
-        """Return whether the batch completes a step. Valid within ``accelerator.accumulate``."""
+        """Return whether the batch completes a step, within ``accelerator.accumulate``."""
         return bool(self._accelerator.sync_gradients)
 
     def set_accumulation(self, batches: int) -> None:
@@ -56,7 +54,7 @@ class AcceleratedSteps:
         self._accelerator.backward(loss)
 
     def clip(self, parameters: Sequence[Any], max_norm: float) -> Any:
-        """Clip the gradients and return their former norm."""
+        """Return their former norm."""
         return self._accelerator.clip_grad_norm_(parameters, max_norm)
 
     def step(self, optimizers: Iterable[Any]) -> None:

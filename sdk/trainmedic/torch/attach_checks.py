@@ -1,5 +1,3 @@
-"""Checks of `attach` for parts that no checkpoint could restore."""
-
 from __future__ import annotations
 
 import logging
@@ -78,8 +76,8 @@ def _holds_state(value: Mapping[Any, Any]) -> bool:
 
 
 def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
-    """Return identities and addresses of saved tensors outside modules, such as full-precision copies in an optimizer's
-    state or in `also`.
+    """Return identities and addresses of saved tensors outside modules, such as full-precision copies in optimizer
+    states.
     """
     states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
     kept: set[int] = set()
@@ -89,7 +87,7 @@ def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
 
 
 def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> None:
-    """Check that each parameter of the optimizer is saved; `lost` are those that are not."""
+    """`lost` are those that are not saved."""
     if count and len(lost) == count:
         raise ConfigurationError(
             f"{name}: none of its {count} parameters is one of the model's: it is the optimizer of another "

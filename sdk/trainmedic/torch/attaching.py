@@ -1,5 +1,3 @@
-"""`attach`, which creates a `Run` from the user's model, optimizer and loader."""
-
 from __future__ import annotations
 
 import logging
@@ -64,24 +62,24 @@ def attach(
     verify: bool = True,
     keep_global_batch: bool | None = None,
 ) -> Run:
-    """Let Trainmedic's commands act on a plain PyTorch loop at its step boundaries.
+    """Carry out Trainmedic's commands at a plain PyTorch loop's step boundaries.
 
     Args:
         model, optimizer, scheduler, scaler, ema: Parts in a checkpoint, each one object or a list or dict.
         loader: Source of `Run.batches`: a ``DataLoader``, any other source of batches, or a function that draws one.
-        checkpoints: A directory, or the user's own storage, see `OwnCheckpoints`.
-        checkpoint_every: Steps between checkpoints. Commands write further ones.
+        checkpoints: A directory, or the user's own `OwnCheckpoints`.
+        checkpoint_every: Steps between checkpoints; commands write further ones.
         checkpoint_at_start: Write one before the first step, unless the run was resumed.
-        keep: Number of newest checkpoints that stay in the directory; None for all.
+        keep: Newest checkpoints that stay in the directory; None for all.
         memory: Additional checkpoints in host memory.
         also: Further state by name: objects with ``state_dict`` and ``load_state_dict``, tensors, lists and dicts that
             the loop changes in place, random generators, or two functions ``(get, set)``. Tensor attributes of modules
             are found without it.
         accumulation: Batches per step in a loop that heeds ``Step.is_update``.
-        rollbacks: Number of rollbacks without progress; None for no limit.
+        rollbacks: Most rollbacks without progress; None for no limit.
         seed: Seed for the order of the data; PyTorch's by default.
-        reread: Most batches to read again to reach a position in data without random access.
-        accelerator: Hugging Face Accelerate's; provides the accumulation, the gradient scaler and registered objects.
+        reread: Most batches to read again to reach a position without random access.
+        accelerator: Hugging Face Accelerate's: accumulation, gradient scaler and registered objects.
         verify: Compare what was loaded with what was saved, which ``load_state_dict`` must not change.
         keep_global_batch: Let ``accumulation`` compensate for another number of ranks at a resume. None: if possible;
             True: else raise TrainmedicError; False: never.
@@ -109,7 +107,7 @@ def attach(
 
 
 def _registered(steps: AcceleratedSteps, parts: StateParts) -> dict[str, Any]:
-    """Return the objects registered with Accelerate that `attach` did not get."""
+    """Registered with Accelerate, but not given to `attach`."""
     given = [id(part) for part in parts.by_name.values()]
     objects = enumerate(steps.registered)
     return {f"accelerator.{number}": by_state(each) for number, each in objects if id(each) not in given}
@@ -167,7 +165,7 @@ def _state_parts(also: Mapping[str, Any], **own: Any) -> StateParts:
 
 
 def join_ranks(medic: Medic) -> None:
-    """In a job of several ranks, connect with the others, so that all act on the same commands at the same steps."""
+    """In a job of several ranks, let all act on the same commands at the same steps."""
     if medic.share is None and distributed.is_needed():
         distributed.share(medic)
     if medic.share is None and medic.world_size > 1:
@@ -217,6 +215,7 @@ def _source(
 def _with_memory(
     medic: Medic, parts: StateParts, storage: CheckpointStorage | None, options: Memory | None
 ) -> tuple[CheckpointStorage | None, MemoryStart | None]:
+    """Return the storage, with in-memory checkpoints if requested, and their start."""
     if options is None:
         return storage, None
     if not isinstance(options, Memory):
@@ -254,7 +253,7 @@ def _background(
 def make_records(
     medic: Medic, storage: CheckpointStorage | None, rollbacks: int | None
 ) -> tuple[RollbackBudget, AppliedChanges]:
-    """Return the records of rollbacks and changes, in files that only rank 0 writes."""
+    """Return the records of rollbacks and changes, which only rank 0 writes."""
     directory = storage.directory if storage is not None else None
     writes = medic.rank == 0
     return RollbackBudget(directory, rollbacks, writes), AppliedChanges(directory, writes, medic.largest_lr_scale)

@@ -1,6 +1,6 @@
-"""Boundary between steps, where commands run and checkpoints are written.
+"""Boundary between steps, for commands and checkpoints.
 
-Most have nothing to do and cost the memory they read, because the step leaves CPU caches cold.
+Most have nothing to do and cost the memory they read, as the step leaves CPU caches cold.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BoundaryWatches:
 
 
 class StepBoundary:
-    """Boundaries of one training, with a checkpoint due ``every`` steps (None: never).
+    """Boundaries of one training, with a checkpoint every ``every`` steps (None: never).
 
     ``begin`` and ``end`` enclose work that may be interrupted if it hangs.
     """
@@ -95,7 +95,7 @@ class StepBoundary:
     def report(
         self, number: int, is_update: bool, loss: Any, grad_norm: Any, samples: float | None, more: Mapping[str, Any]
     ) -> None:
-        """Report step ``number``; with several batches the last one, with their mean loss."""
+        """Report step ``number``; of several batches the last, with their mean loss."""
         training = self.training
         if training.accumulation > 1:
             if loss is not None:
@@ -135,7 +135,7 @@ class StepBoundary:
         self._medic.report(number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, number: int, is_update: bool, is_reported: bool) -> None:
-        """Count a batch. After the last one of a step, cross the boundary if anything is due."""
+        """Count a batch. After a step's last one, cross the boundary if anything is due."""
         training = self.training
         if not is_update:
             training.batches_done += 1
@@ -209,7 +209,7 @@ class StepBoundary:
             raise training.broken
 
     def _is_between_updates(self) -> bool:
-        """Return whether the loop seems to accumulate for its first update, so that gradients would be missing."""
+        """Return whether the loop seems to accumulate for its first update: gradients would be missing."""
         steps = self._watches.steps
         is_first = self._waits_for_updates and not steps.count and steps.without < SILENT
         return is_first and has_gradients(self.training.rate.optimizers)

@@ -1,4 +1,4 @@
-"""State that training carries between steps outside any ``state_dict``: saved, restored and compared by each rank.
+"""State outside any ``state_dict``: saved, restored and compared by each rank.
 
 Named by the user (``attach(also=...)``), or found:
 
@@ -74,7 +74,7 @@ class CarriedState:
             log.log(level, "checkpoints also hold carried state, %.1f MiB: %s", size / 2**20, names)
 
     def take(self) -> dict[str, carried_values.Held]:
-        """Return copies of all values by name. Values that cannot be copied are logged once and omitted."""
+        """Return copies of all values by name; those that cannot be copied are logged once."""
         taken = {}
         for name, value in self._values():
             try:
@@ -86,7 +86,7 @@ class CarriedState:
         return taken
 
     def put_back(self, held: Mapping[str, carried_values.Held] | None) -> Mapping[str, Any]:
-        """Restore `take`'s output. Return how many values were compared and agree. None, of an earlier release, changes
+        """Restore `take`'s output; return how many values were compared and agree. None, of an earlier release, changes
         nothing.
         """
         if held is None:
@@ -148,6 +148,7 @@ class CarriedState:
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
+        """Restore one value; return whether its place still exists."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
@@ -222,9 +223,7 @@ def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _N
 
 
 def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
-    """Return all of ``also`` as carried values, for frameworks that write the checkpoints. Raises
-    ConfigurationError.
-    """
+    """Return all of ``also`` as carried values, for frameworks that write checkpoints. Raises ConfigurationError."""
     objects, named = named_by_user(also)
     for name, part in StateParts(**objects).by_name.items():
         named[name] = by_state(part)
@@ -256,7 +255,7 @@ def _named(name: str, value: Any) -> _Named:
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Return a getter that holds no reference if possible, because tensors may be large."""
+    """Return a getter without a reference if possible, as tensors may be large."""
     try:
         return weakref.ref(value)
     except TypeError:  # list or dict
@@ -272,7 +271,7 @@ def _is_part(value: Any) -> bool:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Return the random generators used by the data set or drawing function in this process."""
+    """Return the random generators of the data set or drawing function in this process."""
     if getattr(loader, "num_workers", 0):
         return {}  # workers have copies seeded by batch position
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
@@ -320,9 +319,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _owners(parts: StateParts) -> dict[str, Any]:
-    """Return the modules to search, by name. Optimizers' attributes belong to their state
-    (``optimizer_attributes``).
-    """
+    """Return the modules to search, by name; optimizers' attributes are in their state (``optimizer_attributes``)."""
     owners: dict[str, Any] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():
@@ -360,7 +357,7 @@ def _without_tensors(value: Any) -> carried_values.Held | None:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Return whether it consists of numbers only. Booleans and texts are settings."""
+    """Return whether it consists of numbers only; booleans and texts are settings."""
     if isinstance(value, (list, tuple, deque)):
         return bool(value) and all(map(_holds_numbers, value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Copying of values to plain containers that PyTorch's safe loading reads, and restoring in place.
+"""Copies of values in plain containers for PyTorch's safe loading, restored in place.
 
 Supports tensors, arrays, random generators, numbers, texts, and containers of these.
 """
@@ -41,7 +41,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory was freed, as FSDP does between steps; reading it would crash the process."""
+    """Return whether a tensor's memory was freed, as by FSDP between steps; reading it would crash the process."""
     if tensor.layout != torch.strided or not tensor.numel():
         return False
     last = tensor.storage_offset() + sum(

@@ -1,6 +1,6 @@
 """Preservation of the global batch, micro-batch × accumulation × ranks, when the number of ranks changes.
 
-Learning rates and schedules are chosen for it; the accumulation compensates if possible.
+Learning rates are chosen for it; the accumulation compensates if possible.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Mapping
 
 
 class GlobalBatchLost(ValueError):
-    """The global batch cannot be kept; the text is the reason."""
+    """The global batch cannot be kept."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GlobalBatch:
 
     @classmethod
     def of(cls, kept: Any) -> GlobalBatch | None:
-        """Parse the output of `plain`; None for an earlier release's checkpoint."""
+        """Parse the output of `plain`; None for an earlier release's."""
         if not isinstance(kept, Mapping):
             return None
         micro_batch = kept.get("micro_batch")

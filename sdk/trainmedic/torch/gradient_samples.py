@@ -1,6 +1,6 @@
-"""Sampled gradient norms of each update, as evidence of training independent of the loop's reports.
+"""Sampled gradient norms of each update: evidence of training independent of the loop's reports.
 
-Taken from few parameters in the steps after a checkpoint.
+From few parameters in the steps after a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GradientSamples:
         self._works = True
 
     def take(self, optimizer: Any) -> None:
-        """Sample an optimizer's gradients right before its update. Logs errors."""
+        """Sample an optimizer's gradients right before its update; log errors."""
         training = self._training
         if not self._works or training.global_step >= training.loss_log.until:
             return

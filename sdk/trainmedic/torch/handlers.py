@@ -41,7 +41,7 @@ NOT_WHOLE = "the step hung and was interrupted; its state is incomplete"
 
 @dataclass(frozen=True)
 class CommandHandlers:
-    """Carries out commands. ``_accumulates``: the loop heeds ``Step.is_update``."""
+    """``_accumulates``: the loop heeds ``Step.is_update``."""
 
     _training: TrainingState
     _writer: CheckpointWriter
@@ -212,7 +212,6 @@ class CommandHandlers:
         return output
 
     def _batches_change(self) -> None:
-        """Stop comparing batches, because different ones follow."""
         self._verification.end("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
         self._training.loss_log.course_changes(self._training.global_step)

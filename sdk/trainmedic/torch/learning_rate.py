@@ -1,8 +1,8 @@
-"""Scaling of the learning rate that persists over schedulers, rollbacks and restarts.
+"""Scaling of the learning rate, kept over schedulers, rollbacks and restarts.
 
 The values that PyTorch's schedulers compute from are scaled too. Other schedulers become subclasses whose ``step`` sees
 unscaled rates. A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``);
-otherwise its rate is left unchanged.
+otherwise its rate stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainmedic.errors import Rejected
 from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
 
 MARK = "trainmedic_lr_scale"
-"""Key of the scale in the optimizer's groups, so that each saved state states its scale."""
+"""Key of the scale in the optimizer's groups, and so in each saved state."""
 
 # Values that PyTorch's schedulers compute from; in groups, those of OneCycleLR and SWALR.
 _IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -50,14 +50,12 @@ class _RateSlot:
 
 
 class _Watched(NamedTuple):
-    """A change of scale whose effect is observed."""
-
     expected: list[float]
     ratio: float
 
 
 class LearningRate:
-    """The learning rate of optimizers and their schedulers.
+    """Learning rate of optimizers and schedulers.
 
     ``scale`` is the present factor; 1.0 leaves everything bitwise unchanged.
     """
@@ -71,9 +69,9 @@ class LearningRate:
         # {slot: (written value, unscaled value)}: undoing must be exact, but multiplication and division round.
         self._written: dict[Name, tuple[float, float]] = {}
         self.is_asked_for = False
-        """True if the loop asked for the factor and applies it itself."""
+        """True if the loop asked for the factor and applies it."""
         self.left_alone = False
-        """True if the last change found and kept a rate that the loop had set without the factor."""
+        """True if the last change kept a rate that the loop had set without the factor."""
         self._returned = False  # a scaled rate was returned to the loop
         self._watched = _Watched([], 1.0)
 
@@ -90,12 +88,12 @@ class LearningRate:
 
     @property
     def present(self) -> Number:
-        """Present rate of the first group as stored: a number or an unread tensor."""
+        """First group's rate as stored: a number or an unread tensor."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
     def expected(self) -> Number | None:
-        """Scaled scheduled rate of the first group; None without a schedule."""
+        """First group's scaled scheduled rate; None without a schedule."""
         return self.schedule.rate
 
     def asked_scale(self) -> float:
@@ -126,10 +124,10 @@ class LearningRate:
         return None
 
     def give_up(self, scale: float) -> None:
-        """Assume ``scale``, because the loop sets rates itself, and keep its rates.
+        """Assume ``scale``, as the loop sets rates itself, and keep its rates.
 
-        Remove the factor where it remains: in groups that the loop does not set, or if a scheduler derives each rate
-        from the last.
+        Remove the factor where it remains: in groups that the loop does not set, or if schedulers derive rates from the
+        last.
         """
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
@@ -160,7 +158,7 @@ class LearningRate:
         return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
 
     def _is_nearer(self, found: float, expected: float) -> bool:
-        """Return whether a rate recomputed by the loop is nearer to the scaled rate than to the former one."""
+        """Return whether a rate set by the loop is nearer to the scaled than to the former one."""
         before = expected / self._watched.ratio
         if min(found, expected, before) <= 0.0:
             return True
@@ -179,9 +177,7 @@ class LearningRate:
         self._rescale(self.scale, scale)
 
     def loaded(self, held: float | None = None, scale: float | None = None) -> None:
-        """Rescale after a load of states scaled by ``held`` (default: the scale in their groups). ``scale`` sets a new
-        scale.
-        """
+        """Rescale after a load of states scaled by ``held`` (default: their groups' scale). ``scale``: a new one."""
         if held is None:
             held = self._marked()
         if scale is None:

@@ -1,5 +1,3 @@
-"""Comparability and tolerance of the losses after a rollback."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -28,7 +26,6 @@ class Return:
     accumulation: int
     accumulation_then: int
     is_scaled_otherwise: bool
-    """True if the learning rate's scale differs from the checkpoint's."""
     trouble_at: int | None
     """First untrusted step; None without a fault."""
     has_state: bool = True

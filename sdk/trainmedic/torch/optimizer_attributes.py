@@ -1,7 +1,7 @@
-"""Attributes of optimizers and DDP communication hooks that no ``state_dict`` holds, such as step counts.
+"""Attributes of optimizers and DDP communication hooks outside any ``state_dict``, such as step counts.
 
 Supports numbers, texts, tensors, generators, and containers of these. A rollback restores all that training has
-changed; a new process restores what had changed at the checkpoint. Tensors always count as changed.
+changed; a new process what had changed at the checkpoint. Tensors always count as changed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ log = logging.getLogger("trainmedic")
 _MARK = "__kind"
 _PARAMETER = "parameter"
 HOOK = ".comm_hook."
-"""Part of the names of communication hooks' states."""
+"""In the names of communication hooks' states."""
 _PLAIN = (bool, int, float, str, type(None))
 _OF_PYTORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
 Attributes = dict[str, dict[str, Any]]
 
 
 class OptimizerAttributes:
-    """Attributes of one training's optimizers and hooks, relative to those at construction."""
-
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
         self._process = secrets.token_hex(4)
@@ -57,7 +55,7 @@ class OptimizerAttributes:
     def restore(self, held: Attributes) -> None:
         """Restore `capture`'s output, and initial values for other changes.
 
-        A hook's state fits its process's bucket layout only and otherwise restarts.
+        A hook's state fits only its process's bucket layout, and otherwise restarts.
         """
         self.not_restored = frozenset(
             name for name, inner in held.items() if inner.get("process", self._process) != self._process
@@ -93,7 +91,7 @@ class OptimizerAttributes:
         return ""
 
     def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
-        """Return {name: (object, parameters that may be keys in it)}."""
+        """{name: (object, parameters that may be keys in it)}."""
         holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
@@ -172,7 +170,7 @@ class _Holder:
         return key
 
     def _put(self, present: Any, value: Any) -> Any:
-        """Return the value to set. Existing tensors and generators stay the same objects."""
+        """Return the value to set; tensors and generators stay the same objects."""
         if isinstance(value, torch.Tensor):
             if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
                 with torch.no_grad():

@@ -1,7 +1,7 @@
 """State of one optimizer of any class.
 
-Each rank saves its own entries of a ``ZeroRedundancyOptimizer``. A wrapper that shares ``param_groups`` with its inner
-optimizer stays so.
+Each rank saves its own entries of a ``ZeroRedundancyOptimizer``. A wrapper still shares its inner optimizer's
+``param_groups`` after a load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ZERO = "ZeroRedundancyOptimizer"
 
 
 def is_zero_redundancy(part: Any) -> bool:
-    """Check for PyTorch's ZeRO-1 by name, because importing its class takes seconds."""
+    """Check for PyTorch's ZeRO-1 by name, as importing it takes seconds."""
     return any(kind.__name__ == _ZERO for kind in type(part).__mro__)
 
 
@@ -32,7 +32,7 @@ def state_of(part: Any) -> Any:
 
 
 def load_state(part: Any, state: Any) -> None:
-    """Restore the output of `state_of`. Raises errors of ``load_state_dict``."""
+    """Restore `state_of`'s output. Raises errors of ``load_state_dict``."""
     if is_zero_redundancy(part):
         _load_zero_redundancy(part, state)
         return
@@ -49,9 +49,7 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the parameter groups to ``saved``, keeping tensor objects of `settings_of` before the load, such as a
-    learning rate.
-    """
+    """Set the parameter groups to ``saved``, keeping tensor objects of `settings_of` before the load."""
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)
@@ -66,7 +64,7 @@ def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Seq
 
 
 def owned_numbers(part: Any) -> set[int]:
-    """Return the numbers of the parameters that a ``ZeroRedundancyOptimizer`` owns on this rank."""
+    """Return the numbers of the parameters that a ``ZeroRedundancyOptimizer`` owns here."""
     owned = {parameter for group in part.optim.param_groups for parameter in group["params"]}
     return {number for number, parameter in enumerate(parameters_of(part)) if parameter in owned}
 
@@ -90,7 +88,7 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return the inner optimizers with a state other than the wrapper's, unlike Accelerate's."""
+    """Return inner optimizers with a state other than the wrapper's, unlike Accelerate's."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)
@@ -113,7 +111,7 @@ def _groups(part: Any) -> Any:
 
 
 def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
-    """Load this rank's entries. PyTorch's own method would also move those of other ranks here."""
+    """Load this rank's entries; PyTorch's own method would also move other ranks' here."""
     parameters, owned = parameters_of(part), owned_numbers(part)
     part.optim.state.clear()
     for number, values in state["state"].items():
@@ -127,7 +125,7 @@ def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
 
 
 def _placed(value: Any, parameter: torch.Tensor) -> Any:
-    """Return a copy on the parameter's device. Scalars, such as Adam's step count, stay on the CPU."""
+    """Return a copy on the parameter's device; scalars, such as Adam's step count, stay on the CPU."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)

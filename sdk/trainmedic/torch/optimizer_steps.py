@@ -1,6 +1,6 @@
 """Hooks on the optimizers: number of steps, used rates, and boundaries after updates.
 
-A loop may accumulate without declaring it. Checkpoints lack gradients, so only boundaries after an update are suitable.
+A loop may accumulate undeclared. Checkpoints lack gradients, so they need boundaries after an update.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 SILENT = 100
 """Steps without an update until a warning."""
 _HOOKS = "_optimizer_step_pre_hooks"
-"""Attribute for `register_step_pre_hook`; missing if a wrapper skips its base class's constructor."""
+"""Attribute of `register_step_pre_hook`; missing if a wrapper skips its base class's constructor."""
 _MOST = 256
 
 
@@ -27,9 +27,7 @@ class OptimizerSteps:
         self.period = 1
         """Boundaries between the last two updates."""
         self.observer: Callable[[], None] | None = None
-        """Called right after an update, when the optimizers have the rates it used. Before it, a closure may still set
-        them.
-        """
+        """Called right after an update, with the rates it used; a closure may set them just before."""
         self.sampler: Callable[[Any], None] | None = None
         """Called with the optimizer right before its update."""
         self._last = 0
@@ -46,7 +44,7 @@ class OptimizerSteps:
         self._handles.clear()
 
     def step_ends(self) -> bool:
-        """Record a boundary. Return whether it follows an update, or none is awaited."""
+        """Record a boundary; return whether it follows an update, or none is awaited."""
         if self.count != self._last:
             self._last = self.count
             self.period, self.without = min(self.without + 1, _MOST), 0

@@ -24,7 +24,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore the output of `capture`. Ignores generators that are not in use."""
+    """Restore `capture`'s output, except generators not in use."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])

@@ -1,4 +1,4 @@
-"""Calls whose success all ranks agree on. All ranks make the same calls in the same order."""
+"""Calls whose success all ranks agree on, made by all in the same order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FailedOnSomeRanks(TrainmedicError):
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
     """Call `act` and return its result once it succeeded everywhere.
 
-    Raises FailedOnSomeRanks on all ranks if one failed, NotAgreed if that is unknown.
+    Raises FailedOnSomeRanks on all ranks if one failed, NotAgreed if unknown.
     """
     result: Any = None
     fault: Exception | None = None
@@ -46,6 +46,6 @@ def failures(reports: Mapping[int, Any], group: Group) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error, with its type unless it is our own."""
+    """Return an error's first line, with its type unless it is our own."""
     text = (str(error).strip().splitlines() or [""])[0][:300]
     return text if isinstance(error, TrainmedicError) and text else f"{type(error).__name__}: {text}"

@@ -1,9 +1,8 @@
-"""Comparison of the weights of ranks that should be equal, as with DDP.
+"""Comparison of ranks' weights that should be equal, as with DDP.
 
 A silent hardware fault changes one rank's weights and degrades all gradients; DDP does not detect it. At each
 checkpoint on disk the ranks compare digests. A new difference makes it unhealthy, discards later in-memory ones and
-sets the metric ``training_ranks_differing``. Parts that never agreed, or agree only at some steps, as with local SGD,
-are ignored.
+sets ``training_ranks_differing``. Parts that never agreed, or only at some steps, as with local SGD, are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ log = logging.getLogger("trainmedic")
 
 
 class RankComparison:
-    """Comparisons on one rank. ``apart``: parts that differ on purpose at some steps."""
+    """``apart``: parts that differ on purpose at some steps."""
 
     def __init__(self, medic: Medic, apart: Iterable[str] = ()) -> None:
         self._medic = medic
@@ -65,7 +64,6 @@ class RankComparison:
         return _part(part) in self._faulty
 
     def went_back(self) -> None:
-        """Reset after a rollback."""
         self._faulty, self.trouble_at = frozenset(), None
         if self.agree is False:
             self.agree = None

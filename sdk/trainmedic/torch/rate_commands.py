@@ -1,7 +1,7 @@
 """The command ``job.scale_lr``, answered after observing the rate of two updates and the next boundary.
 
-A loop may set its rate itself at each step, or step a scheduler unknown to `attach`. If it has set another rate, the
-answer is ``failed`` and the former scale is restored. Changes before that are observed together.
+A loop may set its rate at each step, or step a scheduler unknown to `attach`. If it has set another rate, the answer is
+``failed`` and the former scale is restored. Changes before that are observed together.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ class ScaledTraining(Protocol):
 
 @dataclass(frozen=True)
 class _Pending:
-    """An unobserved change."""
-
     command: JobCommand
     output: Mapping[str, Any]
     until: float
@@ -76,7 +74,7 @@ class _Watch:
 
 
 class RateCommands:
-    """Changes of the learning rate. Only for the training thread.
+    """Changes of the learning rate. Training thread only.
 
     ``how`` is advice for loops that set their rate themselves.
     """
@@ -104,7 +102,7 @@ class RateCommands:
         return bool(self._pending)
 
     def scale(self, command: JobCommand) -> None:
-        """Carry out the command. Raises Refusal without changing anything."""
+        """Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
         if self._sets_itself and not rate.is_asked_for and command.undo_of is None:
@@ -168,19 +166,17 @@ class RateCommands:
                 self._answer(_NO_UPDATE)
 
     def finish(self, because: str) -> None:
-        """Answer with the observations so far; ``because`` is the reason."""
         with self._timer.lock:
             if any(not each.command.is_answered for each in self._pending):
                 self._answer(because)
             self._end()
 
     def _time_is_up(self) -> None:
-        """Answer for a hanging loop. Runs in the timer's thread."""
+        """Answer for a hanging loop, in the timer's thread."""
         if any(not each.command.is_answered for each in self._pending):
             self._answer(TOO_SLOW)
 
     def _update(self) -> None:
-        """Record the rates right after an update."""
         watch = self._watch
         if self._pending and len(watch.used) < _UPDATES:
             watch.used.append(self._training.rate.values)
@@ -191,7 +187,7 @@ class RateCommands:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all. Without enough updates, continue to observe for a correction in the log."""
+        """Answer all. Without enough updates, observe further for a correction in the log."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self._pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -221,7 +217,7 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _give_up(self, watch: _Watch) -> str:
-        """Undo the scale, because the loop sets the rate; keep that rate. Return the reason.
+        """Undo the scale, as the loop sets the rate, which stays; return the reason.
 
         Undone changes stay undone.
         """

@@ -1,7 +1,7 @@
 """The scheduled learning rate, independent of the optimizer's.
 
-Schedulers that derive a rate from the optimizer's adopt external changes, so it is computed from the step's number.
-MultiplicativeLR and ChainedScheduler cannot do that.
+Schedulers that derive it from the optimizer's adopt external changes, so it is computed from the step's number, except
+by MultiplicativeLR and ChainedScheduler.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _moves(scheduler: Any, optimizer: Any) -> bool:
 
 
 def _scheduled_rate(scheduler: Any) -> Any:
-    """Return the rate of the present step, from its number if possible."""
+    """Return the present step's rate, from its number if possible."""
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
     by_number = getattr(scheduler, "_get_closed_form_lr", None)

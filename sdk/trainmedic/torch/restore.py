@@ -1,6 +1,6 @@
-"""Return to a checkpoint by a rollback or after a restart, to the same one on all ranks.
+"""Return to a checkpoint by a rollback or after a restart, the same on all ranks.
 
-The interrupter's thread calls `CheckpointRestore.choose`; everything else runs in the training thread.
+The interrupter's thread calls `CheckpointRestore.choose`; all else runs in the training thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CheckpointRestore:
             disk.check_rank_count = training.check_rank_count
 
     def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Return the checkpoints for a rollback if the fault began at ``onset``. Raises Rejected."""
+        """Return a rollback's checkpoints if the fault began at ``onset``. Raises Rejected."""
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)
@@ -77,8 +77,8 @@ class CheckpointRestore:
         return choice
 
     def roll_back(self, rollback: Rollback, group: Group) -> Mapping[str, Any]:
-        """Return to the best loadable checkpoint; return the answer's output. All errors but HalfLoaded mean that
-        nothing was changed on any rank.
+        """Return to the best loadable checkpoint; return the answer's output. All errors but HalfLoaded mean that no
+        rank has changed.
         """
         training = self._training
         if self._foreign and training.rollbacks == 0:
@@ -182,7 +182,7 @@ class CheckpointRestore:
     def _load(
         self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
     ) -> tuple[LoadedCheckpoint, dict[str, Any]]:
-        """Load the first loadable candidate and continue from it. Return it and the answer's output."""
+        """Load the first loadable candidate and continue from it; return it and the answer's output."""
         loaded = self._loading.load_first(candidates, group)
         fault: Exception | None = None
         output: dict[str, Any] = {}
@@ -237,6 +237,7 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
+        """Go to the checkpoint's position. Return the answer's text about the batches, and the number newly skipped."""
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -251,7 +252,7 @@ class CheckpointRestore:
         return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
 
     def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
-        """Begin to compare the batches, if they should be the same; ``left_out`` of them are skipped now."""
+        """Begin to compare the batches, if they should agree; ``left_out`` of them are skipped now."""
         training, batch_log = self._training, self._training.batch_log
         batches = (kept or {}).get("batches")
         if resumed:
@@ -297,9 +298,7 @@ class CheckpointRestore:
             log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a completed rollback. Return the answer's part about the budget. Errors here do not undo the
-        rollback.
-        """
+        """Count a completed rollback; return the answer's part about the budget. Errors do not undo the rollback."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)

@@ -1,13 +1,7 @@
 """`Run`, a plain PyTorch training loop that Trainmedic can repair.
 
-The loop stays the user's own::
-
-    for batch in run.batches():
-        with run.step() as step:
-            ...
-            step.report(loss=loss, grad_norm=norm)
-
-Commands are carried out only at step boundaries, the ends of ``with``. A rollback moves what ``batches`` yields next.
+Commands are carried out only at step boundaries, the ends of ``with run.step()``. A rollback moves what ``batches``
+yields next.
 """
 
 from __future__ import annotations
@@ -45,7 +39,7 @@ _EMPTY_EPOCHS = 3  # consecutive, until the data counts as empty
 
 
 class Run:
-    """A training run, made by `trainmedic.torch.attach`. A context manager that closes it."""
+    """A training run, made by `trainmedic.torch.attach`. As a context manager it closes the run."""
 
     def __init__(
         self,
@@ -77,7 +71,7 @@ class Run:
 
     @property
     def global_step(self) -> int:
-        """Number of completed optimizer steps; a rollback decreases it."""
+        """Completed optimizer steps; a rollback decreases it."""
         return self.training.global_step
 
     @global_step.setter
@@ -100,13 +94,11 @@ class Run:
 
     @property
     def lr_scale(self) -> float:
-        """Factor of the learning rate by commands, for loops that set the rate themselves."""
+        """Factor by commands, for loops that set the rate themselves."""
         return self.training.rate.asked_scale()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the loop's rate times the factor by commands. A loop that writes ``group["lr"]`` calls it each
-        time.
-        """
+        """Return the loop's rate times the factor by commands. Loops that write ``group["lr"]`` call it each time."""
         return self.training.rate.scaled(value)
 
     @property
@@ -123,13 +115,11 @@ class Run:
         return self.training.medic
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's own state: step, data position, random generators, changes."""
+        """Return step, data position, random generators and changes."""
         return self.training.state_dict()
 
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """Yield batches until ``epochs`` or ``steps``, counted from the start of the training, or the run is
-        stopped.
-        """
+        """Yield batches until ``epochs`` or ``steps``, counted from the training's start, or the run is stopped."""
         source = self.training.batch_source
         if source is None:
             raise ConfigurationError("batches() needs a loader: attach(..., loader=...)")
@@ -174,7 +164,7 @@ class Run:
             yield batch
 
     def step(self) -> Step:
-        """Return the context manager for the work on one batch. Commands are carried out at its end."""
+        """Return the context manager for the work on one batch; commands are carried out at its end."""
         if not self._is_begun:
             self._begin()
         training = self.training
@@ -189,9 +179,10 @@ class Run:
         return self._writer.save() if self.training.storage is not None else None
 
     def resume(self) -> int | None:
-        """Continue from the newest complete checkpoint. Return its step; None if there is none. Every rank calls it.
+        """Continue from the newest complete checkpoint, with changes by commands. Return its step; None if there is
+        none. Every rank calls it.
 
-        Changes by commands are reapplied. Raises TrainmedicError if no existing checkpoint can be loaded.
+        Raises TrainmedicError if no existing one can be loaded.
         """
         self._begin_memory(resumes=True)
         step = self._restore.resume()
@@ -244,7 +235,7 @@ class Run:
         self._saves_at_start = False
 
     def _begin_memory(self, resumes: bool) -> None:
-        """Reserve memory for in-memory checkpoints, once. Without it, training continues without them."""
+        """Reserve memory for in-memory checkpoints, once; training continues without it."""
         training, start = self.training, self._memory_start
         memory, storage = training.memory, on_disk(training.storage)
         if start is None or memory is None or storage is None or memory.pool is not None:

@@ -1,4 +1,4 @@
-"""The parts of a plain PyTorch training in a checkpoint: model, optimizer and others with state."""
+"""The checkpointed parts of a plain PyTorch training: model, optimizer and others with state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ATTRIBUTES = ".attributes"
 class StateParts:
     """Objects with ``state_dict`` and ``load_state_dict``, by name.
 
-    An argument may be a list or dict; its members are named ``model.0`` or ``model.key``.
+    Members of a list or dict are named ``model.0`` or ``model.key``.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -99,16 +99,14 @@ class StateParts:
                         buffer.copy_(buffers[plain_name(key)])
 
     def extra_states(self) -> dict[str, dict[str, Any]]:
-        """Return the modules' ``get_extra_state`` by part and module, such as FP8 layers' maxima. Shares their
-        memory.
-        """
+        """Return the modules' ``get_extra_state`` by part and module, such as FP8 maxima. Shares their memory."""
         return {
             name: {own: _detached(each.get_extra_state()) for own, each in _with_extra_state(module)}
             for name, module in self.modules().items()
         }
 
     def restore_extra_states(self, held: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore the output of `extra_states`. The modules keep the given objects."""
+        """Restore `extra_states`' output; the modules keep the given objects."""
         for name, module in self.modules().items():
             for own, each in _with_extra_state(module):
                 if own in held.get(name, {}):
@@ -152,7 +150,7 @@ def is_sharded(parts: StateParts) -> bool:
 
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
-    """Check for the older ``FullyShardedDataParallel`` by name, because importing it takes seconds."""
+    """Check for the older ``FullyShardedDataParallel`` by name, as importing it takes seconds."""
     wrapped = (module for part in parts.modules().values() for module in part.modules())
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in wrapped)
 
@@ -178,7 +176,6 @@ def _with_extra_state(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _detached(state: Any) -> Any:
-    """Return the state without the step's graph."""
     if isinstance(state, torch.Tensor):
         return state.detach()
     if type(state) is dict:
@@ -216,9 +213,7 @@ def drop_noted_steps(part: Any) -> None:
 
 
 def begins_anew(part: Any, state: Any) -> bool:
-    """Return whether `state` is a disabled gradient scaler's, but the present one is enabled. Loading it would
-    raise.
-    """
+    """Return whether `state` is a disabled gradient scaler's, but the present one is enabled: loading would raise."""
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 
 

@@ -1,5 +1,3 @@
-"""`Step`: one step of the training loop."""
-
 from __future__ import annotations
 
 import inspect
@@ -34,7 +32,7 @@ class Step:
         return self._accelerated.is_update if self._accelerated.leads else self._completes_step
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Call ``loss.backward()`` for the mean over the step's batches, with the gradient scaler, if any."""
+        """Call ``loss.backward()`` for the mean over the step's batches, with any gradient scaler."""
         training = self._boundary.training
         if training.accumulation > 1 and not self._accelerated.leads:
             loss = loss / training.accumulation
@@ -47,10 +45,10 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """On the last batch of a step, clip gradients to ``max_norm``, step optimizer, gradient scaler, scheduler and
-        EMA, and clear the gradients.
+        """On a step's last batch, clip gradients to ``max_norm``, step optimizer, gradient scaler, scheduler and EMA,
+        and clear the gradients.
 
-        Returns the norm before clipping; None for other batches. Does not step schedulers that need a metric.
+        Returns the norm before clipping; None for other batches. Schedulers that need a metric are not stepped.
         """
         if not self.is_update:
             return None
@@ -87,13 +85,11 @@ class Step:
         return norm
 
     def learning_rate(self, value: Any) -> Any:
-        """See `trainmedic.torch.Run.learning_rate`."""
+        """See `Run.learning_rate`."""
         return self._boundary.training.rate.scaled(value)
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
-        """Report the step with learning rates; see `trainmedic.Medic.report`. ``samples`` defaults to the loader's, if
-        known.
-        """
+        """Report the step with learning rates; see `trainmedic.Medic.report`. ``samples`` defaults to the loader's."""
         self._boundary.report(self.number, self.is_update, loss, grad_norm, samples, more)
         self.is_reported = True
 
@@ -153,7 +149,7 @@ _METHODS = ("update", "step")
 def update_average(ema: Any, model: Any) -> None:
     """Update a moving average. Raises ConfigurationError.
 
-    Calls PyTorch's ``update_parameters(model)`` or another library's ``update(model)``, ``update(parameters)``,
+    Calls PyTorch's ``update_parameters(model)`` or others' ``update(model)``, ``update(parameters)``,
     ``step(parameters)`` or ``update()``.
     """
     if hasattr(ema, "update_parameters"):

@@ -1,4 +1,4 @@
-"""Names of a module's tensors without ``torch.compile``'s ``_orig_mod.``, so that checkpoints fit both variants."""
+"""Names of a module's tensors without ``torch.compile``'s ``_orig_mod.``, so that checkpoints fit both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ _COMPILED = "_orig_mod"
 
 
 def plain_name(name: str) -> str:
-    """Return the name without compilation."""
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 

@@ -1,4 +1,4 @@
-"""State of a training, shared by all parts of a run on the training thread. Made by `attach`."""
+"""State of a training, shared by a run's parts on the training thread."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ CARRIED_HINT = (
 # With slots: each step accesses it with cold CPU caches.
 @dataclass(slots=True, eq=False)
 class TrainingState:
-    """Parts, data, checkpoints and position of a training."""
-
     medic: Medic
     parts: StateParts
     rate: LearningRate
@@ -57,7 +55,7 @@ class TrainingState:
     accumulates: bool = False
     """True if the loop heeds ``Step.is_update`` and so supports any accumulation."""
     keep_global_batch: bool | None = None
-    """At a resume with another number of ranks: None if possible, True or refuse, False never."""
+    """With another number of ranks: None if possible, True or refuse, False never."""
 
     rank_comparison: RankComparison = field(init=False)
     script_accumulation: int = field(init=False)
@@ -65,12 +63,12 @@ class TrainingState:
     given_accumulation: int = field(init=False)
     """The accumulation that the script asked for."""
     script_batch_size: int | None = field(init=False)
-    """Batch size of the script's loader; None if unknown or fixed."""
+    """The script's loader's; None if unknown or fixed."""
     script_workers: int | None = field(init=False)
-    """Workers of the script's loader; None if fixed."""
+    """The script's loader's; None if fixed."""
 
     global_step: int = 0
-    """Completed optimizer steps; decreased by a rollback."""
+    """Completed optimizer steps; a rollback decreases it."""
     batches_done: int = 0
     batch_log: BatchLog = field(default_factory=BatchLog)
     loss_log: LossLog = field(default_factory=LossLog)
@@ -79,7 +77,7 @@ class TrainingState:
     carried_hint: str = CARRIED_HINT
     losses: list[Any] = field(default_factory=list)
     gradients: list[Any] = field(default_factory=list)
-    """Gradient norms of the present step, see ``gradient_samples``."""
+    """Gradient norms of the present step."""
     memory_due: int = NEVER
     current_checkpoint: SavedCheckpoint | None = None
     """The checkpoint of the present state, until the next step."""
@@ -133,7 +131,7 @@ class TrainingState:
             raise UnusableCheckpoint(str(error)) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds in addition to the parts; ``feed`` is the batch source's state."""
+        """Return a checkpoint's content besides the parts; ``feed`` is the batch source's state."""
         return {
             "v": 1,
             "step": self.global_step,
@@ -160,7 +158,6 @@ class TrainingState:
         return [] if source is None else [source.batch_size, bool(source.workers)]
 
     def reset_to(self, checkpoint: SavedCheckpoint) -> None:
-        """Set the position after loading `checkpoint`."""
         self.drop_unfinished_step()
         self.global_step = self.medic.step = checkpoint.step
         self.current_checkpoint = checkpoint

@@ -1,6 +1,6 @@
 """Answer to a rollback, after comparing the repeated batches and losses with the former ones.
 
-``applied`` only if everything compared within the time limit agrees. `JobReports.rollback_did_not_hold` reports a later
+``applied`` only if all compared within the time limit agrees. `JobReports.rollback_did_not_hold` reports a later
 difference.
 """
 
@@ -60,8 +60,6 @@ class VerifiedTraining(Protocol):
 
 @dataclass
 class _Pending:
-    """A rollback whose comparison is not complete."""
-
     command: JobCommand
     output: Mapping[str, Any]
     comparison: BatchComparison
@@ -85,7 +83,7 @@ class _Pending:
 
 
 class RollbackVerification:
-    """The pending rollback of one training, if any. Only for the training thread.
+    """The pending rollback of one training, if any. Training thread only.
 
     ``now`` is a monotonic clock.
     """
@@ -120,12 +118,12 @@ class RollbackVerification:
             self._timer.start(latest - now, lambda: self.finish(TOO_SLOW))
 
     def before_draw(self) -> Mapping[str, Any] | None:
-        """Return the input of `batch_drawn` that detects use of random numbers; None if irrelevant."""
+        """Return `batch_drawn`'s input that detects use of random numbers; None if irrelevant."""
         pending = self._pending
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
     def batch_drawn(self, batch: Any, epoch: int, before: Mapping[str, Any] | None) -> None:
-        """Record the next batch before the loop gets it. ``before`` is the output of `before_draw`."""
+        """Record the next batch before the loop gets it. ``before`` is from `before_draw`."""
         if not self._is_logged:
             return
         is_random = before is not None and randomness.has_moved(before)
@@ -138,7 +136,7 @@ class RollbackVerification:
             self._look()
 
     def finish(self, because: str, is_error: bool = False) -> None:
-        """Answer with what was compared so far; ``because`` is the reason.
+        """Answer with what was compared so far.
 
         After the loop's own error, possibly the restored state's, this is ``failed`` unless a few losses were compared.
         """
@@ -150,7 +148,7 @@ class RollbackVerification:
             self._answer(because, is_error)
 
     def end(self, because: str) -> None:
-        """Stop comparing, because different batches follow on purpose. Continue to check that losses are finite."""
+        """Stop comparing, as different batches follow on purpose; losses must still be finite."""
         pending = self._pending
         if pending is not None:
             if pending.batches is None:
@@ -172,7 +170,7 @@ class RollbackVerification:
                 self._answer(TOO_SLOW)
 
     def _answer(self, ended_because: str, is_error: bool = False) -> None:
-        """Answer. Later comparisons only serve a correction."""
+        """Answer; later comparisons only serve a correction."""
         pending = self._pending
         assert pending is not None
         self._timer.cancel()

@@ -6,8 +6,7 @@
     trainmedic.torchtitan.protect(medic)
     main()
 
-`protect` wraps the class's ``train``; configuration and torchtitan stay unchanged. Needs torch; torchtitan is imported
-when `protect` is called.
+torchtitan is imported when `protect` is called.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ def protect(
 ) -> None:
     """Carry out Trainmedic's commands in later trainings. Every rank calls it before ``Trainer.train()``.
 
-    ``rollbacks`` is how often training may go back without further progress; None for any number. ``also`` names state
-    of the script to restore, as for `trainmedic.torch.attach`. ``trainer`` is the class, if it is not
-    ``torchtitan.trainer.Trainer`` or is a subclass with its own ``train``. Raises ConfigurationError if methods are
-    missing in it, or ``also`` cannot be stored.
+    ``rollbacks`` limits those without further progress; None for any number. ``also`` names state to restore, as for
+    `trainmedic.torch.attach`. ``trainer`` is the class, if not ``torchtitan.trainer.Trainer`` or if a subclass has its
+    own ``train``. Raises ConfigurationError if methods are missing in it, or ``also`` cannot be stored.
     """
     kind: Any = _trainer_class() if trainer is None else trainer
     missing = [name for name in _REPLACED if not callable(getattr(kind, name, None))]

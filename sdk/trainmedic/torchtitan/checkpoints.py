@@ -1,7 +1,7 @@
-"""Checkpoints of torchtitan's ``CheckpointManager``: directories ``step-150`` in the format of
-``torch.distributed.checkpoint``.
+"""Checkpoints of torchtitan's ``CheckpointManager``: directories ``step-150`` in ``torch.distributed.checkpoint``'s
+format.
 
-``.metadata`` is written last. torchtitan resumes from the latest step that has it.
+``.metadata`` is written last; torchtitan resumes from the latest step that has it.
 """
 
 from __future__ import annotations

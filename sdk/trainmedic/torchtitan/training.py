@@ -1,7 +1,7 @@
-"""A torchtitan training that reports, carries out commands, and goes back to checkpoints within its processes.
+"""A torchtitan training that reports, carries out commands, and rolls back within its processes.
 
 ``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a local variable. So for a rollback an
-exception ends it between two steps, and it is called again with the checkpoint to load.
+exception ends it between steps, and it is called again with the checkpoint to load.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class TitanTraining(SelfSavingFramework):
         return self._batches(self._noted(self.to_train_on(iter(loader))))
 
     def continues(self) -> bool:
+        """Replace ``should_continue_training``: return whether there is another step."""
         if self._is_loaded:
             self.end_step(self._trainer.step)
         else:

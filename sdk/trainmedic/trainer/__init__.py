@@ -1,1 +1,1 @@
-"""Integration of training loops that a framework runs, common to all frameworks."""
+"""Integration of training loops that a framework runs."""

@@ -1,4 +1,4 @@
-"""Connection of a framework's loop to Trainmedic: commands are carried out between two steps."""
+"""Connection of a framework's loop to Trainmedic."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ _NEEDS_RESTART = "it needs a restart of the training loop, which is not set up h
 
 
 def log_errors(hook: Hook) -> Hook:
-    """Decorate a method that a framework calls on an object with a ``medic``: log its errors, so that training
-    continues.
+    """Decorate a hook of an object with a ``medic``: log its errors, so that training continues.
 
     Only `DamagedCheckpoint` passes: its loaded state is unusable.
     """
@@ -52,10 +51,10 @@ def log_errors(hook: Hook) -> Hook:
 
 
 class Attachment:
-    """Attachment of one training.
+    """One training's attachment.
 
     ``end_loop`` ends the framework's loop for a rollback. ``restart_handlers`` (by action) need a restartable loop;
-    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run such a loop, for error messages.
+    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run such a loop, for errors.
     """
 
     def __init__(
@@ -78,8 +77,10 @@ class Attachment:
         self._register_restarts()
 
     def attach(self, loop: TrainerLoop | None) -> None:
-        """Set the loop for commands that need a restart. None makes them unsupported and answers a waiting rate change,
-        because the training has ended, perhaps by an error unknown to the callbacks.
+        """Set the loop for commands that need a restart.
+
+        None makes them unsupported and answers a waiting rate change: the training has ended, perhaps by an error
+        unknown to the callbacks.
         """
         self.loop = loop
         if loop is None:
@@ -106,7 +107,7 @@ class Attachment:
         self.live.recall(directory, checkpoint, writes)
 
     def measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
-        """Measure steps from now on: their parts, and the layers' norms if requested.
+        """Measure steps, and layers' norms if requested, from now on.
 
         ``trained`` are the models. ``knows_all_waiting`` is False if ranks may wait for each other unobserved.
         """

@@ -1,6 +1,6 @@
-"""Per-rank files in a framework's checkpoints, for carried state and random numbers.
+"""Per-rank files ``trainmedic-carried-<rank>.pt`` in a framework's checkpoints, for carried state and random numbers.
 
-Megatron-LM and torchtitan save only ``state_dict``s. The rest is in ``trainmedic-carried-<rank>.pt``.
+Megatron-LM and torchtitan save only ``state_dict``s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CarriedFiles:
         add_file(checkpoint / self._file, held)
 
     def restore(self, checkpoint: Path, with_random: bool = True) -> Mapping[str, Any]:
-        """Restore the state of `save`, and return its comparison for ``verified.carried``.
+        """Restore the state of `save`; return its comparison for ``verified.carried``.
 
         Without stored state, modules get their initial state, as in a new process.
         """
@@ -56,6 +56,7 @@ class CarriedFiles:
         return told
 
     def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any] | None, str]:
+        """Return the stored state, or None and the reason."""
         try:
             held = torch.load(checkpoint / self._file, map_location="cpu", weights_only=True)
         except FileNotFoundError:
@@ -69,7 +70,7 @@ class CarriedFiles:
 
 
 def _without_wrappers(model: nn.Module) -> nn.Module:
-    """Return the user's model. Megatron-LM's wrappers hold it as ``module``, next to gradient buffers."""
+    """Return the user's model, which Megatron-LM's wrappers hold as ``module``, next to gradient buffers."""
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
     return model

@@ -1,5 +1,3 @@
-"""Metrics of an evaluation in a framework's log values."""
-
 from __future__ import annotations
 
 import math
@@ -16,7 +14,7 @@ _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$"
 
 
 def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) -> tuple[Any, Any]:
-    """Return both by their usual names, or None. If there are several, such as per data set, the shortest name counts.
+    """Return both by their usual names (the shortest, if there are several), or None.
 
     With ``is_of_tokens`` the loss is a mean cross entropy of tokens, whose exponential is the perplexity.
     """
@@ -27,7 +25,7 @@ def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) 
 
 
 def other_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further metrics by name without prefixes such as ``eval_``, except times."""
+    """Return further metrics without prefixes such as ``eval_``, except times."""
     others: dict[str, Any] = {}
     for name, value in metrics.items():
         match = _OTHER.match(name)

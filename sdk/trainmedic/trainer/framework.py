@@ -1,5 +1,3 @@
-"""Interface of a framework that runs the training loop itself."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,21 +8,21 @@ from trainmedic.recovery.loop_restart import LoopRestart
 
 
 class Framework(Protocol):
-    """One training by the framework. Optional members have defaults."""
+    """Interface of one training by a framework. Optional members have defaults."""
 
     reads_late: bool = False
-    """True if the batches are known only at the first one. `TrainerLoop.compare_losses` is then called there."""
+    """True if the batches are known only at the first one, where `TrainerLoop.compare_losses` is then called."""
     no_restart_because: str = ""
     no_skip_because: str = ""
     writes: bool
 
     @property
     def directories(self) -> list[Path]:
-        """Checkpoint directories. The first gets this package's files and checkpoints for commands."""
+        """Checkpoint directories; the first gets this package's files and commands' checkpoints."""
         ...
 
     def all_checkpoints(self) -> list[SavedCheckpoint]:
-        """Return all checkpoints by ascending step, including foreign and incomplete ones."""
+        """Return all checkpoints by ascending step, with foreign and incomplete ones."""
         ...
 
     def is_complete(self, checkpoint: Path) -> bool: ...
@@ -43,7 +41,7 @@ class Framework(Protocol):
 
     @property
     def data(self) -> str:
-        """Description for the answer of the batches after the last restart, as in `BatchSource.restore`."""
+        """Description of the batches after the last restart, as in `BatchSource.restore`."""
         ...
 
     @property

@@ -1,6 +1,4 @@
-"""State of modules outside their ``state_dict``, which frameworks do not load: hidden states, caches, non-persistent
-buffers.
-"""
+"""Module state that frameworks do not load: hidden states, caches, non-persistent buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _LIBRARIES = ("lightning", "peft", "pytorch_lightning", "torch", "transformers")
 class HeldModules:
     """Held state of ``model`` and its modules; for library classes only buffers.
 
-    ``batches_in_model`` states that the model itself may hold batches.
+    ``batches_in_model``: the model itself may hold batches.
     """
 
     def __init__(self, model: nn.Module, batches_in_model: bool = False) -> None:

@@ -1,6 +1,6 @@
 """State that a program's object holds across a restart of its loop: batches, counters, buffers, averages.
 
-A restart in the process reuses objects that a new process would create. So their attributes are restored from the
+A restart in the process reuses objects that a new one would create, so their attributes are restored from the
 checkpoint's copy, or else to their initial state.
 """
 
@@ -29,7 +29,7 @@ _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 class PutBack:
     restored: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
-    """Set to their initial state, because the checkpoint has no copy."""
+    """Set to their initial state, as the checkpoint has no copy."""
 
     def followed_by(self, later: PutBack) -> PutBack:
         reset = {*self.reset, *later.reset} - {*later.restored}
@@ -69,7 +69,7 @@ class HeldState:
     ) -> PutBack:
         """Restore attributes from ``recorded``, or else to their initial state.
 
-        Without ``keeps_batches`` only counters and averages are taken from the record: batches are to be skipped. With
+        Without ``keeps_batches``, as batches are to be skipped, only counters and averages come from the record. With
         ``only``, other attributes stay.
         """
         known = dict(recorded or {})
@@ -126,9 +126,8 @@ class HeldState:
 
 
 def assigned_names(kind: type, packages: Collection[str]) -> frozenset[str]:
-    """Return the attributes assigned by base classes of ``kind`` in these packages.
-
-    The framework restores them itself or creates them again.
+    """Return the attributes assigned by base classes of ``kind`` in these packages, which the framework restores or
+    creates itself.
     """
     own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] in packages]
     stored = (each for owner in own for function in _functions(owner) for each in dis.get_instructions(function))

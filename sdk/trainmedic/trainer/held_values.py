@@ -1,6 +1,6 @@
 """Copies of plain values: numbers, tensors, arrays, and their containers and small objects.
 
-`packed` copies for ``torch.load(weights_only=True)``. `unpacked` fills existing containers, so that references stay
+`packed` copies for ``torch.load(weights_only=True)``; `unpacked` fills existing containers, so that references stay
 valid.
 """
 
@@ -81,6 +81,7 @@ def unpacked(form: Any, present: Any = None) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
+    """Return whether two results of `packed` are equal; NaN equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -162,7 +163,7 @@ class _Packer:
 
 
 def _is_known(kind: type) -> bool:
-    """Return whether objects of this class consist of their attributes, and the class is found by name."""
+    """Return whether objects of this class consist of their attributes, and its name finds it."""
     own = any(vars(each).get("__slots__") for each in kind.__mro__)
     return kind.__dictoffset__ != 0 and not own and _class(kind.__module__, kind.__qualname__) is kind
 

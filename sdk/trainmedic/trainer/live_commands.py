@@ -1,4 +1,4 @@
-"""Commands without a restart and independent of the framework: learning rate, pause, and GPU cache."""
+"""Commands without a restart, for any framework: learning rate, pause, and GPU cache."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class LiveCommands:
         return value if self._rate is None else self._rate.scaled(value)
 
     def recall(self, directory: Path, checkpoint: Path | None, writes: bool) -> None:
-        """Restore the changes of an earlier process, after the first `loop_begins`.
+        """Restore an earlier process's changes, after the first `loop_begins`.
 
-        They are in a file in ``directory``, else next to ``checkpoint``, else in the checkpoint's rate. Every rank
-        takes rank 0's reading. Without a checkpoint the training is new, and the record is deleted.
+        They are in a file in ``directory``, else next to ``checkpoint``, else in the checkpoint's rate; every rank
+        takes rank 0's. Without a checkpoint the training is new, and the record is deleted.
         """
         if self._changes is not None:
             return

@@ -1,6 +1,6 @@
 """Restarts of a framework's training loop, by commands and after a crash.
 
-It chooses the checkpoint, puts later ones aside, and counts rollbacks. ``trainmedic.recovery.restarts`` decides when.
+It chooses the checkpoint, puts later ones aside, and counts rollbacks; ``recovery.restarts`` decides when.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TrainerLoop:
 
     @functools.cached_property
     def budget(self) -> RollbackBudget:
-        """Rollbacks of this training. Lazy: Lightning knows its directories only during fit."""
+        """Lazy: Lightning knows its directories only during fit."""
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
@@ -179,7 +179,7 @@ class TrainerLoop:
         return self.restarts.ask(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Also called by the interrupter's thread, which must not read losses and has no onset."""
+        """The interrupter's thread, which also calls it, must not read losses and has no onset."""
         choice = choose(self._checkpoints(), rollback, self._step, onset, self.budget.spent)
         self.budget.check(choice.best.step, self._step)
         return choice

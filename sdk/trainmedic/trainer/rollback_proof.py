@@ -1,7 +1,7 @@
 """Proof that a rollback went where its answer states.
 
-After a restart each rank compares loaded state, drawn batches and the losses of the first steps with values stored with
-the checkpoint. The answer waits for it.
+After a restart each rank compares loaded state, drawn batches and first losses with values stored with the checkpoint.
+The answer waits for it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _SKIPPED_MORE = "the batches to leave out reach beyond the end of the epoch; the
 class RollbackProof:
     """Proof of one training over all restarts.
 
-    ``accumulation`` returns the batches per step. ``not_comparable`` is the reason why a rank's parameters cannot be
-    compared; ``storage`` is for `RollbackVerification`.
+    ``accumulation`` returns the batches per step. ``not_comparable`` says why a rank's parameters cannot be compared.
     """
 
     storage = True
@@ -89,7 +88,7 @@ class RollbackProof:
             )
 
     def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
-        """Compare parameters and optimizer of a restart on every rank. Return the difference, the same on all; else
+        """Compare parameters and optimizer of a restart on every rank; return the difference, the same on all, else
         empty.
         """
         before = None if kept is None else kept.get("digests")
@@ -126,7 +125,7 @@ class RollbackProof:
         self._verification.batch_drawn(batch, epoch, before)
 
     def expect_no_more(self, because: str) -> None:
-        """End the comparison of batches: from here on they differ on purpose."""
+        """End the comparison of batches, which now differ on purpose."""
         if not self._is_back:
             self._expect_other_losses(because)
             self._verification.end(because)
@@ -154,5 +153,5 @@ class RollbackProof:
         self._verification.step_done(step)
 
     def finish(self, because: str, is_error: bool = False) -> None:
-        """Answer now, because no more batches and losses follow. ``is_error`` as for `RollbackVerification.finish`."""
+        """Answer now, as no more batches and losses follow. ``is_error`` as for `RollbackVerification.finish`."""
         self._verification.finish(because, is_error)

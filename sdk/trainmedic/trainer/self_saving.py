@@ -27,9 +27,9 @@ _NOT_OURS = ("job.accumulate", "job.scale_batch", "job.dataloader_workers")
 
 
 class SelfSavingFramework(Framework, abc.ABC):
-    """One training, rollbacks included.
+    """One training with its rollbacks; crashes are left to the launcher.
 
-    Each rank stores ``carried`` next to the framework's checkpoints. Crashes are left to the launcher.
+    Each rank stores ``carried`` next to the framework's checkpoints.
     """
 
     restarter: ClassVar[str]

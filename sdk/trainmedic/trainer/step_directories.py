@@ -1,4 +1,4 @@
-"""Framework-written checkpoints: a directory per step, with the step in its name."""
+"""Framework-written checkpoints: a directory per step, named by it."""
 
 from __future__ import annotations
 

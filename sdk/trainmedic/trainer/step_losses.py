@@ -1,4 +1,4 @@
-"""Losses of a framework's steps on this rank, unsmoothed and unrounded, for comparison after a rollback."""
+"""Losses of a framework's steps on this rank, unsmoothed and unrounded, to compare after a rollback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepLosses:
     ) -> None:
         """Compare losses after a return to the checkpoint of that step.
 
-        ``data`` is the answer's description of the batches; ``trouble_at`` the first untrusted step.
+        ``data`` describes the batches in the answer; ``trouble_at`` is the first untrusted step.
         """
         self._parts, self.step = [], step
         state, scale = kept or {}, marked_scale(optimizers)

@@ -1,5 +1,3 @@
-"""Growing waits before the next try of something that failed."""
-
 from __future__ import annotations
 
 import random
@@ -11,7 +9,7 @@ _GENERATOR = random.Random()  # noqa: S311
 class Backoff:
     """Waits that grow by ``factor`` from ``first`` to ``longest`` seconds, until `reset`.
 
-    With ``jitter`` each wait is between half its length and its length, to spread the reconnects of thousands of jobs.
+    With ``jitter`` each is between half and its whole length, to spread thousands of jobs' reconnects.
     """
 
     def __init__(self, first: float, longest: float, factor: float = 2.0, jitter: bool = False) -> None:

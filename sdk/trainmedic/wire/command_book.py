@@ -1,6 +1,6 @@
 """Rules by which a receiver applies each command at most once and answers each.
 
-Clock and storage are parameters: a job keeps its records in Redis (``command_memory``), the node agent in SQLite.
+Records are in Redis for a job (``command_memory``), in SQLite for the node agent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from trainmedic.wire import envelope
 from trainmedic.wire.reading import read_object
 
 MOST_WAITING = 1000
-"""Maximum number of commands that wait in one receiver."""
+"""Most commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
-"""Bytes of a record in Redis. A larger one is stored without its outputs."""
+"""Bytes of a record in Redis; a larger one is stored without its outputs."""
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -28,12 +28,12 @@ class CommandRecord:
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: envelope.utc_now(), compare=False)
-    """When the command was accepted or ended. For a record from Redis: when it was read."""
+    """When the command was accepted or ended; for a record from Redis, when it was read."""
     is_ours: bool = True
-    """True if this process entered the command or took it over from an earlier process."""
+    """True if this process entered the command or took it over from an earlier one."""
     is_cut: bool = False
     is_forged: bool = False
-    """True if the record was written without the signing key. The command's outcome is unknown."""
+    """True if the record was written without the signing key: the outcome is unknown."""
 
     @property
     def is_final(self) -> bool:
@@ -49,7 +49,7 @@ class CommandRecord:
         return CommandRecord(self.status, {}, ranks, is_cut=True)
 
     def encode(self, owner: str) -> bytes:
-        """Return the value for Redis. `owner` is the instance ID of the process that enters it."""
+        """Return the value for Redis. `owner` is the instance ID of the entering process."""
         fields: dict[str, Any] = {"by": owner, "status": self.status, "output": dict(self.output)}
         if self.ranks:
             fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
@@ -60,7 +60,7 @@ class CommandRecord:
     def decode(cls, raw: bytes, owner: str) -> CommandRecord:
         """Return the record in `raw`, as seen by the process `owner`.
 
-        An unreadable record counts as another process's, which prevents a second application.
+        An unreadable one counts as another process's, which prevents a second application.
         """
         try:
             fields = read_object(raw)
@@ -88,13 +88,13 @@ REVOKED = ended(envelope.REJECTED, "it was reverted before it was applied")
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
-    """Send the recorded outcome, or the reason for a refusal. After a refusal the command may come again."""
+    """Send the recorded outcome, or the reason for a refusal, after which the command may come again."""
     CLOSE = enum.auto()
     WAIT = enum.auto()
-    """This process already has the command. The repeat extends its time."""
+    """This process already has the command; the repeat extends its time."""
     TAKE_OVER = enum.auto()
     DROP = enum.auto()
-    """Send no answer: the record is forged, so the outcome is unknown. The server reports it as unknown."""
+    """Send no answer: the record is forged, and the server reports the outcome as unknown."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def admit(
 ) -> CommandDecision:
     """Decide on a genuine command by its record, and enter it if it is to be applied.
 
-    ``refusal`` is called for new commands in time. It returns the answer to a refused command. ``claim`` enters the
-    command durably before it starts, or returns a record that exists by then.
+    ``refusal``, called for new commands in time, returns a refusal's answer. ``claim`` enters the command durably
+    before it starts, or returns an existing record.
     """
     if record is None:
         if now >= command.expires_at:
@@ -145,8 +145,8 @@ class CommandEffect(enum.Enum):
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:
     """Return the effect that a command may have left, by its record.
 
-    ``is_covered`` is called if there is no record: would the receiver have one if the command had come? ``of_failed``
-    is the effect of a command that ended ``failed``.
+    ``is_covered``, called without a record: would the receiver have one if the command had come? ``of_failed`` is the
+    effect of one that ended ``failed``.
     """
     if record is None:
         return CommandEffect.NONE if is_covered() else CommandEffect.UNKNOWN

@@ -1,8 +1,8 @@
-"""Outcomes of a job's commands, in this process and in Redis, so that each command is applied at most once.
+"""Outcomes of a job's commands, in this process and in Redis, so that each is applied at most once.
 
-A command is entered before the training loop sees it. One that an earlier process did not answer counts as interrupted
-and is never applied again. One that expired unapplied is forgotten, and may come again. Redis can lose records; one
-more key states since when and in which run of Redis the memory is complete (`CommandMemory.covers`).
+A command is entered before the training loop sees it. One that an earlier process did not answer is interrupted and
+never applied again. One that expired unapplied is forgotten, and may come again. Redis can lose records; another key
+states since when and in which run of Redis the memory is complete.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 SECONDS = 30 * 24 * 3600
-"""How long Redis stores a record, in seconds. An undo can come days later, when its alert resolves."""
+"""How long Redis stores a record, in seconds: an undo can come days later, when its alert resolves."""
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
 
 
 class CommandMemory:
-    """Commands of one receiver. Call what uses Redis from background threads only.
+    """Commands of one receiver. Use Redis from background threads only.
 
     ``signer`` signs the records, so that other Redis clients cannot fake an outcome.
     """
@@ -88,7 +88,7 @@ class CommandMemory:
             return undoing.is_covered(command_id, self._whole_here_since)
 
     def mark_whole(self, client: redis.Redis) -> datetime | None:
-        """Return since when the memory in Redis is complete, and store it. None if that is unknowable.
+        """Store and return since when the memory in Redis is complete; None if that is unknowable.
 
         Call it whenever Redis connects: a restarted Redis or a promoted replica may lack the last writes. Raises
         redis-py's errors.
@@ -110,6 +110,7 @@ class CommandMemory:
             return self._whole_in_redis_since
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
+        """Enter a command to be applied. Return None on success, else its existing record."""
         mine = CommandRecord(envelope.ACCEPTED)
         with self._marking:
             if self._enter(client, command_id, mine):
@@ -128,6 +129,7 @@ class CommandMemory:
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
+        """Enter a record; return False if Redis has one, which stays unless ``replace``."""
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:
@@ -171,6 +173,7 @@ class CommandMemory:
         return CommandRecord.decode(raw, self.owner)
 
     def _since_in(self, value: Any, run: str) -> datetime | None:
+        """Return since when the memory in this run of Redis is complete; None if unknown, or of another run."""
         if value is None:
             return None
         try:
@@ -181,7 +184,7 @@ class CommandMemory:
 
 
 def _read(client: redis.Redis, key: str) -> bytes | None:
-    """Return the value of a key, within bounds; None if it has none. A value of another type counts as foreign text."""
+    """Return a key's value, within bounds; None if it has none. Another type counts as foreign text."""
     try:
         value: Any = client.getrange(key, 0, 2 * LARGEST_RECORD)
     except redis.ResponseError as error:

@@ -1,6 +1,6 @@
-"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited.
+"""Connection of a process's background threads to Redis, shared in turns as Redis's clients are limited.
 
-The training thread never uses it. The server uses only `client_options`.
+The training thread never uses it; the server only `client_options`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _LONGEST_WAIT = 5.0
 ROOM_FOR_SERVERS = 64
 """Redis clients that agents and jobs leave free for restarting servers."""
 _WAITS_FOR_ROOM = (10.0, 30.0)
-"""Range of seconds between tries while Redis is full. Random, because each of thousands of tries briefly uses a client.
-"""
+"""Range of seconds between tries while Redis is full; random, as each of thousands of tries briefly uses a client."""
 _MOST_IN_HAND = 1000
 _REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
 """First words of Redis errors that refuse one command and leave the connection intact."""
@@ -50,10 +49,9 @@ class NoRedisUrl(redis.RedisError):
 
 
 class OutageLog:
-    """One log line when Redis becomes unreachable and one when it recovers, for all connections of a process.
+    """One log line when Redis becomes unreachable and one when every connection of the process has recovered.
 
-    Redis has recovered when every connection works again. If Redis refuses a connection, each kind of refusal is logged
-    once.
+    If Redis refuses a connection, each kind of refusal is logged once.
     """
 
     def __init__(self, owner: str, meanwhile: str = "training continues") -> None:
@@ -150,10 +148,9 @@ class RedisConnection:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[redis.Redis]:
-        """Yield the client for this thread's exclusive use. It connects with its first command.
+        """Yield the client, connected by its first command, for this thread's exclusive use.
 
-        After a break in any of the threads, a new client is made and the URL read again. Raises NoRedisUrl if no URL is
-        known, NoRoom.
+        After a break in any thread, a new client is made and the URL read again. Raises NoRedisUrl, NoRoom.
         """
         line = self._line
         line.take(self)
@@ -202,7 +199,7 @@ class RedisConnection:
         return self._backoff.next()
 
     def cut(self) -> None:
-        """Interrupt this thread's wait for an answer, because the process ends. Called from another thread."""
+        """Interrupt this thread's wait for an answer, from another thread, as the process ends."""
         line = self._line
         line.is_ending = True
         client = line.client
@@ -221,9 +218,7 @@ class RedisConnection:
 
 
 def takes_no_clients(error: BaseException) -> bool:
-    """Return whether Redis reported that it has no slot for another client. redis-py treats this as a broken
-    connection.
-    """
+    """Return whether Redis has no slot for another client, which redis-py treats as a broken connection."""
     return "max number of clients" in str(error)
 
 
@@ -242,10 +237,9 @@ def _leave_room(client: redis.Redis) -> None:
 
 
 def open_client(url: str) -> redis.Redis:
-    """Return a client that connects on first use and never retries, because it cannot know which command may be
-    repeated.
+    """Return a client that connects on first use and never retries, as it cannot know which command may be repeated.
 
-    Raises ValueError that describes the fault of the URL without showing any part of it.
+    Raises ValueError that describes the URL's fault without showing any part of it.
     """
     check_redis_url(url)
     try:
@@ -278,7 +272,7 @@ def _client(url: str) -> redis.Redis:
 
 
 class _BriefSentinels(Sentinel):
-    """Sentinels with a connection for each query, because thousands of clients ask them."""
+    """Sentinels with a connection for each query, as thousands of clients ask them."""
 
     def discover_master(self, service_name: str) -> Any:
         try:
@@ -289,10 +283,7 @@ class _BriefSentinels(Sentinel):
 
 
 def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Return the options of every client.
-
-    RESP2, because all Redis, Valkey and redis-py versions agree on its answers.
-    """
+    """Return every client's options: RESP2, as all Redis, Valkey and redis-py versions agree on its answers."""
     options: dict[str, Any] = {"socket_timeout": answer_seconds, "protocol": 2}
     if not url.startswith("unix://"):  # sockets in files need no keepalive
         options.update(socket_connect_timeout=_CONNECT_SECONDS, socket_keepalive=True)
@@ -300,7 +291,7 @@ def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str
 
 
 def _reason(error: BaseException, url: str | None) -> str:
-    """Return a reason that is fit for a log. Redis's full text may repeat a password."""
+    """Return a reason fit for a log; Redis's full text may repeat a password."""
     if isinstance(error, (NoRedisUrl, NoRoom)):
         return str(error)
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.ClusterDownError)):

@@ -1,4 +1,4 @@
-"""Wire format between the server and the jobs and agents that carry out its commands.
+"""Wire format between the server and jobs and agents.
 
 A command is a stream entry with the field ``command``, a reply one of ``trainmedic:replies`` with ``reply`` (JSON,
 UTF-8). Signatures are in separate fields (``signing``). Standard library only.
@@ -62,9 +62,8 @@ class EnvelopeError(ValueError):
 class Command:
     """An action sent to a node agent or a training job.
 
-    ``issued_at`` and ``expires_at`` are aware UTC times. Receivers never apply a command after ``expires_at``.
-    ``undo_of`` is the ID of the command to revert. A receiver that did not apply that command answers that there is
-    nothing to undo.
+    ``issued_at`` and ``expires_at``, after which no receiver applies it, are aware UTC times. ``undo_of`` is the ID of
+    the command to revert. A receiver that did not apply that one answers that there is nothing to undo.
     """
 
     id: str
@@ -98,7 +97,7 @@ class Command:
 
     @classmethod
     def decode(cls, raw: bytes) -> Command:
-        """Return the command in `raw`. Raises EnvelopeError, naming the field. Extra fields are ignored."""
+        """Return the command in `raw`; extra fields are ignored. Raises EnvelopeError, naming the field."""
         fields = _object(raw, "command")
         if fields.get("v") != VERSION:
             raise EnvelopeError(f"command: v is {fields.get('v')!r}; this version reads {VERSION}")
@@ -131,9 +130,7 @@ class Reply:
     node: str | None = None
     ranks: int | None = None
     is_to_genuine: bool = True
-    """False if the command was not genuine. Its ID may be copied from a genuine command, which this reply does not
-    answer.
-    """
+    """False if the command was not genuine: its ID may be copied from a genuine one, which this does not answer."""
 
     @property
     def identity(self) -> str | None:
@@ -178,9 +175,7 @@ class Reply:
 
     @classmethod
     def _of(cls, fields: Mapping[str, Any]) -> Reply:
-        """Validate strictly the command ID, status and rank. Other faults are tolerated: a refused reply would lose the
-        outcome.
-        """
+        """Validate strictly only command ID, status and rank: a refused reply would lose the outcome."""
         status = _member(fields, "status", str).strip().lower()
         if status not in STATUSES:
             raise EnvelopeError(f"reply: status is {status!r}; it must be one of {', '.join(sorted(STATUSES))}")
@@ -203,8 +198,7 @@ def is_in_several_fields(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
-    """Return the JSON of a message in a stream entry: the field `name`, else the only field that looks like a JSON
-    object.
+    """Return a stream entry's JSON: the field `name`, else the only field that looks like a JSON object.
 
     Raises EnvelopeError if there is none.
     """
@@ -217,7 +211,7 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
 
 
 def utc_now() -> datetime:
-    """Return the current time, aware and in UTC. It does not jump with the machine's clock (``steady_time``)."""
+    """Return the current time, aware and in UTC, which does not jump with the machine's clock (``steady_time``)."""
     return steady_time.utc_now()
 
 
@@ -306,7 +300,7 @@ def _member(fields: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _identifier(fields: Mapping[str, Any], name: str) -> str:
-    """Return an ID: printable ASCII without spaces, at most 128 characters. IDs become parts of keys and log lines."""
+    """Return an ID: printable ASCII without spaces, at most 128 characters, for keys and log lines."""
     value: str = _member(fields, name, str)
     if not _IDENTIFIER.match(value):
         raise EnvelopeError(f"{name} is not an id")

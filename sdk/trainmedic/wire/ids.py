@@ -1,5 +1,3 @@
-"""IDs of commands, runs and findings."""
-
 from __future__ import annotations
 
 import os
@@ -7,7 +5,7 @@ import time
 from collections import deque
 
 _random: deque[int] = deque()
-"""Precomputed random numbers of 80 bits: one system call per ID would yield the GIL each time. Cleared in forked
+"""Precomputed random numbers of 80 bits, as one system call per ID would yield the GIL each time; cleared in forked
 children.
 """
 os.register_at_fork(after_in_child=_random.clear)
@@ -25,8 +23,8 @@ def _random_bits() -> int:
 def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
     """Return a UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits.
 
-    `counter`, 0 to 4095, replaces the first 12 random bits (section 6.2, method 1), so that IDs of one millisecond sort
-    in the order of their creation.
+    `counter`, 0 to 4095, replaces the first 12 random bits (section 6.2, method 1), to sort IDs of one millisecond by
+    creation.
     """
     stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     value = (stamp & ((1 << 48) - 1)) << 80 | _random_bits()
@@ -39,6 +37,6 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
 
 
 def first_id(ms: int) -> str:
-    """Return the lower bound of the IDs made in this Unix millisecond or later. Earlier IDs sort before it."""
+    """Return the lower bound of the IDs made in this Unix millisecond or later; earlier IDs sort before it."""
     text = f"{min(max(ms, 0), (1 << 48) - 1):012x}"
     return f"{text[:8]}-{text[8:]}"

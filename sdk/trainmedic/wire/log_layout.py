@@ -1,4 +1,4 @@
-"""Paths of a job's log files on a node, as the job and its launcher write them and others read them.
+"""Paths of a job's log files on a node.
 
 ::
 
@@ -13,7 +13,6 @@
         flight-recorder/rank-<r>                              flight recorder dump of a rank
 
 A full file is kept once more with the suffix ``.1``. Names of jobs and nodes are percent-encoded to one path part each.
-No file is accessed here.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ def encoded(name: str) -> str:
     """Return the name of a job or node as one path part.
 
     ASCII letters, digits, ``.``, ``_`` and ``-`` stay, except a leading dot. Other UTF-8 bytes become ``%`` and two
-    hexadecimal digits. Results over 180 bytes are cut and end with ``%-`` and a hash of the whole name; `decoded`
-    cannot reverse them.
+    hexadecimal digits. Results over 180 bytes are cut and end with ``%-`` and a hash of the whole name, irreversible
+    for `decoded`.
     """
     raw = name.encode("utf-8", "surrogateescape")
     parts = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
@@ -107,7 +106,7 @@ class AttemptLogs:
         return self.path / "flight-recorder"
 
     def dump(self, rank: int) -> Path:
-        """Flight recorder dump of a rank. PyTorch gets this path without the number and appends it."""
+        """Flight recorder dump of a rank; PyTorch gets this path without the number and appends it."""
         return self.flight_recorder / f"rank-{rank}"
 
 
@@ -136,7 +135,7 @@ class LogFile:
 
 
 def file_at(path: PurePath) -> LogFile | None:
-    """Parse a path relative to ``log_dir``. Returns None for paths outside this layout."""
+    """Parse a path relative to ``log_dir``; None for paths outside this layout."""
     parts = path.parts
     attempt = attempt_number(parts[1]) if len(parts) > 2 else None
     if attempt is None:

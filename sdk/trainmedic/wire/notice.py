@@ -38,7 +38,7 @@ def launcher_commands(launcher: str) -> str:
 
 
 def launcher_name(job: str, node: str) -> str:
-    """Return the name of the launcher of a job on a node. Node names contain no slash."""
+    """Return the name of a job's launcher on a node. Node names contain no slash."""
     return f"{job}/{node}"
 
 
@@ -54,11 +54,11 @@ class Notice:
     number: int
     at: datetime
     attempt: int | None = None
-    """Attempt of the job, counted from 1; None if no launcher counts."""
+    """Attempt of the job, from 1; None if no launcher counts."""
     reason: str = ""
-    """Reason for a human. It never contains the training's output."""
+    """Reason for a human, never with the training's output."""
     node: str = ""
-    """Node of the launcher. This and the following members are empty unless a launcher states them."""
+    """Node of the launcher. This and the following are empty unless a launcher states them."""
     status: int | None = None
     """Exit code of the process that failed first; negative for a signal."""
     rank: int | None = None

@@ -17,7 +17,7 @@ _LONGEST_INT = 10**1000
 
 
 def plain(output: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `output` as plain JSON: numbers of any library as numbers, values of unknown types as text."""
+    """Return `output` as plain JSON: any library's numbers as numbers, unknown types as text."""
     return {str(name)[:_LONGEST_TEXT]: _plain(value, 1) for name, value in list(output.items())[:_MOST_MEMBERS]}
 
 

@@ -1,7 +1,7 @@
 """Parser for untrusted JSON.
 
-The result can be written again: bounded depth, finite and short numbers, valid Unicode. Violations are replaced, not
-refused, because a refused reply would lose a command's outcome. Standard library only.
+The result can be written again: bounded depth, finite and short numbers, valid Unicode. Violations are replaced, as a
+refused reply would lose a command's outcome.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from typing import Any, Callable
 
 DEEPEST = 24
-"""Levels of nested objects and arrays. Deeper parts are replaced by a note."""
+"""Levels of nested objects and arrays; a note replaces deeper parts."""
 _LONGEST_INT = 300
-"""Digits. Longer integers exceed floating point, and Python does not print those of thousands of digits."""
+"""Digits; longer integers exceed floating point, and Python does not print those of thousands of digits."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _LEFT_OUT = '"nested too deeply"'
 

@@ -28,14 +28,14 @@ LARGEST_COMMAND = 256 * 1024
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
 """Poll without blocking for this long after an unanswered command: the answer uses the same connection, and Redis ends
-blocking reads only ten times a second. Later the answer is delayed by `_BLOCK_MS` at most.
+blocking reads only ten times a second. Later it is delayed by `_BLOCK_MS` at most.
 """
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
-"""Seconds between two of these questions: the first, and a tenth of the time since the command."""
+"""Seconds between two polls: the first, and a tenth of the time since the command."""
 _PENDING_EVERY = 5.0
-"""Seconds between reads of pending entries: a command may have been delivered to a process while it ended."""
+"""Seconds between reads of pending entries: a command may have come to a process while it ended."""
 _COUNT = 20
-"""Few entries per read, because each may be very large."""
+"""Few entries per read, as each may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 
@@ -53,9 +53,9 @@ class Addressee:
 class ReceivedCommand:
     command: Command
     entry: bytes
-    """ID of the entry. It stays on the stream until the final reply is written."""
+    """ID of the entry, which stays on the stream until the final reply is written."""
     client: redis.Redis
-    """Connection by which it came. Only for the receiver's thread, during the delivery."""
+    """Connection by which it came; only for the receiver's thread, during the delivery."""
     stream: str
 
     def drop(self) -> None:
@@ -63,14 +63,14 @@ class ReceivedCommand:
 
 
 class CommandConsumer(Protocol):
-    """Consumer of received commands, called in the receiver's thread. It may raise Redis errors."""
+    """Consumer of commands, called in the receiver's thread. It may raise Redis errors."""
 
     def receive(self, received: ReceivedCommand) -> None: ...
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None: ...
 
     def note_unreadable(self) -> None:
-        """Count a message that was not a command. It is off the stream."""
+        """Count a message that was no command; it is off the stream."""
         ...
 
     def connected(self, client: redis.Redis) -> None: ...

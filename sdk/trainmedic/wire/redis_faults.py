@@ -1,6 +1,6 @@
 """Explanations of Redis's refusals: wrong passwords, missing permissions, TLS failures, and unreachable hosts.
 
-Explanations contain no part of a URL, which may hold a password, and nothing that Redis repeats of a command.
+They contain no part of a URL, which may hold a password, and nothing that Redis repeats of a command.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MOST_CAUSES = 8
 
 
 def explained(error: BaseException, url: str | None = None) -> str:
-    """Return the refusal or TLS failure with its remedy, as half a sentence. Empty for other errors.
+    """Return the refusal or TLS failure with its remedy, as half a sentence; empty for other errors.
 
-    `url` is that of the connection, because some explanations differ with TLS.
+    `url` is the connection's, as some explanations differ with TLS.
     """
     causes = list(_causes(error))
     for cause in causes:

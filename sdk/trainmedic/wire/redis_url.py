@@ -24,7 +24,7 @@ class BehindSentinels(NamedTuple):
 
 
 def behind_sentinels(url: str) -> BehindSentinels | None:
-    """Parse a checked URL. Returns None if it names a Redis directly. Raises ValueError for its options."""
+    """Parse a checked URL; None if it names a Redis directly. Raises ValueError for its options."""
     parts = urlsplit(url)
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None:

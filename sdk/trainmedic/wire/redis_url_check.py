@@ -1,7 +1,4 @@
-"""Syntax check of Redis URLs, because redis-py silently ignores parts that it cannot read.
-
-It does not check the options after ``?``.
-"""
+"""Syntax check of Redis URLs, except options after ``?``: redis-py silently ignores parts that it cannot read."""
 
 from __future__ import annotations
 

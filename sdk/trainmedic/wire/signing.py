@@ -1,11 +1,10 @@
-"""Signatures that prove a message's author, although any client can write to Redis.
+"""Signatures that prove a message's author, as any client can write to Redis.
 
 A signature is the HMAC-SHA256 (RFC 2104) of a message's exact bytes, in lower-case hexadecimal. Senders sign with each
-of their keys; one match with a reader's key suffices, which allows rotation.
+of their keys; one match suffices, which allows rotation.
 
-The **shared key** is the server's and is trusted with everything. An **identity key** derived from it (`identity_key`)
-covers one job or node. Values of keys are signed together with the key's name, so that they cannot be copied to another
-key.
+The server's **shared key** is trusted with everything. An **identity key** derived from it covers one job or node.
+Values of keys are signed together with the key's name, so that they cannot be copied to another key.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ class Proof(NamedTuple):
 
 
 class Signer:
-    """Signer and verifier of messages. Thread-safe.
+    """Thread-safe signer and verifier of messages.
 
     ``read_keys`` returns the active key, then older accepted ones. It is called periodically and after wrong
-    signatures. If it raises TrainmedicError then, the keys stay.
+    signatures. If it then raises TrainmedicError, the keys stay.
     """
 
     def __init__(self, read_keys: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,8 +96,8 @@ class Signer:
         return {FIRST_FIELD: first, MORE_FIELD: " ".join(more)} if more else {FIRST_FIELD: first}
 
     def seal(self, raw: bytes, key: str, identity: str | None = None) -> bytes:
-        """Return `raw`, a JSON object with members, as the value of a Redis key: with its signatures for this key as
-        last member.
+        """Return `raw`, a JSON object with members, as a Redis key's value, with its signatures for this key as last
+        member.
         """
         signatures = " ".join(self.sign(_for_key(raw, key), identity)).encode()
         return raw[:-1] + _SEAL_BEGINS + signatures + _SEAL_ENDS
@@ -107,7 +106,7 @@ class Signer:
         return self.verify(_for_key(sealed.raw, key), sealed.signatures, identity)
 
     def verify(self, raw: bytes, signatures: Iterable[str], identity: str | None = None) -> Proof:
-        """Return the kind of key that proves `raw`, which may be an identity key of `identity`. Raises BadSignature."""
+        """Return the kind of key that proves `raw`, which may be `identity`'s. Raises BadSignature."""
         sent = [signature.encode("ascii", "replace") for signature in signatures][:_MOST_SIGNATURES]
         if not sent:
             raise BadSignature("is not signed, and a signing key is in use here")
@@ -131,6 +130,7 @@ class Signer:
         return None
 
     def _read_again(self) -> bool:
+        """Read the keys again; return whether they have changed."""
         self._read_at = self._clock()
         try:
             keys = _checked(self._read_keys())
@@ -160,7 +160,7 @@ class Sealed(NamedTuple):
 
 
 def unseal(value: bytes) -> Sealed:
-    """Split `value` into object and signatures. Without signatures the object is the value itself."""
+    """Split `value` into object and signatures; without signatures the object is the value itself."""
     begins_at = value.rfind(_SEAL_BEGINS, max(len(value) - _LONGEST_SEAL, 0))
     signatures = value[begins_at + len(_SEAL_BEGINS) : -len(_SEAL_ENDS)]
     if begins_at < 0 or not value.endswith(_SEAL_ENDS) or not _SEAL.fullmatch(signatures):

@@ -1,8 +1,7 @@
 """Time of day that does not jump with the machine's clock.
 
-If the clock steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and reports it, so that
-nothing expires or is delayed. After `BELIEVED_AFTER_SECONDS` at its new time the clock is followed. Measure durations
-with a monotonic clock instead.
+If that steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and reports it, so that nothing
+expires or is delayed. After `BELIEVED_AFTER_SECONDS` at its new time the clock is followed.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from functools import partial
 from typing import Literal
 
 STEP_SECONDS = 60.0
-"""Tolerated difference between the machine's clock and the time since boot. NTP corrects less at once."""
+"""Tolerated difference between clock and time since boot; NTP corrects less at once."""
 BELIEVED_AFTER_SECONDS = 900.0
-"""Long enough to notice and correct an error, short enough for a machine that booted with a wrong clock. Equal to the
-default maximum age of alerts on which the server acts.
+"""Long enough to correct an error, short enough for a machine that booted with a wrong clock. Equal to the default
+maximum age of alerts on which the server acts.
 """
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Thread that writes replies, notices and the presence key to Redis.
 
-Other threads put messages into its bounded queue without waiting. They stay there during an outage of Redis.
+Others put messages into its bounded queue without waiting, where they stay during an outage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
 _LONGEST_REFUSAL = 30.0
-"""Seconds. By then the server has repaired a tampered stream of replies."""
+"""Seconds, within which the server has repaired a tampered stream of replies."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class PresenceKey:
 class ReplyWriter:
     """Sender of queued replies, in order, until `stop`.
 
-    ``on_written`` is called in its thread with the replies that Redis has taken; with none if only the presence was
-    written. ``signer`` signs replies and presence; None without a key.
+    ``on_written`` is called in its thread with the replies that Redis has taken, none if only the presence was written.
+    ``signer`` signs both; None without a key.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ReplyWriter:
         self._thread.start()
 
     def put(self, outgoing: OutgoingReplies) -> bool:
-        """Queue replies without waiting. With 1,000 in the queue they are dropped: the server asks again."""
+        """Queue replies without waiting. Drop them if 1,000 are queued, as the server asks again, and return False."""
         if outgoing.entry is not None:
             self._connection.note_answered(outgoing.entry)
         try:
@@ -124,7 +124,7 @@ class ReplyWriter:
         self._wake()
 
     def stop(self, timeout: float) -> None:
-        """Send the queued replies, delete the presence, and end. Gives up after `timeout` seconds."""
+        """Send the queued replies, delete the presence, and end, within `timeout` seconds."""
         self._stopping.set()
         self._wake()
         self._thread.join(timeout)
@@ -221,7 +221,7 @@ class ReplyWriter:
         """Return the replies to send again: all, until Redis refused them several times, such as for a key of another
         type.
 
-        Then none, so that they do not block later replies.
+        Then none, so that they block no later ones.
         """
         self._presence_due = 0.0
         if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
@@ -244,8 +244,8 @@ class ReplyWriter:
         return raw if self._signer is None else self._signer.seal(raw, self._presence.name)
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
-        """Report another process that announced itself under this name after this one. Older presences are of earlier
-        processes or replayed.
+        """Report another process that announced itself under this name after this one. Older presences are earlier
+        processes' or replayed.
         """
         if self._announced_at is None:
             return
@@ -270,6 +270,7 @@ class ReplyWriter:
                 client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
+        """Return the presence in Redis; empty if there is none that is readable and genuine."""
         try:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:

@@ -1,1 +1,1 @@
-"""Checkpoints of a plain PyTorch training on the disk: writing, keeping, loading and comparing them."""
+"""Checkpoints of a plain PyTorch training on disk."""

@@ -1,7 +1,7 @@
 """Checkpoints written to disk in the background; training waits only for the in-memory copy.
 
-Each rank writes its part and a report file. Rank 0 waits for all parts and marks the checkpoint complete. Code that
-changes checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state again.
+Each rank writes its part and a report file; rank 0 waits for all and marks the checkpoint complete. Code that changes
+checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class BackgroundSaves:
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
         """Copy the state and start writing, unless another write is running. Every rank calls it.
 
-        Returns False if a rank has no memory for the copy. Raises NotAgreed and errors of `copy`.
+        False if a rank has no memory for the copy. Raises NotAgreed and errors of `copy`.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None
@@ -114,7 +114,7 @@ class BackgroundSaves:
         return _NO_MEMORY not in obstacles.values() or _WRITING in obstacles.values()
 
     def settle(self) -> None:
-        """Wait until nothing is being written. Gives up what takes longer."""
+        """Wait until nothing is being written; give up what takes longer."""
         if not self._thread.settle(PATIENCE):
             log.error("%s: giving up a checkpoint that is not written after %.0f s", self._job, PATIENCE)
             with self._completing:
@@ -162,7 +162,7 @@ class BackgroundSaves:
             self._disk.prune()
 
     def _clear_away(self, unfinished: Path, error: Exception) -> None:
-        """Delete the checkpoint on rank 0; on other ranks report the failure to it."""
+        """Delete the checkpoint on rank 0; elsewhere report the failure to it."""
         with suppress(OSError):
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

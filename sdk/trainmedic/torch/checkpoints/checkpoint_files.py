@@ -1,5 +1,3 @@
-"""Reading and writing of checkpoint files."""
-
 from __future__ import annotations
 
 import io
@@ -30,7 +28,7 @@ _UNREADABLE = (
 
 
 class UnusableCheckpoint(TrainmedicError):
-    """A checkpoint cannot be loaded, and the attempt has changed nothing."""
+    """A checkpoint cannot be loaded; nothing has changed."""
 
 
 def write_file(path: Path, content: Any) -> int:
@@ -50,7 +48,7 @@ def add_file(path: Path, content: Any) -> None:
 
 
 def write_training(directory: Path, split: Split) -> dict[str, int]:
-    """Write the states and the frozen parameters, linked if possible. Return the sizes by file name."""
+    """Write the states and the frozen parameters, linked if possible; return the sizes by file name."""
     sizes = {TRAINING: write_file(directory / TRAINING, split.trained)}
     if split.frozen is not None:
         if not split.link(directory):

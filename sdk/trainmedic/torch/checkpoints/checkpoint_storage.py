@@ -31,7 +31,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ALERT_TO_ROLLBACK = 120.0
-"""Seconds between the start of an alert and its rollback with the shipped rules and playbooks."""
+"""Seconds from an alert's start to its rollback with the shipped rules and playbooks."""
 RUN = "run.pt"
 _SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
@@ -39,26 +39,23 @@ _LEFTOVER = re.compile(r"(?:unfinished|abandoned)-[0-9a-f-]+-step-\d+\Z")
 
 
 class PartlyLoaded(UnusableCheckpoint):
-    """A checkpoint cannot be loaded, and the attempt may have changed something.
-
-    Only loading another one completely repairs that.
-    """
+    """A checkpoint cannot be loaded, and something may have changed. Only loading another one repairs that."""
 
 
 class HalfLoaded(TrainmedicError):
-    """A checkpoint was loaded in part or on some ranks only. The training ends: it would continue without an error but
-    uselessly.
+    """A checkpoint was loaded in part or on some ranks only. The training ends: it would continue uselessly without an
+    error.
     """
 
 
 class CheckpointStorage(Protocol):
-    """Any storage of checkpoints. Methods raise OSError or errors of the user's functions."""
+    """Any storage of checkpoints. Methods raise OSError or the user's errors."""
 
     directory: Path | None
-    """Directory for small files about the run; None for none."""
+    """For small files about the run; None for none."""
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
-        """Return the existing checkpoints in any order, with incomplete ones if known."""
+        """Return the checkpoints in any order, with incomplete ones if known."""
         ...
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
@@ -66,9 +63,9 @@ class CheckpointStorage(Protocol):
         ...
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
-        """Load into `parts`. Return the run's own state; None without it.
+        """Load into `parts`; return the run's own state, None without it.
 
-        After UnusableCheckpoint nothing is changed; after PartlyLoaded an older one can be tried. Others are fatal.
+        After UnusableCheckpoint nothing is changed; after PartlyLoaded an older one can be tried; others are fatal.
         """
         ...
 
@@ -80,8 +77,8 @@ class CheckpointStorage(Protocol):
 
 
 class CheckpointDirectory:
-    """Directory of checkpoints. ``keep`` of them stay; None for all. One rank ``watches`` for writes of another
-    process.
+    """Directory of checkpoints, of which ``keep`` stay; None for all. One rank ``watches`` for another process's
+    writes.
     """
 
     def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
@@ -97,14 +94,14 @@ class CheckpointDirectory:
         self._began = envelope.write_time(envelope.utc_now())
         self._is_shared = False  # another process writes here too
         self._at_start: Mapping[Path, Mapping[str, Any] | None] = {}
-        """Checkpoints of earlier processes, regardless of their clocks."""
+        """Checkpoints of earlier processes, regardless of clocks."""
         self._left_at_start: frozenset[str] = frozenset()
         with contextlib.suppress(OSError):  # reported by the next access
             self._at_start = self._marks()
             self._left_at_start = frozenset(path.name for path in self._root.iterdir())
 
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Return all but those that another process has written since the start."""
+        """Return all but those that another process wrote since the start."""
         marks = self._marks().items()
         return [self._inspect(path, facts) for path, facts in marks if not self._is_of_another(path, facts)]
 
@@ -222,7 +219,7 @@ class CheckpointDirectory:
         return unfinished
 
     def begin_parts(self, step: int) -> str:
-        """See `trainmedic.torch.checkpoints.background_saves.PartWriter`, also for `write_part` and `finish_parts`."""
+        """See `PartWriter` in ``background_saves``, also for `write_part` and `finish_parts`."""
         unfinished = self._unfinished(self._path_of(step))
         unfinished.mkdir(parents=True)
         return unfinished.name
@@ -241,7 +238,7 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Rename a written checkpoint and mark it complete with ``more``. Return its time, ``more["at"]`` or now."""
+        """Rename a written checkpoint and mark it complete with ``more``; return its time, ``more["at"]`` or now."""
         if self._is_of_another(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # incomplete, or of the same step and equivalent

@@ -1,5 +1,3 @@
-"""One checkpoint storage made of disk and memory."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,7 +11,7 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class TieredCheckpoints:
-    """Finds checkpoints on disk and in memory. Commands save to disk."""
+    """Checkpoints on disk and in memory; commands save to disk."""
 
     def __init__(
         self, disk: CheckpointStorage, memory: MemoryCheckpoints, background: BackgroundSaves | None = None

@@ -1,4 +1,4 @@
-"""Writing of checkpoints: periodic, before the first step, or on command. Used by the training thread."""
+"""Writing of checkpoints in the training thread: periodic, before the first step, or on command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Compared:
     digests: Digests | None
     """None without verification."""
     rank_state: RankState | None
-    """None with one rank, if the storage keeps each rank's own, or if the ranks did not agree."""
+    """None with one rank, if the storage keeps each rank's own, or without agreement."""
 
 
 class CheckpointWriter:
@@ -65,7 +65,7 @@ class CheckpointWriter:
         return checkpoint
 
     def save_to_memory(self) -> None:
-        """Make an in-memory checkpoint. Logs errors."""
+        """Make an in-memory checkpoint; log errors."""
         training = self._training
         is_sound = training.broken is None and training.rank_comparison.agree is not False
         if training.memory is not None and is_sound:
@@ -81,7 +81,7 @@ class CheckpointWriter:
                 )
 
     def save_when_due(self) -> None:
-        """Write the periodic checkpoint, in the background if configured. Logs errors."""
+        """Write the periodic checkpoint, in the background if configured; log errors."""
         training, storage = self._training, self._training.storage
         background = storage.background if isinstance(storage, TieredCheckpoints) else None
         if background is None or training.current_checkpoint is not None or training.broken is not None:
@@ -141,7 +141,7 @@ class CheckpointWriter:
         return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
-        """Save, but log errors, so that training continues without the checkpoint."""
+        """Save, but log errors, so that training continues."""
         training = self._training
         if training.storage is None:
             return

@@ -1,7 +1,7 @@
-"""Digests of parameters and optimizer states, to verify that a loaded state is the saved one.
+"""Digests of parameters and optimizer states, to verify a loaded state.
 
-A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64, computed on its device. It
-detects any change of one word, and others almost certainly.
+A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64, on its device. It detects any
+change of one word, and others almost certainly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_NAMED = 3
 
 class DigestComparison(NamedTuple):
     compared: int
-    """Number of compared tensors; those with another type are excluded."""
+    """Number of compared tensors, without those of another type."""
     different: tuple[str, ...]
 
     @property
@@ -42,7 +42,7 @@ def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return the digests of tensors, cached in ``cache``."""
+    """Return the tensors' digests by name; ``cache`` provides known ones and receives the others."""
     cache = KnownDigests() if cache is None else cache
     cache.add(tensors.values())
     return {
@@ -52,7 +52,7 @@ def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None =
 
 
 class KnownDigests:
-    """Cache of tensors' digests for one step boundary, in which they do not change."""
+    """Cache of digests for one step boundary, in which tensors do not change."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -78,7 +78,7 @@ def _place(tensor: torch.Tensor) -> Any:
 
 
 def compare(kept: Digests, present: Digests) -> DigestComparison:
-    """Compare digests. A tensor in only one of them differs."""
+    """Compare digests; a tensor in only one of them differs."""
     compared, different = 0, []
     for name in sorted({*kept, *present}):
         before, now = kept.get(name, ":"), present.get(name, ":")
@@ -118,7 +118,7 @@ def _tensors(
 
 
 def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of one parameter's optimizer state by digest name. Numbers become tensors."""
+    """Yield the tensors of a parameter's optimizer state by digest name; numbers become tensors."""
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             yield f"{name}.{key}", local_part(value)

@@ -1,4 +1,4 @@
-"""Frozen parameters, such as the base model of LoRA, stored once for all checkpoints.
+"""Frozen parameters, such as a LoRA base model, stored once for all checkpoints.
 
 ``frozen-<digest>.pt`` is hard-linked from another checkpoint. If unreadable, present parameters with the same digest
 replace it. If the digest changes, ``training.pt`` holds the parameters again.
@@ -27,14 +27,12 @@ Names = Mapping[str, list[str]]
 
 
 class FrozenBase:
-    """The frozen parameters in one process's checkpoints."""
-
     def __init__(self) -> None:
         self._digest = ""
         self._is_over = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
-        """Separate the frozen parameters from the states. ``run`` may hold their digests."""
+        """Separate the frozen parameters, whose digests ``run`` may hold, from the states."""
         names = {} if self._is_over else _frozen_names(parts, states)
         if not names:
             return Split(states)
@@ -61,7 +59,7 @@ class Split:
         self.file = f"frozen-{digest}.pt"
 
     def link(self, directory: Path) -> bool:
-        """Hard-link the file from another checkpoint; return False if there is none."""
+        """Hard-link the file from another checkpoint; False if there is none."""
         for other in sorted(directory.parent.glob(f"step-*/{self.file}"), reverse=True):
             with contextlib.suppress(OSError):
                 os.link(other, directory / self.file)
@@ -70,7 +68,7 @@ class Split:
 
 
 def file_of(states: Mapping[str, Any]) -> str:
-    """Return the file name of the frozen parameters; empty without any."""
+    """Return the frozen parameters' file name; empty without any."""
     return f"frozen-{states[REFERENCE]['digest']}.pt" if REFERENCE in states else ""
 
 

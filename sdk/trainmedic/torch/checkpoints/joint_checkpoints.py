@@ -1,7 +1,7 @@
 """Checkpoints that all ranks write and load together in a shared directory.
 
 ``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. Loading restores only after every rank has
-read everything. All ranks make the same calls in the same order, because each may wait for all.
+read everything. All ranks make the same calls in the same order, as each may wait for all.
 """
 
 from __future__ import annotations
@@ -35,29 +35,27 @@ NewGroup = Callable[[str], Group]
 
 
 class JointContents(Protocol):
-    """The common part of a checkpoint. Every rank calls each method."""
+    """Common part of a checkpoint; every rank calls each method."""
 
     is_replicated: bool
-    """True if each rank has the whole training, except for what differs by rank."""
+    """True if each rank has the whole training, except for differences by rank."""
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the common part and this rank's. ``run`` is the run's own state, with differences between ranks."""
+        """Return the common part and this rank's. ``run`` is the run's own state, with its differences by rank."""
         ...
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
         """Return the states to compare between ranks before `capture`; None if each rank's are written anyway."""
         ...
 
-    def write(self, path: Path, content: Any) -> None:
-        """Write the common part."""
-        ...
+    def write(self, path: Path, content: Any) -> None: ...
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
         """Check readability and return `read`'s input without waiting for other ranks. Raises UnusableCheckpoint."""
         ...
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
-        """Read everything into memory without changing anything. Raises UnusableCheckpoint."""
+        """Read everything into memory, changing nothing. Raises UnusableCheckpoint."""
         ...
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
@@ -67,8 +65,6 @@ class JointContents(Protocol):
 
 @runtime_checkable
 class BackgroundContents(JointContents, Protocol):
-    """Contents that can be written during training."""
-
     def use_group_of_its_own(self) -> None:
         """Write with a process group other than the training's from now on. Every rank calls it."""
         ...
@@ -141,7 +137,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         write_file(unfinished / _file_of(self._rank), own)
 
     def _finish(self, unfinished: Path, path: Path, step: int, **more: Any) -> str:
-        """On rank 0, rename and mark a completely written checkpoint. Return the time in the mark."""
+        """On rank 0, rename and mark a written checkpoint; return the mark's time."""
         files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
         unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
         if unseen:
@@ -193,7 +189,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
-        """Read this rank's file or, for a checkpoint of another number of ranks, derive it from rank 0's."""
+        """Read this rank's file or, with another number of ranks, derive it from rank 0's."""
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         if ranks == self._world_size:
@@ -226,7 +222,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
 
 class JointOwnCheckpoints:
-    """The user's own checkpoints in a job of several ranks; each rank calls the user's functions."""
+    """The user's own checkpoints in a job of several ranks, each calling the user's functions."""
 
     def __init__(self, storage: CheckpointStorage, rank: int, new_group: NewGroup) -> None:
         self.directory = storage.directory

@@ -1,7 +1,7 @@
 """Loading of the first intact checkpoint, the same on all ranks.
 
-Every rank verifies digests. A difference counts as a partial load: an older checkpoint is tried, otherwise the training
-ends on all ranks (`HalfLoaded`).
+Every rank verifies digests. A difference is a partial load: an older checkpoint is tried; without one the training ends
+on all ranks (`HalfLoaded`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoadedCheckpoint:
     unusable: list[str]
     """Faults of the checkpoints tried before it."""
     verified: Mapping[str, Any]
-    """The member ``parameters`` of the answer's ``verified``."""
+    """The answer's ``verified.parameters``."""
 
 
 class CheckpointLoading:
@@ -44,7 +44,7 @@ class CheckpointLoading:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first intact checkpoint. All errors but HalfLoaded mean that nothing was changed on any rank."""
+        """Load the first intact checkpoint. All errors but HalfLoaded mean that no rank has changed."""
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
@@ -66,7 +66,7 @@ class CheckpointLoading:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
-        """Confirm that all ranks have loaded it; every rank calls it. Return the differences by rank.
+        """Confirm the load on all ranks, each of which calls it; return the differences by rank.
 
         Raises HalfLoaded if a rank failed; ``fault`` is this rank's reason.
         """
@@ -84,6 +84,7 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
+        """Load on this rank. Return the run's own state, the digests' comparison, and the error."""
         training = self._training
         assert training.storage is not None
         try:
@@ -116,7 +117,7 @@ def _broken(why: str) -> HalfLoaded:
 def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
     """Return a function that puts the present group tensors back after a load, with the loaded values.
 
-    The loop may hold such a tensor, as a learning rate for ``torch.compile``; ``load_state_dict`` would replace it.
+    The loop may hold one, such as a learning rate for ``torch.compile``; ``load_state_dict`` would replace it.
     """
     held = [
         (optimizer, number, key, value)

@@ -1,5 +1,3 @@
-"""Checkpoints that the user's own functions write and load."""
-
 from __future__ import annotations
 
 import json
@@ -50,7 +48,7 @@ class _KeptHealth:
 
 
 class OwnCheckpoints:
-    """Storage by the user's own functions. Nothing is ever deleted or renamed.
+    """Storage by the user's own functions; nothing is ever deleted or renamed.
 
     Args:
         save: ``save(step, state)`` writes a checkpoint and returns when it is complete. ``state`` is the run's own

@@ -1,7 +1,7 @@
 """Differences between ranks of a training that each otherwise has whole.
 
-Examples are a Muon optimizer's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare digests
-of all leaves, values at paths in nested mappings. A checkpoint has rank 0's states and the other ranks' differences.
+Examples are Muon's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare digests of all
+leaves, values at paths in nested mappings. A checkpoint has rank 0's states and the others' differences.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class RankState:
-    """Differences between this rank's states and rank 0's."""
+    """Differences of this rank's states from rank 0's."""
 
     rank: int
     parts: tuple[str, ...]
@@ -61,7 +61,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare this rank's states with rank 0's; None if the ranks do not agree. Every rank calls it."""
+    """Compare this rank's states with rank 0's; None without agreement. Every rank calls it."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -84,7 +84,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return the content of this rank's own file; all of its states if the differences are unknown."""
+    """Return the content of this rank's file: all of its states if the differences are unknown."""
     held = dict(leaves(states))
     if state is None:
         own = list(held) if rank else []
@@ -133,6 +133,7 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
 
 
 def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
+    """Return {leaf path as text: the ranks' digests} of a part."""
     values: dict[str, set[str]] = {}
     for state in states:
         for text, digest in state.digests.items():
@@ -170,7 +171,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]
 
 
 def _remove(states: dict[str, Any], path: Path) -> None:
-    """Remove a leaf and mappings that become empty, except the part."""
+    """Remove a leaf and emptied mappings, except the part."""
     within: list[dict[Any, Any]] = [states]
     for key in path[:-1]:
         within.append(within[-1][key])

@@ -1,6 +1,6 @@
-"""Checkpoint contents of a training that each rank has whole, as with DDP, except for differences by rank.
+"""Checkpoint contents of a training that each rank has whole (DDP), except for differences by rank.
 
-Another number of ranks can load it if the differences are compatible.
+Another number of ranks can load them if the differences are compatible.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class ReplicatedContents:
 
 
 def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return this rank's own state with the digests of what was saved for it.
+    """Return this rank's own state with the digests of what was saved for it; after a fault all get rank 0's
+    (``first``).
 
-    After a fault all get rank 0's (``first``). Raises UnusableCheckpoint if an earlier release saved rank 0's only and
-    this rank's differed.
+    Raises UnusableCheckpoint if an earlier release saved rank 0's only and this rank's differed.
     """
     mine: Mapping[str, Any] = file["run"]
     digests = mine.get("digests")
@@ -82,7 +82,7 @@ def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> 
 
 
 def differs(first: Mapping[str, Any]) -> bool:
-    """Return whether a part differs by rank, according to rank 0's file."""
+    """Return whether a part differs by rank, by rank 0's file."""
     state = RankState.of(first["run"].get("rank_state"))
     return state is not None and bool(state.parts)
 

@@ -1,7 +1,7 @@
-"""Checkpoint contents with sharded parameters, as with ``fully_shard`` (FSDP).
+"""Checkpoint contents with sharded parameters, as by ``fully_shard`` (FSDP).
 
 ``torch.distributed.checkpoint`` writes shards of parameters and optimizer states into ``sharded/``. Each rank's file
-has the rest, with unsharded tensors that differ by rank.
+has the rest, with unsharded tensors that differ.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ShardedContents:
         return {**_not_spread(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
 
     def use_group_of_its_own(self) -> None:
-        """Write with a separate process group, in parallel with training. Every rank calls it."""
+        """See `BackgroundContents`."""
         self._group = dist.new_group(backend="gloo", timeout=_WRITING)
 
     def write(self, path: Path, content: Any) -> None:
@@ -102,7 +102,7 @@ class ShardedContents:
         return prepared
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the own part for another number of ranks. Raises UnusableCheckpoint if ranks had different values."""
+        """Return the own part for another number of ranks. Raises UnusableCheckpoint for differing values."""
         states = [RankState.of(file["run"].get("rank_state")) for file in files]
         known = [state for state in states if state is not None]
         for part in known[0].parts if known else ():
@@ -172,9 +172,7 @@ class ShardedContents:
         return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
 
     def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
-        """Return unsharded leaves that differ by rank; ``torch.distributed.checkpoint`` writes them for one
-        rank only.
-        """
+        """Return unsharded leaves that differ by rank; ``torch.distributed.checkpoint`` writes only one rank's."""
         if run is None:
             return []
         state = RankState.of(run.get("rank_state"))

@@ -1,6 +1,6 @@
-"""Digests of everything that verification compares: parameters, optimizer states and attributes.
+"""Digests of all that verification compares: parameters, optimizer states and attributes.
 
-For optimizers with nonstandard state they are computed from its ``state_dict``.
+Optimizers with nonstandard state have them from their ``state_dict``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> di
 
 
 def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors and numbers of `StateParts.capture` that are not stored by parameter."""
+    """Return `StateParts.capture`'s tensors and numbers that are not stored by parameter."""
     tensors: dict[str, torch.Tensor] = {}
     for name, part in parts.of_optimizers().items():
         if not is_standard(part):
@@ -48,7 +48,7 @@ def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict
 def compare_with(kept: Digests, parts: StateParts) -> DigestComparison:
     """Compare the loaded parts with the saved digests.
 
-    Ignores attributes unchanged at the time of saving or omitted by `StateParts.restore`.
+    Ignores attributes unchanged at the save or omitted by `StateParts.restore`.
     """
     left_out = tuple(f"{ATTRIBUTES}.{name}" for name in parts.not_restored)
     kept = {name: digest for name, digest in kept.items() if not name.startswith(left_out)} if left_out else kept

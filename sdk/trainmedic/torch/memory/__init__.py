@@ -1,1 +1,1 @@
-"""Checkpoints in the host's memory, and copies of them in the memory of other nodes."""
+"""In-memory checkpoints, and their copies on other nodes."""

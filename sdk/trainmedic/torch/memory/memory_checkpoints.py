@@ -1,4 +1,4 @@
-"""In-memory checkpoints: copies of the training state in host memory every few steps.
+"""Copies of the training state in host memory every few steps.
 
 Training waits only for the copy; checksum and completion mark follow in the background. A checkpoint counts if every
 rank has its part.
@@ -46,7 +46,7 @@ NewGroup = Callable[[str], Group]
 
 @dataclass(frozen=True)
 class Course:
-    """Identity of a training's course, so that parts of different ones are never combined."""
+    """Identity of a training's course; parts of different ones are never combined."""
 
     name: str
     """New for each start of the processes."""
@@ -61,9 +61,9 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
-    def drop(self, step: int) -> None:
-        """Forget copies of later steps."""
-        ...
+    """Copies on other nodes. ``drop`` forgets those of later steps."""
+
+    def drop(self, step: int) -> None: ...
 
 
 class MemoryCheckpoints:
@@ -112,7 +112,7 @@ class MemoryCheckpoints:
         health: Callable[[], CheckpointHealth],
         step_seconds: float | None,
     ) -> None:
-        """Copy the state; log failures. All ranks call it at the same steps and agree on the interval here.
+        """Copy the state; log failures. All ranks call it at the same steps and agree on the interval.
 
         ``run`` returns the run's own part.
         """
@@ -175,7 +175,7 @@ class MemoryCheckpoints:
         return slot
 
     def _judged(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Return the indexes of parameters and optimizer states, which must be finite. Cached by layout."""
+        """Return the indexes of parameters and optimizer states, which must be finite; cached by layout."""
         if self._judging[0] is not snapshot.places:
             try:
                 judged = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
@@ -256,7 +256,7 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the run's own part. The checksum proves the copy, so its digests are those of the saved state."""
+        """Return the run's own part. The checksum proves the copy, so its digests are the saved state's."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run

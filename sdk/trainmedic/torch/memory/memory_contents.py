@@ -1,5 +1,3 @@
-"""Contents of an in-memory checkpoint: everything that a rank holds."""
-
 from __future__ import annotations
 
 from typing import Any, Mapping, Protocol, Sequence
@@ -15,11 +13,11 @@ from trainmedic.torch.tensor_names import plain_name
 
 class MemoryContents(Protocol):
     def meshes(self, parts: StateParts) -> Sequence[Any]:
-        """Return the possible device meshes of tensors, in the same order in each process."""
+        """Return the tensors' possible device meshes, in the same order in each process."""
         ...
 
     def held(self, parts: StateParts) -> Any:
-        """Return this rank's states; they share memory with the parts."""
+        """Return this rank's states, which share memory with the parts."""
         ...
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
@@ -27,15 +25,13 @@ class MemoryContents(Protocol):
         ...
 
     def tensors(self, parts: StateParts, held: Any) -> Mapping[str, torch.Tensor]:
-        """Return parameters and optimizer states by their names in `trainmedic.torch.checkpoints.digests`.
+        """Return parameters and optimizer states by their names in ``checkpoints.digests``.
 
         Raises LookupError or TypeError for a different structure.
         """
         ...
 
-    def put_back(self, parts: StateParts, held: Any) -> None:
-        """Restore the output of `held`."""
-        ...
+    def put_back(self, parts: StateParts, held: Any) -> None: ...
 
 
 class WholeContents:

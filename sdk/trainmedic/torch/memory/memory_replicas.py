@@ -1,6 +1,6 @@
-"""Copies of the newest in-memory checkpoints of ranks on another node, and a server for this rank's own.
+"""Copies of another node's newest in-memory checkpoints, and a server for this rank's own.
 
-All ranks copy and keep the same steps, so that one is complete after the loss of a node.
+All ranks copy the same steps, so that one is complete after the loss of a node.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class MemoryReplicas:
 
     @contextmanager
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
-        """Find a checkpoint of any process on this node. Only called before training, when no process writes."""
+        """Find a checkpoint of any process on this node, before training, when no process writes."""
         for file, mark in memory_slots.surviving(self._node):
             if mark.set_id == set_id and mark.rank == rank:
                 yield mark, memoryview(memory_slots.mapped(file, mark))

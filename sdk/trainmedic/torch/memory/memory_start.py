@@ -1,6 +1,6 @@
 """Start of in-memory checkpoints, with those that an earlier process left.
 
-The ranks exchange nodes and contents of shared memory; a checkpoint whose parts all exist is restored into slots.
+The ranks exchange what they have; a checkpoint whose parts all exist is restored into slots.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Memory:
     allows.
     """
     keep: int = 4
-    """Number kept, at distances that grow with age. One more slot is written to."""
+    """Number kept, at distances that grow with age; one more slot is written to."""
     limit: int | None = None
-    """Most bytes on each rank. None: the rank's part of half the memory available on the node."""
+    """Most bytes on each rank. None: its part of half the node's available memory."""
     share: float | None = None
     """Average share of a step that training may wait, such as 0.01. None: 0.8 % of a step of 10 ms, falling to 0.15 %
     from 100 ms on.
@@ -54,7 +54,7 @@ class Memory:
     asynchronous: bool = False
     """True writes the checkpoints of ``checkpoint_every`` to disk in the background, from a copy."""
     replica_every: float | None = None
-    """Minimum seconds between two copies of a rank's newest checkpoint to another node. None: no copies."""
+    """Minimum seconds between copies of a rank's newest checkpoint to another node. None: no copies."""
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("keep", self.keep), ("limit", self.limit)):
@@ -96,7 +96,7 @@ class MemoryStart:
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
         """Reserve memory and restore what an earlier process left, unless ``newest_step`` is None.
 
-        ``newest_step`` returns that of the disk; only later ones are fetched from other nodes.
+        ``newest_step`` returns the disk's; only later ones are fetched from other nodes.
         """
         if self._lock is not None:  # from a failed start
             self._lock.release()
@@ -158,11 +158,12 @@ class MemoryStart:
         return self._name_here(name)
 
     def _name_here(self, name: str) -> str:
-        """Include the path: a copied directory is a different training with the same file."""
+        """Include the path: a copied directory is a different training."""
         assert self._file is not None
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
+        """Return each rank's node, and the addresses of the ranks that serve copies."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:
@@ -183,7 +184,7 @@ class MemoryStart:
             log.warning("%s: no copies on other nodes: no port is available: %s", self._job, error)
 
     def _remnants(self, group: Group, directory: Path | None, tells: bool) -> list[Remnant]:
-        """Return the checkpoints in the memory of all nodes; one rank of each reports."""
+        """Return the checkpoints in all nodes' memory; one rank of each reports."""
         mine: list[dict[str, Any]] = []
         if directory is not None and tells:
             mine = [Remnant(self._node, str(file), mark).to_json() for file, mark in memory_slots.surviving(directory)]

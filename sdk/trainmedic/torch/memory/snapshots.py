@@ -1,4 +1,4 @@
-"""Serialization of a training state: its tensors, or this rank's shards, followed by their pickled structure."""
+"""Serialization of a training state: its tensors, or this rank's shards, then their pickled structure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     stride: tuple[int, ...]
 
     def tensor(self, memory: Buffer) -> torch.Tensor:
-        """Return the tensor. Its storage is exactly its own bytes, as ``torch.save`` needs."""
+        """Return the tensor. Its storage is exactly its bytes, as ``torch.save`` needs."""
         if 0 in self.shape:
             return torch.empty(self.shape, dtype=self.dtype)
         count = 1 + sum((length - 1) * step for length, step in zip(self.shape, self.stride, strict=True))
@@ -112,8 +112,6 @@ def read(memory: Buffer, begins: int, size: int, meshes: Sequence[Any] = (), cop
 
 
 class _Packer(pickle.Pickler):
-    """Pickles a state with numbers in place of tensors."""
-
     def __init__(self, file: io.BytesIO, layout: Layout, meshes: Sequence[Any]) -> None:
         super().__init__(file, protocol=5)
         self.tensors: list[torch.Tensor] = []
@@ -182,7 +180,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _whole(number: int) -> None:
-    """Placeholder of a tensor in the pickle; replaced by `_Unpacker`."""
+    """Placeholder of a tensor, replaced by `_Unpacker`."""
 
 
 def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -> None:

@@ -1,1 +1,1 @@
-"""Measurements of step time, waiting and gradients without device synchronization."""
+"""Step time, waiting and gradients, measured without device synchronization."""

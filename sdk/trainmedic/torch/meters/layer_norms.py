@@ -1,7 +1,7 @@
 """Gradient norms of the layers where they are largest, to show where a training diverges.
 
-Measured every few seconds without waiting for the device. Non-finite gradients spread from output to input, so layers
-near the output come first.
+They are measured every few seconds without waiting for the device. Non-finite gradients spread from output to input, so
+layers near the output come first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from trainmedic.client import Medic
 log = logging.getLogger("trainmedic")
 
 _INTERVAL = 5.0
-"""Seconds. One measurement reads all gradients, as clipping does."""
+"""Seconds; a measurement reads all gradients, as clipping does."""
 _NEVER = float("inf")
 
 
 class LayerNorms:
-    """Measures the layers of ``models`` before ``optimizers`` step. Active on rank 0 only, and only if requested."""
+    """Measures the layers of ``models`` before ``optimizers`` step, if requested, on rank 0."""
 
     def __init__(self, models: Iterable[Any], optimizers: Iterable[Any], medic: Medic) -> None:
         self._progress = medic.progress
@@ -36,7 +36,7 @@ class LayerNorms:
         ]
 
     def measure(self) -> None:
-        """Measure if due, also for a step that a gradient scaler then skips."""
+        """Measure if due, also for a step that a gradient scaler skips."""
         now = time.monotonic()
         if now < self._due_at:
             return
@@ -61,6 +61,7 @@ class LayerNorms:
 
 
 def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
+    """Return the trained parameters by layer, from output to input."""
     layers: dict[str, list[nn.Parameter]] = {}
     for model in models:
         if isinstance(model, nn.Module):
@@ -71,7 +72,7 @@ def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
 
 
 def layer_of(name: str) -> str:
-    """Return a parameter's layer: its name up to the first number, as in ``model.layers.7``, else its module."""
+    """Return a parameter's layer: its name up to the first number (``model.layers.7``), else its module."""
     parts = [part for part in name.split(".")[:-1] if part not in ("module", "_orig_mod", "_fsdp_wrapped_module")]
     for index, part in enumerate(parts):
         if part.isdigit():
@@ -86,5 +87,5 @@ def _unwrapped(optimizer: Any) -> Any:
 
 
 def _local(gradient: Any) -> torch.Tensor:
-    """Return the gradient or this rank's shard; gathering it would need all ranks."""
+    """Return the gradient or this rank's shard; gathering would need all ranks."""
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[no-any-return]

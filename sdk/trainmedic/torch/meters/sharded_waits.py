@@ -1,8 +1,8 @@
 """Waiting time for other ranks in FSDP.
 
 FSDP gathers the next layer during computation, so only unhidden time counts: on a CPU the time in collectives, on CUDA
-stalls of the compute stream, between events. Without hooks in PyTorch, methods of `fully_shard`'s parameter groups and
-functions of `FullyShardedDataParallel` are wrapped, if they exist.
+stalls of the compute stream, between events. PyTorch lacks hooks, so existing methods of `fully_shard`'s parameter
+groups and functions of `FullyShardedDataParallel` are wrapped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ShardedWaits:
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
-        """Return the measurement for a model that only FSDP shards, over all ranks; None for others."""
+        """Return the measurement if only FSDP shards the model, over all ranks; else None."""
         flat = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
         groups = list(_groups_of(model))
         # With both kinds, other parallelism, or reduction by the loop, ranks wait in places that are not measured. The
@@ -134,7 +134,7 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a collective. An asynchronous one is waited for elsewhere."""
+        """Call a collective; an asynchronous one is waited for elsewhere."""
         work = self.measured(call, *arguments, **named)
         self._is_hidden |= work is not None
         return work
@@ -195,7 +195,7 @@ def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
 
 
 def _is_passing(name: str) -> bool:
-    """Wrap a waiting function once in a process. Return False if PyTorch lacks it."""
+    """Wrap a waiting function once in a process; False if PyTorch lacks it."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False

@@ -1,4 +1,4 @@
-"""Parts of the step time, and trained tokens, for the next report. Used by the training thread."""
+"""Parts of the step time, and trained tokens, for the next report. Training thread only."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class StepMeter:
         self._tokens += tokens_in(batch)
 
     def start_waiting(self) -> None:
-        """Record that the loop starts to wait for other ranks in a place that is not measured otherwise."""
+        """Record that the loop starts to wait for other ranks, if that is not measured otherwise."""
         self._waits.start()
 
     def stop_waiting(self) -> None:
         self._waits.stop()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """Return arguments of `Medic.report` for ``steps`` steps and reset the measurement."""
+        """Return `Medic.report`'s arguments for ``steps`` steps and reset the measurement."""
         waited = self._waits.seconds_per_step()
         parts = {
             "data_seconds": self._data_seconds,
@@ -48,9 +48,7 @@ class StepMeter:
 
 
 def tokens_in(batch: Any) -> int:
-    """Return the tokens of a batch with transformers' keys, without padding; 0 if unknown. Reads no mask on a
-    device.
-    """
+    """Return a batch's tokens by transformers' keys, without padding; 0 if unknown. Reads no mask on a device."""
     if isinstance(batch, (list, tuple)) or not isinstance(batch, Mapping):  # checking for a list first is cheaper
         return 0
     try:

@@ -1,4 +1,4 @@
-"""Stopwatches for spans of a step, on the host or by queued CUDA events. Nothing waits for a device."""
+"""Stopwatches for spans of a step, on the host or by queued CUDA events; nothing waits for a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_PENDING = 256  # steps that the device has not finished
 
 
 class Stopwatch(Protocol):
-    """Measures spans and sums them by step."""
+    """Sums spans by step."""
 
     def start(self) -> None:
         """Begin a span; replaces an unfinished one."""
@@ -21,14 +21,14 @@ class Stopwatch(Protocol):
         """End the span, if any."""
 
     def step_ends(self, is_known: bool) -> None:
-        """End a step. It counts only if all its spans are known."""
+        """End a step, which counts only if all its spans are known."""
 
     def seconds_per_step(self) -> float | None:
         """Return the mean of the known steps since the last call; None without any."""
 
 
 class HostStopwatch:
-    """Host clock, for work that the host itself waits for."""
+    """For work that the host itself waits for."""
 
     def __init__(self) -> None:
         self._began: float | None = None

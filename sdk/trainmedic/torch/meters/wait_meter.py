@@ -1,8 +1,7 @@
-"""Time that a rank waits for others in its steps, where measurable without synchronization.
+"""A rank's wait for others in its steps, where measurable without synchronization.
 
 `DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass; the summation
-itself counts too. `sharded_waits` measures FSDP; DeepSpeed adds its own (`WaitMeter.add`). Tensor and pipeline
-parallelism are not measurable.
+counts too. DeepSpeed adds its own (`WaitMeter.add`). Tensor and pipeline parallelism are not measurable.
 """
 
 from __future__ import annotations
@@ -23,14 +22,10 @@ log = logging.getLogger("trainmedic")
 _engine: Any = torch.autograd.Variable._execution_engine
 _MOST_MISSED = 10
 _MOST_LEARNED = 3
-"""Attempts to find a model's last gradient; each costs a call per parameter. If the last one varies, nothing is
-measured.
-"""
+"""Attempts to find a model's last gradient, at a call per parameter each; if it varies, nothing is measured."""
 
 
 class Waits(Protocol):
-    """Measurement of one model for one kind of distribution."""
-
     stopwatch: Stopwatch
     """Also used for waits of the loop itself."""
 
@@ -45,9 +40,7 @@ class Waits(Protocol):
 
 
 class WaitMeter:
-    """Waits of one rank's trained ``models``, wrapped or not. An unknown wrapper is found in the first training
-    step.
-    """
+    """Waits of one rank's ``models``, wrapped or not. The first training step finds unknown wrappers."""
 
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._world_size = world_size
@@ -72,7 +65,7 @@ class WaitMeter:
             self._waits[0].stopwatch.stop()
 
     def step_ends(self) -> None:
-        """End a step. Call it after every step, reported or not."""
+        """End a step, reported or not."""
         for waits in self._waits:
             waits.step_ends()
 

@@ -1,7 +1,7 @@
 """Batch sources for loaders prepared by Hugging Face Accelerate, which distribute batches to ranks and devices.
 
-Over an indexed data set this is done here, so that any batch is reachable; the loader's own state runs ahead. Others
-are read again (`AcceleratedReread`): over an ``IterableDataset``, and with ``dispatch_batches``.
+Over an indexed data set this is done here, so that any batch is reachable; the loader's own state runs ahead. Those
+over an ``IterableDataset`` or with ``dispatch_batches`` are read again.
 """
 
 from __future__ import annotations

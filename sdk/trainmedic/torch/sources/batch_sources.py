@@ -14,17 +14,17 @@ from trainmedic.torch.sources.sample_order import Position, SkippedRanges
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""Default limit of batches read again to reach a position without random access."""
+"""Most batches read again to reach a position without random access."""
 
 
 class BatchSource:
-    """Batches by epoch, with a ``position``: the delivered part of the epoch, in batches by default.
+    """Batches by epoch; ``position`` is the delivered part of the epoch, in batches by default.
 
     Positions in ``skipped`` are never delivered. ``batch_size`` and ``workers`` are None if unknown or fixed.
     """
 
     kind: str
-    """Name in checkpoints. It must not change; some are former class names."""
+    """Name in checkpoints, which must not change; some are former class names."""
     batch_size: int | None = None
     workers: int | None = None
 
@@ -67,7 +67,7 @@ class BatchSource:
         }
 
     def restore(self, state: dict[str, Any]) -> str:
-        """Go to the position of `state` and return what comes next. Later skipped batches stay skipped."""
+        """Go to `state`'s position and return what comes next. Later skipped batches stay skipped."""
         self.epoch, self.position = state["epoch"], state["place"]
         ends = {**self.skipped.ends, **dict(state.get("ends", ()))}
         self.skipped = SkippedRanges([*self.skipped.ranges, *state["left_out"]])
@@ -80,7 +80,7 @@ class BatchSource:
         return state.get("kind") in (None, self.kind)
 
     def start_epoch(self, epoch: int) -> str:
-        """Go to the start of an epoch, because another source's position is meaningless here."""
+        """Go to an epoch's start, as another source's position is meaningless here."""
         self.stop_loading()
         self.epoch, self.position = epoch, 0
         self.skipped = SkippedRanges()
@@ -90,9 +90,7 @@ class BatchSource:
         """Raise Rejected if so many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip the next ``batches`` batches, including already skipped ones. Return the number of newly skipped
-        ones.
-        """
+        """Skip the next ``batches`` batches, already skipped ones included; return how many are newly skipped."""
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already
@@ -108,7 +106,7 @@ class BatchSource:
 
 
 class SequenceSource(BatchSource):
-    """Batches of a sequence. Its length or an IndexError ends an epoch."""
+    """Batches of a sequence, whose length or an IndexError ends an epoch."""
 
     kind = "Numbered"
 
@@ -153,7 +151,7 @@ class IteratedSource(BatchSource, ABC):
 
 
 class RereadSource(IteratedSource):
-    """Batches of an iterable. It reaches a position by reading the epoch again, up to ``most`` batches."""
+    """Batches of an iterable; for a position it reads up to ``most`` batches again."""
 
     kind = "Reread"
 
@@ -224,7 +222,7 @@ class RereadSource(IteratedSource):
 
 
 class ForwardSource(BatchSource):
-    """Base of sources that cannot go back. All batches are one epoch."""
+    """Base of sources that cannot go back; all batches are one epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +233,7 @@ class ForwardSource(BatchSource):
         return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
 
     def skip(self, batches: int) -> int:
-        """Skip batches after the checkpoint's position. Passed ones count."""
+        """Skip batches after the checkpoint's position; passed ones count."""
         return super().skip(max(batches - self._passed, 0))
 
 

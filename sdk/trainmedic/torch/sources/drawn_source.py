@@ -1,7 +1,7 @@
 """Batch source for a function that draws batches, such as nanoGPT's ``get_batch``.
 
-CPU random generators are seeded by the batch's number during each call, so batch n is always the same. The first batch
-is drawn twice to check; a function that returns different ones counts as a stream.
+CPU generators are seeded by the batch's number during each call, so batch n is always the same. The first is drawn
+twice to check; a function that returns different ones counts as a stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("trainmedic")
 class DrawnSource(ForwardSource):
     """Batches of a function, one per call; ``rank`` distinguishes the ranks'.
 
-    An epoch ends only if the function raises StopIteration.
+    An epoch ends only by StopIteration.
     """
 
     kind = "Drawn"

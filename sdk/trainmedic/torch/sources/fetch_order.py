@@ -1,4 +1,4 @@
-"""Detection of loops that fetch each batch during the step before it, and so train on one after a rollback."""
+"""Detection of loops that fetch a batch during the step before, and so train on one after a rollback."""
 
 from __future__ import annotations
 

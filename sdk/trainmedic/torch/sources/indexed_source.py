@@ -1,7 +1,7 @@
-"""Batch source for an ordinary `DataLoader`, with access to any batch of any epoch.
+"""Batch source for a `DataLoader`, with access to any batch of any epoch.
 
-Uses a loader of our own with the same data set, workers and collation. Workers seed random generators by batch
-position, so that augmentations repeat.
+Uses our own loader with the same data set, workers and collation. Workers seed random generators by batch position, so
+that augmentations repeat.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class IndexedSource(BatchSource):
             yield self._requested(epoch, begin, end, batch)
 
     def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
-        """Record the batch's end and return its entry, with the position for workers."""
+        """Record the batch's end; return its entry, with the position for workers."""
         self._ends.append(end)
         if not self.workers:
             return entry
@@ -180,7 +180,7 @@ class _Entries:
 
 
 class _SeededDataset:
-    """The user's data set for workers: seeds random generators by batch position and forwards all attributes."""
+    """The user's data set in workers: seeds random generators by batch position and forwards all attributes."""
 
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))

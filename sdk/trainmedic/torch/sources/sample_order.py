@@ -1,4 +1,4 @@
-"""Reproducible order of samples by epoch, and the skipped positions in it. Seeds the sampler's generators by epoch."""
+"""Reproducible order of samples by epoch (seeding the sampler's generators), and its skipped positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Position = int
 class SampleOrder:
     """Order of a `DataLoader` with an indexed data set and a sampler of known length.
 
-    ``batch_size`` is None if each entry is a batch; without batching ``batches`` is False.
+    ``batch_size`` is None if each entry is a batch; ``batches`` is False without batching.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -124,7 +124,7 @@ class SkippedRanges:
         return any(other == epoch and start <= position < stop for other, start, stop in self.ranges)
 
     def end_epoch(self, epoch: int, end: Position) -> None:
-        """Record an epoch's end. Ranges beyond it continue in the next epoch."""
+        """Record an epoch's end; ranges beyond it continue in the next."""
         self.ends = dict([*self.ends.items(), (epoch, end)][-_MOST_ENDS:])
         ranges, self.ranges = self.ranges, []
         for other, start, stop in ranges:
@@ -133,7 +133,7 @@ class SkippedRanges:
             self.add(epoch + 1, 0, beyond)
 
     def count(self, epoch: int, start: Position, entries: int) -> int:
-        """Return the number of skipped entries among ``entries`` from ``start`` on, across known ends of epochs."""
+        """Return the skipped entries among ``entries`` from ``start`` on, across known ends of epochs."""
         counted = 0
         while entries > 0:
             end = min(start + entries, self.ends.get(epoch, start + entries))
@@ -155,7 +155,7 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """Return a batch source's state for another number of ranks, by scaling positions; None if they are not numbers."""
+    """Return a source's state for another number of ranks, with scaled positions; None if they are not numbers."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

@@ -1,6 +1,6 @@
-"""Samples that a streamed data set holds in buffers, such as for shuffling, but not in its state.
+"""Samples that a streamed data set buffers, such as for shuffling, outside its state.
 
-Knows the shuffling stages of Hugging Face and WebDataset, and observes other buffers in this process (`BufferWatch`).
+Knows Hugging Face's and WebDataset's shuffling, and observes other buffers in this process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 _DEEPEST = 6
 _INNER = ("dataset", "source", "ex_iterable", "_ex_iterable", "ex_iterables", "pipeline", "datasets")
-"""Attributes of pipeline stages that hold preceding stages."""
+"""Pipeline stages' attributes that hold preceding stages."""
 _SHUFFLING = ("BufferShuffledExamplesIterable", "detshuffle")
 _EXACT = ("streaming",)  # MosaicML's data sets, whose state is complete
 

@@ -1,10 +1,10 @@
 """Choice of the batch source for a loader, in this order:
 
-- prepared by Accelerate: `trainmedic.torch.sources.accelerated_source`
+- prepared by Accelerate: see `accelerated_source`
 - with its own state, such as ``StatefulDataLoader``: `StatefulSource`; streamed: `BufferedSource`
 - `DataLoader` over an indexed data set: `IndexedSource`
 - sequence: `SequenceSource`
-- other iterable, also a `DataLoader` over an `IterableDataset`: `RereadSource`
+- other iterable, such as a `DataLoader` over an `IterableDataset`: `RereadSource`
 - iterator, which cannot go back: `IteratorSource`
 - function: `DrawnSource`
 """
@@ -33,7 +33,7 @@ from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSou
 
 
 def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
-    """Return the batch source for a loader. ``seed`` defaults to PyTorch's. Raises ConfigurationError."""
+    """``seed`` defaults to PyTorch's. Raises ConfigurationError."""
     order_seed = torch.initial_seed() if seed is None else seed
     if is_prepared_by_accelerate(loader):
         from trainmedic.torch.sources.accelerated_source import source_of_prepared
@@ -69,5 +69,5 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 
 
 def is_prepared_by_accelerate(loader: Any) -> bool:
-    """Check for a loader prepared by Accelerate without importing Accelerate."""
+    """Check without importing Accelerate."""
     return any(kind.__module__ == "accelerate.data_loader" for kind in type(loader).__mro__)

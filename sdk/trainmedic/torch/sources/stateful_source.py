@@ -90,7 +90,7 @@ class StatefulSource(IteratedSource):
 class BufferedSource(StatefulSource):
     """Batches of a streamed data set that may buffer samples.
 
-    If its state lacks them, the epoch is read again, up to ``most`` batches, and the last ones are compared.
+    If its state lacks them, up to ``most`` batches are read again, and the last compared.
     """
 
     def __init__(self, loader: Any, keeper: Any, most: int) -> None:
