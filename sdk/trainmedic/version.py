@@ -1,1 +1,3 @@
+"""Version of this package."""
+
 __version__ = "0.1.0"

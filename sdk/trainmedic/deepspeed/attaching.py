@@ -1,3 +1,5 @@
+"""`attach`, which makes an `EngineRun` of a DeepSpeed engine and a loader."""
+
 from __future__ import annotations
 
 from pathlib import Path

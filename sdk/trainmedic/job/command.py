@@ -1,3 +1,5 @@
+"""A command as the training loop sees it."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""Handlers of a rank's commands, called in the training thread between two steps."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""Reporting methods of `trainmedic.Medic`."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""Bounded file to which lines are appended while a job runs."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,5 @@
+"""One attempt of a job under the guard."""
+
 from __future__ import annotations
 
 import contextlib

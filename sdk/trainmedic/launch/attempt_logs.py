@@ -1,3 +1,5 @@
+"""Number, log directories and environment variables of an attempt."""
+
 from __future__ import annotations
 
 import re

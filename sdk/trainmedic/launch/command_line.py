@@ -1,3 +1,5 @@
+"""The command given to ``trainmedic-run``, and its form for an attempt."""
+
 from __future__ import annotations
 
 import contextlib

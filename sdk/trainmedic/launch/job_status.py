@@ -1,3 +1,5 @@
+"""Reader of a rank's status file (``trainmedic.job.status_file``)."""
+
 from __future__ import annotations
 
 import json

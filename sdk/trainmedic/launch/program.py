@@ -1,3 +1,5 @@
+"""The program ``trainmedic-run`` and its options."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,3 +1,5 @@
+"""Terminals as a job's standard output and standard error."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,5 @@
+"""Callback by which a Lightning Trainer reports and carries out commands."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,5 @@
+"""Start of a probe's ranks on this node, without a launcher."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Order in which pairs of nodes are measured."""
+
 from __future__ import annotations
 
 from typing import Mapping, Sequence, Tuple

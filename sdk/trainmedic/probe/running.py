@@ -1,3 +1,5 @@
+"""One rank's part in a probe. Rank 0 makes the result document."""
+
 from __future__ import annotations
 
 import os

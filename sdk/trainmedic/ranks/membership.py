@@ -1,3 +1,5 @@
+"""Ranks of a job as rank 0 knows them: admission, heartbeats, locations and figures."""
+
 from __future__ import annotations
 
 import time

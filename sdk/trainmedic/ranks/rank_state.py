@@ -1,3 +1,5 @@
+"""Position and status of one rank."""
+
 from __future__ import annotations
 
 import time

@@ -1,3 +1,5 @@
+"""A thread that runs tasks one after another, in parallel with training."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""The number of data loader workers that a command requests, agreed by all ranks."""
+
 from __future__ import annotations
 
 from trainmedic.errors import Rejected

@@ -1,3 +1,5 @@
+"""One restart of a training loop: its checkpoint, settings and command."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace

@@ -1,3 +1,5 @@
+"""Time limit for answers that wait for the loop, because a hanging loop never answers."""
+
 from __future__ import annotations
 
 import threading

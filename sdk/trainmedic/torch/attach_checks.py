@@ -1,3 +1,5 @@
+"""Checks of `attach` for parts that no checkpoint could restore."""
+
 from __future__ import annotations
 
 import logging

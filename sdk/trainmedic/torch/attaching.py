@@ -1,3 +1,5 @@
+"""`attach`, which creates a `Run` from the user's model, optimizer and loader."""
+
 from __future__ import annotations
 
 import logging

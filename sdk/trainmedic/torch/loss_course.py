@@ -1,3 +1,5 @@
+"""Comparability and tolerance of the losses after a rollback."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

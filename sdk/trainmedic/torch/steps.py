@@ -1,3 +1,5 @@
+"""`Step`: one step of the training loop."""
+
 from __future__ import annotations
 
 import inspect

@@ -1,3 +1,5 @@
+"""Metrics of an evaluation in a framework's log values."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Interface of a framework that runs the training loop itself."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Growing waits before the next try of something that failed."""
+
 from __future__ import annotations
 
 import random

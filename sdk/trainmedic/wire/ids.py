@@ -1,3 +1,5 @@
+"""IDs of commands, runs and findings."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Reading and writing of checkpoint files."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""One checkpoint storage made of disk and memory."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Checkpoints that the user's own functions write and load."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Contents of an in-memory checkpoint: everything that a rank holds."""
+
 from __future__ import annotations
 
 from typing import Any, Mapping, Protocol, Sequence
