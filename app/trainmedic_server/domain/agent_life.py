@@ -11,7 +11,7 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """Silence after which an agent counts as lost. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Period for which a lost agent is reported. Its node stays known as long as runs are retained."""
+"""Period for which a lost agent is reported."""
 SEEN_AGAIN = timedelta(minutes=10)
 """Interval at which a present agent is recorded. After a restart it counts as seen then."""
 
@@ -26,8 +26,6 @@ class AgentLife(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
-    """Changes from one check of the agents."""
-
     save: tuple[AgentLife, ...] = ()
     forget: tuple[str, ...] = ()
     lost: tuple[AgentLife, ...] = ()

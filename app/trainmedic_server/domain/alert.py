@@ -22,13 +22,14 @@ MOST_REASONS = 5
 """Problems listed in the reason of a rejected alert."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""Label of all shipped alert rules, required by playbooks that can do harm. It vouches for the alert's own name, so
-alert maps cannot set it and remove it from renamed alerts.
+"""Label of all shipped alert rules, required by playbooks that can do harm.
+
+It vouches for the alert's own name, so alert maps cannot set it and remove it from renamed alerts.
 """
 SHIPPED_RULE = "1"
 
 BY_HAND = "by-hand-"
-"""Fingerprint prefix of a stand-in alert of a manually started run."""
+"""Fingerprint prefix of stand-in alerts of manually started runs."""
 
 
 class AlertStatus(StrEnum):
@@ -58,7 +59,7 @@ class Alert(Struct, frozen=True, dict=True):
     """None while it fires (Alertmanager sends the year 0001)."""
     generator_url: str = ""
     original: Mapping[str, str] | None = None
-    """Labels as sent, which alone determine the identity. None if no alert map changed them."""
+    """Labels as sent, which determine the identity. None if no alert map changed them."""
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
@@ -148,7 +149,7 @@ class RejectedAlert(Struct, frozen=True):
 
     index: int
     name: str
-    """The ``alertname`` label. Empty if unreadable."""
+    """The ``alertname`` label; empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
     """As (path, message). Messages contain no values of the entry."""
     identity: Identity | None = None
@@ -181,7 +182,7 @@ class Delivery(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members without consequences, treated as absent, as (path, message)."""
+    """Malformed members without consequences, as (path, message)."""
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:

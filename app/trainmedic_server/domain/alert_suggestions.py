@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000
-"""Characters of a text that are read."""
+"""Characters read of a text."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
@@ -213,9 +213,9 @@ def suggest(
     *,
     is_complete: bool = True,
 ) -> Suggestion | None:
-    """Return the best rename to one of `names`, None if none fits.
+    """Return the best rename to one of `names`, None if none fits. `texts` are the annotations.
 
-    `texts` are the annotations. A rule's expression may replace `generator_url`; then its labels are not `is_complete`.
+    A rule's expression may replace `generator_url`; then its labels are not `is_complete`.
     """
     name = labels.get("alertname", "")
     words = _words(name)
@@ -244,9 +244,7 @@ def suggest(
 
 
 def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
-    """Require that the alert has an XID code, because only the code states whether the GPU is at fault. None without
-    one.
-    """
+    """Require that the alert has an XID code: only it states whether the GPU is at fault. None without one."""
     if not is_complete:
         return replace(suggestion, matchers=('err_code=~".+"',))
     code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
@@ -294,7 +292,7 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
     """Return whether a rule fires while its value is good, such as a temperature below a bound.
 
-    Judges only unambiguous expressions: one comparison of one kind of metric without subtraction.
+    Judges only one comparison of one kind of metric without subtraction.
     """
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:

@@ -25,7 +25,7 @@ class Change(Struct, frozen=True):
     action: str
     params: Mapping[str, Any]
     before: str | None
-    """Value before, as reported by the action; None if unknown."""
+    """As reported by the action; None if unknown."""
     after: str | None
     is_certain: bool
     """False if it is unknown whether the action was applied."""

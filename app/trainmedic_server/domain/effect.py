@@ -53,7 +53,7 @@ class Effect(Struct, frozen=True):
     """``lower`` or ``higher``."""
     operator: str | None = None
     limit: float | None = None
-    """Number in the alert's condition, if its rule compares with one."""
+    """Number in the alert's condition, if its rule has one."""
     before: float | None = None
     at: float | None = None
     after: float | None = None

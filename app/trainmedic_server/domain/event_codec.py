@@ -1,7 +1,7 @@
 """Conversion between `Event` and its typed content.
 
-Rows of other releases may lack members or have other types. Such a member reads as its default, or as None. Unknown
-members are ignored but stay in `Event.data`.
+Missing or mistyped members in rows of other releases read as their default, or as None. Unknown members stay in
+`Event.data`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
 
 def is_central(labels: AlertLabels, exported: bool = False) -> bool:
-    """Return whether the exporter measures other machines. `exported` selects the exporter after a federation or
-    gateway.
+    """Return whether the exporter measures other machines. `exported` selects the one behind a federation or gateway.
     """
     port = labels.value("exported_instance" if exported else "instance").rpartition(":")[2]
     if port in _CENTRAL_PORTS:

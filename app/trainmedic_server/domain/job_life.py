@@ -53,8 +53,6 @@ class JobLife(Struct, frozen=True):
 
 
 class LifeChange(Struct, frozen=True):
-    """A new job record and its event, if any."""
-
     life: JobLife
     event: LifeEvent | None = None
 

@@ -6,9 +6,9 @@ Sources, in this order:
 - the alert's labels, which name the job or its pod
 - the node's agent, which sees the processes
 
-The first source that knows one job decides, because names differ: only a job knows the name under which it takes
-commands. If a source knows several, the labels decide, unless a source denies it. Names not reported by jobs may be
-another job's. A job that runs elsewhere is rejected.
+The first source that knows one job decides: only a job knows the name under which it takes commands. If a source knows
+several, the labels decide, unless a source denies it. Names not reported by jobs may be another job's. A job that runs
+elsewhere is rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_THE_ALERT = "alert"
 def resolve_job(
     reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
 ) -> str | Unresolved:
-    """Return the job that `reference` names. Other forms are a job's name."""
+    """Return the job that `reference` names; other forms are a job's name."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if not colon or form not in ("node", "gpu", "pod"):

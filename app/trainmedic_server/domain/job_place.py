@@ -86,7 +86,7 @@ def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvide
 
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
-    """Return the namespaces of connected jobs of this name, otherwise of all jobs of this name."""
+    """Return the namespaces of connected jobs of this name, otherwise of all its jobs."""
     namespace = topology.jobs.namespace_by_job.get(job)
     if namespace is not None:
         return frozenset({namespace})

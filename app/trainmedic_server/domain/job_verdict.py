@@ -45,7 +45,7 @@ class JobVerdict(Struct, frozen=True):
 
 
 class VerdictsOnJob(Struct, frozen=True):
-    """The newest verdicts on a job's failure and on its slowness. Neither replaces the other."""
+    """The newest verdicts on a job's failure and on its slowness."""
 
     failure: JobVerdict | None = None
     slowness: JobVerdict | None = None

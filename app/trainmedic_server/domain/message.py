@@ -1,7 +1,4 @@
-"""Messages that the server sends by itself, and their settings. Pure.
-
-They cover events that no playbook can report with ``notify``.
-"""
+"""Messages that the server sends by itself, on events that no playbook can report with ``notify``. Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +80,7 @@ class Message(Struct, frozen=True):
     """One message to one channel. Times are aware UTC."""
 
     id: str
-    """Derived from subject and channel, so that repeats are detected."""
+    """Derived from subject and channel, to detect repeats."""
     channel: str
     kind: MessageKind
     severity: Severity

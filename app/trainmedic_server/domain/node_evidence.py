@@ -52,8 +52,6 @@ class Naming(Struct, frozen=True):
 
 
 class NodeEvidence:
-    """Node information in the labels of one alert."""
-
     def __init__(self, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> None:
         self._labels = labels
         self._topology = topology
@@ -88,7 +86,7 @@ class NodeEvidence:
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
-        """Return known nodes in the subject's labels. Empty if only the exporter's location is known."""
+        """Return known nodes in the subject's labels; empty if only the exporter's location is known."""
         if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
             return _NONE
         if self.by_gpu is not None:
@@ -103,7 +101,7 @@ class NodeEvidence:
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
-        """The node whose agent reports the GPU's UUID; None if no agent does."""
+        """The node whose agent reports the GPU's UUID, or None."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None

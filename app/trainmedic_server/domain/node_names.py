@@ -1,7 +1,7 @@
 """Node names and their equivalence: short names, full names, cloud names, addresses. Pure.
 
 A short and a full name mean one node if one is the prefix of the other (``gpu-7``, ``gpu-7.site.example``) and nothing
-else fits. With ``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes
+else fits; with ``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes
 several.
 """
 
@@ -38,7 +38,7 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Return whether `host` is an IP address or loopback name, which names no node."""
+    """Return whether `host` is an IP address or loopback name."""
     if host in ("", "localhost"):
         return True
     if not (host[0].isdigit() or ":" in host):  # fast path for nearly all names
@@ -123,7 +123,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
 
     @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
-        """Sources by precedence. Commands need the agent's name for a node."""
+        """By precedence: commands need the agent's name for a node."""
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
@@ -233,7 +233,7 @@ def _back(source: NodeNames, name: str) -> Nodes:
 
 
 def _shorter(name: str) -> Iterator[str]:
-    """Yield ``a`` and ``a.b`` for ``a.b.c``. Nothing for an address."""
+    """Yield ``a`` and ``a.b`` for ``a.b.c``; nothing for an address."""
     if "." not in name or is_address(name):
         return
     parts = name.split(".", _MOST_PARTS)

@@ -14,11 +14,11 @@ from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):
-    """Runs to which a pause applies: all given conditions must hold. Without any it applies to all runs."""
+    """Runs to which a pause applies: all given conditions must hold. None given: all runs."""
 
     playbook: str | None = None
     node: str | None = None
-    """Shell pattern for node names that the run touches, directly or through a job."""
+    """Shell pattern for names of nodes that the run touches, directly or through a job."""
     job: str | None = None
     """Shell pattern for job names: the target, or a job running on it."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """An operator's order for a pause, before it has an ID. Times are aware UTC."""
+    """An operator's order for a pause. Times are aware UTC."""
 
     scope: Scope = EVERYTHING
     note: str = ""

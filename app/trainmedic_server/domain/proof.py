@@ -1,7 +1,7 @@
 """Proof that an alert must give before a harmful playbook reacts (``on.proof``). Pure.
 
-An alertname proves nothing, because other rule sets use the same names for other conditions. ``api.own_alerts`` ensures
-that only the server's own alerts have ``source``.
+An alertname proves nothing: other rule sets use the same names for other conditions. ``api.own_alerts`` ensures that
+only the server's own alerts have ``source``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AlertProof(StrEnum):
 
 
 def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
-    """Return why the alert has no `accepted` proof. Empty if it has one or none is required."""
+    """Return why the alert has no `accepted` proof; empty if it has one or none is required."""
     codes = list(_codes(alert.labels))
     if not accepted or (AlertProof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
         return ""

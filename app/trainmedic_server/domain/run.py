@@ -1,4 +1,4 @@
-"""Runs: one execution of a playbook for one target, with steps, attempts and undos. Frozen values."""
+"""Runs: one execution of a playbook for one target, with steps, attempts and undos."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Attempt(Struct, frozen=True):
 
     number: int
     command_id: str
-    """UUIDv7 for the receiver. An attempt after one of unknown outcome has the same ID, so that nothing is applied
+    """UUIDv7 for the receiver. After an unknown outcome the next attempt has the same ID, so that nothing is applied
     twice.
     """
     started_at: datetime
@@ -149,7 +149,7 @@ class Undo(Struct, frozen=True):
     because: str | None = None
     """For a person: why it was begun, dropped or closed; None before."""
     attempts: tuple[Attempt, ...] = ()
-    """Oldest first; only the first and the last ones if there were very many."""
+    """Oldest first; only the first and the last ones of very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     retry_at: datetime | None = None
@@ -347,7 +347,7 @@ class Controls(Struct, frozen=True):
     """Switches that survive restarts. Times are aware UTC."""
 
     paused: bool = False
-    """True if everything was paused at the last check. Decisive are the ``pauses``."""
+    """True if everything was paused at the last check; the ``pauses`` decide."""
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False

@@ -1,7 +1,4 @@
-"""Resolution of targets from labels or from names that people write. Pure.
-
-``topology`` maps addresses to nodes; ``job_lookup`` finds the job that uses a GPU or node.
-"""
+"""Resolution of targets from labels or from names that people write. Pure."""
 
 from __future__ import annotations
 

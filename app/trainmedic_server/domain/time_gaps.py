@@ -1,6 +1,6 @@
 """Gaps in the wall clock without a working server: downtimes and forward clock steps.
 
-They must not age out stored data, so periods such as "90 days ago" skip them. A backward step makes no gap; older data
+Periods such as "90 days ago" skip them, so that they age out no stored data. A backward step makes no gap; older data
 then looks younger and is retained longer.
 """
 

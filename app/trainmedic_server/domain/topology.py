@@ -7,8 +7,8 @@ Four sources, none of which overwrites another:
 - `ClusterTopology`: nodes and pods of Kubernetes
 - `WrittenTopology`: the inventory
 
-If sources may differ, answers are returned separately and the caller decides. Anyone who can write to Redis can write
-presences, so invalid data in them is skipped.
+Where sources may differ, answers are returned separately. Anyone who can write to Redis can write presences, so invalid
+data in them is skipped.
 """
 
 from __future__ import annotations
@@ -57,15 +57,13 @@ class Pod(Struct, frozen=True):
     is_per_node: bool | None = None
     """True if each node has one, as with a DaemonSet. None if the pod has no owner."""
     is_ending: bool = False
-    """True if it is being deleted. Its address may already belong to another pod."""
+    """True if it is being deleted: its address may already belong to another pod."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
 
 class Gpu(Struct, frozen=True):
-    """A GPU reported by an agent."""
-
     node: str
     uuid: str
     index: int | None = None
@@ -83,8 +81,6 @@ class Gpu(Struct, frozen=True):
 
 
 class Rank(Struct, frozen=True):
-    """A rank of a job, with its reported location."""
-
     job: str
     rank: Any
     """Number from 0, or invalid data from the presence."""
@@ -93,7 +89,7 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
-    """Jobs that use something, by source. Their names may differ: see ``job_lookup``."""
+    """Jobs that use something, by source. Their names may differ (``job_lookup``)."""
 
     reported: Jobs
     observed: Jobs
@@ -208,9 +204,7 @@ class JobTopology(Struct, frozen=True):
 
 
 class ClusterTopology(Struct, frozen=True, dict=True):
-    """Nodes and pods in Kubernetes. Indexes are built on first use, because pods change constantly and most values are
-    barely queried.
-    """
+    """Nodes and pods in Kubernetes. Indexes are built on first use: pods change constantly, and queries are rare."""
 
     nodes: Sequence[ClusterNode] = ()
     pods: Mapping[str, Pod] = field(default_factory=dict)
@@ -226,9 +220,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def nodes_by_address(self) -> Mapping[str, str]:
-        """Nodes by address. Host-network pods share their node's address. Addresses on several nodes are excluded as
-        ambiguous.
-        """
+        """Nodes by their own or a pod's address, without addresses on several nodes."""
         of_pods = {address: pod.node for address, pod in self.pods_by_address.items() if pod is not None}
         of_nodes = {alias: next(iter(whose)) for alias, whose in self.names.aliases.items() if len(whose) == 1}
         return {address: node for address, node in of_pods.items() if address not in self.names.aliases} | of_nodes
@@ -403,7 +395,7 @@ def _frozen(sets: Mapping[str, set[str]]) -> Mapping[str, frozenset[str]]:
 
 
 def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:
-    """Return the ranks placed by a job's presence. Entries without a node are skipped."""
+    """Return the ranks placed by a job's presence, without entries that have no node."""
     return [
         Rank(job, entry.get("rank"), node, _text(entry.get("gpu")))
         for entry in _mappings(details.get("placement"))

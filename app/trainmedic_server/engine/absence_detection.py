@@ -10,8 +10,7 @@ from datetime import timedelta
 class AbsenceDetection:
     """Reports names missing for `counts_after` without interruption.
 
-    More than `latest_look` between two checks means that the server was stalled, and all counts restart. ``elapsed`` is
-    a monotonic clock in seconds.
+    More than `latest_look` between two checks is a server stall. ``elapsed`` is a monotonic clock in seconds.
     """
 
     def __init__(

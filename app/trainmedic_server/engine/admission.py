@@ -1,7 +1,6 @@
 """Decisions on alerts: new, repeated or resolved, and whether a playbook starts a run, joins one, or neither. Pure.
 
-Deliveries of one transaction are decided in order, as if each were committed alone. ``guards`` decides whether a run
-may start.
+Deliveries of one transaction are decided in order, as if each were committed alone.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class AdmissionFacts(Struct):
-    """Stored data on the deliveries. Each decision updates it for the next."""
+    """Stored data on the deliveries, updated by each decision."""
 
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
-    """Firing alerts by fingerprint, for fingerprints that resolve in these deliveries."""
+    """Firing alerts by fingerprint, only for those that resolve in these deliveries."""
     linked: dict[Identity, list[LinkedRun]]
     open_runs: dict[Key, str]
     guards: dict[Key, GuardFacts]
@@ -80,9 +79,7 @@ class Admitter:
         self._touched: set[str] = set()
 
     def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
-        """Return all changes, with first plans of starting runs. Runs that changed again in the same transaction are
-        left to their drivers.
-        """
+        """Return all changes. Runs that changed again in the same transaction get no first plan."""
         runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
         for run_id, started in self._to_drive.items():
             first = first_plan(started, self._now) if first_plan is not None and run_id not in self._touched else None
@@ -102,7 +99,7 @@ class Admitter:
         )
 
     def take_touched(self) -> set[str]:
-        """Return and forget the IDs of touched runs, for deliveries that are only explained."""
+        """Return and forget the IDs of touched runs."""
         touched, self._touched = self._touched, set()
         return touched
 
@@ -154,9 +151,9 @@ class Admitter:
         )
 
     def _resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
-        """Record a resolved alert; return True if it was known.
+        """Record a resolved alert; return True if its end was already known.
 
-        An alert has one firing start time at a time. Older ones whose end was lost resolve with it.
+        Older alerts of the fingerprint, whose end was lost, resolve with it.
         """
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved:
@@ -174,7 +171,7 @@ class Admitter:
                 self._resolve(older, "superseded")
 
     def _rejected(self, rejected: RejectedAlert) -> None:
-        """Apply what a malformed report shows by its identity: a known alert ended or still fires."""
+        """Apply what a malformed report's identity shows: a known alert ended or still fires."""
         if rejected.identity is None:
             return
         earlier = self._facts.records.get(rejected.identity)
@@ -220,7 +217,7 @@ class Admitter:
         return earlier is not None, decisions
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Handle a firing report after its resolution: do nothing, and record that once."""
+        """Record, once, a firing report that arrived after its resolution."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -280,7 +277,7 @@ class Admitter:
         return self._mode(playbook)[0]
 
     def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
-        """Return the mode and the reason if an operator restricted it. Constant during an admission."""
+        """Return the mode, and the reason if an operator restricted it."""
         version = playbook.definition.playbook, playbook.version
         if version not in self._modes:
             mode = Mode.stricter(playbook.definition.mode, self._limits.mode)

@@ -57,4 +57,3 @@ class ByHand(Struct, frozen=True):
     repeats: str | None = None
     """ID of the run to repeat."""
     key: str | None = None
-    """Idempotency key."""

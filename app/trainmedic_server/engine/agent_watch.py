@@ -1,7 +1,6 @@
-"""Detection of lost agents, across restarts.
+"""Detection of lost agents, across restarts. Records are in the run store.
 
-Records are in the run store. An agent lost while the server was down counts as lost since its last recorded report.
-Redis outages do not count.
+An agent lost while the server was down counts as lost since its last recorded report. Redis outages do not count.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ log = telemetry.logger(__name__)
 
 
 class AgentSource(Protocol):
-    """Source of agents' presences."""
-
     async def agents(self) -> list[Presence]: ...
 
 

@@ -1,6 +1,6 @@
 """Batching of concurrent requests, such as deliveries in one transaction or commits of many runs.
 
-The next batch collects while others are handled, so a lone caller never waits for more requests.
+A lone caller never waits for more requests: the next batch collects while others are handled.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class _Waiting(NamedTuple, Generic[Asked, Answer]):
 class Batcher(Generic[Asked, Answer]):
     """Passes entries to `handle` in ordered batches, at most `at_once` at a time.
 
-    `handle` returns one answer per entry. If it raises, nothing was stored and entries are handled singly, except in a
-    store outage, which fails the whole batch. `limit` bounds waiting entries, `most` the weight of a batch with several
-    entries.
+    `handle` returns one answer per entry. If it raises, nothing was stored and entries are handled singly; a store
+    outage fails the whole batch. `limit` bounds waiting entries, `most` the weight of a batch with several entries.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The breaker: blocks runs that would touch too many nodes.
 
-A run's target node counts at admission. Other nodes, such as a job's, are counted before each attempt, all or none.
-Nodes touched before by the run never block it. After a person closes the breaker, only later acts count. Undos are not
-counted. `guards.trips_breaker` has the limits.
+A run's target node counts at admission; other nodes count before each attempt, all or none. Nodes that the run touched
+before never block it. After a person closes the breaker, only later acts count. Undos do not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Claims of runs and attempts, from their actions. Pure.
 
-A run locks its target. A run that only cleans disks locks the node's disks, so that a full disk does not wait for a hot
+A run locks its target; a run that only cleans disks, only the node's disks, so that a full disk does not wait for a hot
 GPU. A run without changes on a node or GPU locks nothing. Unknown actions count as changing.
 """
 

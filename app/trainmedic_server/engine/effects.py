@@ -1,7 +1,7 @@
 """Measurement of an alert's metric after a run has acted.
 
 `EffectRecorder` stores an effect at a run's first act, due 10 minutes later. `EffectMeasuring` then queries Prometheus
-for the whole period. Restarts and outages lose none, and no run waits for it. ``domain.effect`` has the verdict.
+for the whole period. Restarts and outages lose none, and no run waits for it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainmedic_server.ports.store import RunStore, Transaction
 ACTED = names(StepStarted, StepResumed)
 """Events of a possible first act."""
 SETTLES = timedelta(seconds=30)
-"""Delay after the measured period, so that the last scrape is included."""
+"""Delay after the period, for the last scrape."""
 GIVE_UP_AFTER = timedelta(days=1)
-"""Maximum time after the act to wait for Prometheus."""
+"""Maximum wait for Prometheus after the act."""
 _AGAIN = timedelta(minutes=1)
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 20
@@ -86,8 +86,6 @@ class EffectRecorder:
 
 
 class EffectMeasuring:
-    """Measures due effects with Prometheus."""
-
     def __init__(self, store: RunStore, prometheus: MetricsAndRules, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._store = store
         self._prometheus = prometheus

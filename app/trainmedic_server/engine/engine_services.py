@@ -32,8 +32,6 @@ async def nothing_to_renew() -> None:
 
 
 class EngineServices(Struct, frozen=True):
-    """Services of one engine."""
-
     store: RunStore
     catalog: Catalog
     recorder: Recorder
@@ -51,7 +49,7 @@ class EngineServices(Struct, frozen=True):
     """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
-    """Reloads it if a target is unknown. Waits briefly and never raises."""
+    """Reloads it for an unknown target. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:

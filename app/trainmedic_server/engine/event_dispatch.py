@@ -30,7 +30,7 @@ class EventListener(Protocol):
 
     @property
     def kinds(self) -> Collection[str]:
-        """Event kinds it receives; empty for all."""
+        """Empty for all."""
         ...
 
     @property
@@ -44,15 +44,13 @@ class EventListener(Protocol):
 
 
 class EventSource(Protocol):
-    """Reader of events, such as `ports.store.History`."""
+    """Such as `ports.store.History`."""
 
     async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]: ...
     async def last_seq(self) -> int: ...
 
 
 class EventDispatcher:
-    """Delivers events to one listener."""
-
     def __init__(
         self,
         store: RunStore,
@@ -93,8 +91,9 @@ class EventDispatcher:
         return len(events)
 
     async def begin(self) -> int:
-        """Load or create the listener's position and return it. Events after the first call are delivered in any case.
-        Raises StoreUnavailable.
+        """Load or create the listener's position and return it. Raises StoreUnavailable.
+
+        Events after the first call are delivered in any case.
         """
         if self._position is None:
             newest = await self._source.last_seq()

@@ -1,4 +1,4 @@
-"""Explanations of alerts from the server's current state: runs, switches, guards, locks, targets. Changes nothing."""
+"""Explanations of alerts from the server's current state, without changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from trainmedic_server.engine.explanation import ExplainContext, ExplainedAlert
 
 
 class Explainer:
-    """Explains alerts."""
-
     def __init__(self, services: EngineServices) -> None:
         self._services = services
 

@@ -58,24 +58,20 @@ class Explanation(Struct, frozen=True):
 
 
 class ExplainedAlert(Struct, frozen=True):
-    """Reactions of all playbooks to one alert."""
-
     alert: Alert
     playbooks: tuple[Explanation, ...]
     told: tuple[str, ...] = ()
-    """Runs that would be notified of the end of the alert and may end or revert changes."""
+    """Runs that would learn of the alert's end and may end or revert changes."""
     refused: str = ""
-    """Why the alert map refuses the alert. Empty if accepted."""
+    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def acting(self) -> tuple[str, ...]:
-        """Playbooks that would act. Several act independently, one after the other."""
+        """Playbooks that would act, independently and one after the other."""
         return tuple(each.playbook for each in self.playbooks if each.decision in _ACTING)
 
 
 class ExplainContext(Struct, frozen=True):
-    """Inputs of an explanation."""
-
     actions: Actions
     limits: EngineLimits
     now: datetime
@@ -101,10 +97,7 @@ def prepared(
 def explain(
     playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain each alert of the delivery for each matched playbook.
-
-    As in a delivery, each decision assumes that earlier alerts were admitted.
-    """
+    """Explain each alert for each matched playbook. Each decision assumes that earlier alerts were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
     guard_facts = dict(facts.guards)
     numbers = itertools.count(1)

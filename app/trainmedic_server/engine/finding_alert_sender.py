@@ -29,7 +29,7 @@ _AT_ONCE = 200
 
 
 class IntakeAlertSender:
-    """Sends alerts to the intake without an Alertmanager; implements `ports.findings.AlertSender`."""
+    """Sends alerts to the intake; implements `ports.findings.AlertSender`."""
 
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
@@ -86,7 +86,7 @@ class FindingAlertSender:
         return len(due)
 
     def _note_told(self, tx: Transaction, told: Sequence[KnownFinding], now: datetime) -> None:
-        """Schedule the repeats of open findings. Those changed since are left due."""
+        """Schedule the repeats of open findings. Those changed since stay due."""
         stored = tx.findings.with_ids([known.id for known in told])
         noted = []
         for before in told:

@@ -43,7 +43,7 @@ def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> str:
-    """Return why the finding raises no alert, apart from confirmation; empty if it may."""
+    """Return why the finding raises no alert; empty if it may. Ignores confirmation."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:

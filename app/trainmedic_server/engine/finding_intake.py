@@ -1,7 +1,7 @@
 """Intake of findings: new, continued, ended or suspected.
 
-Updates that arrive together share a transaction and are acknowledged once durable. An update contains its whole
-episode, so repeats change nothing (``trainmedic_logs.domain.known_finding``).
+Concurrent updates share a transaction and are acknowledged once durable. An update contains its whole episode, so
+repeats change nothing (``trainmedic_logs.domain.known_finding``).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
 recorder dumps, which every node of a job has.
 """
 MOST_OPEN_OF_NODE = 500
-"""Open findings per `_Group`. Further ones are dropped."""
+"""Open findings per `_Group`; further ones are dropped."""
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)
 
 
 class _Group(NamedTuple):
-    """Findings of a node under one limit, so that output of one job hides neither kernel reports nor other jobs'
+    """Findings of a node under one limit, so that one job's output hides neither kernel reports nor other jobs'
     findings.
     """
 
@@ -81,8 +81,8 @@ class _Work(Struct):
 
 
 class FindingIntake:
-    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts`` is called when an
-    alert is due.
+    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts`` is called when one is
+    due.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool
 
 
 def _with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
-    """Add proof from another stream of the same line. A rank's exception record has no stack frames, its output has."""
+    """Add proof from another stream: a rank's exception record has no stack frames, its output has."""
     if finding.line != before.line or PROOF not in finding.fields or PROOF in before.fields:
         return before
     return replace(before, fields={**before.fields, PROOF: finding.fields[PROOF]})

@@ -1,6 +1,6 @@
 """First plans of runs, recorded at admission if the target is free, so that the first attempt needs no own commit.
 
-The target is locked before the transaction, because only its holder may plan. The driver plans if the target is busy or
+The target is locked before the transaction, because only its holder may plan. Otherwise the driver plans, as it does if
 the plan would close the run.
 """
 

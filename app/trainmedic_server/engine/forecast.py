@@ -1,7 +1,7 @@
 """Forecast of a playbook's steps from an alert alone. Pure.
 
-Steps that depend on earlier steps' results are undetermined. `plan.observe` is not used: it does not distinguish run,
-failed and undetermined steps, and omits questions, ``on_success`` and ``on_failure``.
+Steps that depend on earlier results are undetermined. `plan.observe` does not suit: it does not distinguish run, failed
+and undetermined steps, and omits questions, ``on_success`` and ``on_failure``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepForecast(StrEnum):
 
 
 class StepPlan(Struct, frozen=True):
-    """Forecast of one step. The fields are those of the JSON output.
+    """Forecast of one step, with the field names of the JSON output.
 
     ``params`` are rendered and checked; None without parameters or if undetermined.
     """

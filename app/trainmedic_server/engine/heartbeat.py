@@ -1,6 +1,6 @@
 """Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses.
 
-From the last heartbeat, the next start computes the downtime.
+The next start computes the downtime from the last one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = telemetry.logger(__name__)
 
 
 class Heartbeat:
-    """One per server. Data not yet written is included in the next beat."""
+    """One per server. Unwritten data is included in the next beat."""
 
     def __init__(self, clock: Clock, timeline: Timeline, watch: ClockWatch, metrics: telemetry.Metrics) -> None:
         self._clock = clock

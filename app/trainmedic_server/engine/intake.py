@@ -1,7 +1,6 @@
 """Intake of deliveries: match, decide, commit, then answer.
 
-Concurrent deliveries share a transaction. If the bounded queue is full, a delivery is refused at once, and Alertmanager
-retries it.
+Concurrent deliveries share a transaction. A full queue refuses a delivery at once, and Alertmanager retries it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ log = telemetry.logger(__name__)
 
 
 class AdmittedBatch(Struct, frozen=True):
-    """Outcome of one transaction."""
-
     replies: tuple[Admission, ...]
     changes: AdmissionChanges
 
@@ -115,7 +112,7 @@ class DeliveryIntake:
         return matched
 
     def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:
-        """Log a refusal for lack of proof, once an hour per playbook and alertname."""
+        """Log a refusal for lack of proof, once per `_UNPROVEN_EVERY`."""
         key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
         if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
             self._unproven_logged[key] = now

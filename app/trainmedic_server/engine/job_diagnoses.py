@@ -1,8 +1,8 @@
 """Verdicts on failed and hanging jobs: created, stored, and sent as alerts.
 
-Every few seconds the server checks open findings, gone jobs and reported failures. The verdict and the alert
-`TrainingFailed` follow 5 s after the first sign, and are updated with late data for 2 min. While a launcher reports a
-running attempt, the job's output is no failure. All durable state is in the run store.
+The verdict and the alert `TrainingFailed` follow 5 s after the first sign (open finding, gone job, reported failure),
+and are updated with late data for 2 min. While a launcher reports a running attempt, the job's output is no failure.
+All durable state is in the run store.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TAKEN_IN = timedelta(minutes=2)
 ALERT_LASTS = timedelta(minutes=15)
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
-"""How long a job's last location is remembered."""
+"""Of a job's last location."""
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
@@ -57,7 +57,7 @@ _PRESENCES_EVERY = timedelta(seconds=5)
 """Interval of presences."""
 _GONE_AFTER = timedelta(seconds=30)
 _LAUNCHER_LASTS = timedelta(seconds=20)
-"""How long a launcher counts as present after its last presence. Its reports are read every few seconds."""
+"""Silence after which a launcher counts as absent. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
 """Alerts searched for those of jobs that ended normally."""
@@ -67,24 +67,20 @@ _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 1
 _MOST_PAGES = 10
 """Pages of claimed findings that are searched for those on the job's nodes."""
 _MOST_RANKS = 100_000
-"""Larger reported sizes count as unknown."""
+"""Larger sizes count as unknown."""
 
 log = telemetry.logger(__name__)
 
 
 class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
-    """The run store with finding excerpts and job events."""
-
     async def events_of_jobs(
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
     ) -> list[Event]: ...
 
 
 class JobDiagnoses:
-    """Watches for failures.
-
-    Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for playbooks. `ids` returns a new
-    ID each time.
+    """Watches for failures. Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for
+    playbooks.
     """
 
     def __init__(
@@ -108,15 +104,15 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}
-        """Kubernetes namespaces of connected jobs. None if not reported."""
+        """Kubernetes namespaces of connected jobs; None if not reported."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
         """Last reading of presences."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
-        """Last locations of ranks by job."""
+        """Last locations, by job."""
         self._placements: dict[str, Any] = {}
-        """Last reported placements by job."""
+        """Last reported, by job."""
         self._sizes: dict[str, int] = {}
         self._processes: dict[str, tuple[str, ...]] = {}
         """Instances of the last processes and launchers by job, in order of appearance."""
@@ -127,11 +123,11 @@ class JobDiagnoses:
         self._agents: dict[str, datetime] = {}
         """Last agent presence by node."""
         self._launchers: dict[str, datetime] = {}
-        """Last presence of end-reporting launchers by job."""
+        """Last presence of end-reporting launchers, by job."""
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None
         self._reports: dict[str, list[ReportedEnd]] = {}
         self._ended: dict[str, datetime] = {}
-        """Normal ends by job, if that is the last report."""
+        """Normal ends, if that is the job's last report."""
         self._launched_on: dict[str, frozenset[str]] = {}
         """Launcher nodes by job, as reported."""
 
@@ -167,7 +163,7 @@ class JobDiagnoses:
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
         """Return the ends that jobs and launchers reported in the last hour, by job.
 
-        Each report changes the job's record, so events are read again only after such a change.
+        Each report changes the job's record, so events are read again only then.
         """
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
@@ -356,7 +352,7 @@ class JobDiagnoses:
         return [*own, *claimed[:_MOST_PAST]]
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
-        """Return signs of failures in pod statuses, by job. Pods that end with a normally ended job show no failure."""
+        """Return signs of failures in pod statuses, by job. Pods that end with a normally ended job are none."""
         now, by_job = self._clock.now(), dict[str, list[Sign]]()
         for job, faults in self._pods.faults().items():
             life = lives.get(job)

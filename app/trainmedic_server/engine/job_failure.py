@@ -1,6 +1,6 @@
 """Signs and facts of a job's failure, from stored findings. Pure.
 
-The server has only excerpts of logs and digests of dumps. `trainmedic diagnose --dir` gets more from the files.
+The server has only excerpts of logs and digests of dumps; `trainmedic diagnose --dir` reads the files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def with_dumps(
 ) -> Facts:
     """Add the joint analysis of the dumps in `excerpts`.
 
-    Dumps of other attempts or of failures with a verdict are excluded: attempts cannot always be distinguished.
+    Excludes dumps of other attempts and of failures with a verdict: attempts cannot always be distinguished.
     """
     after = max((verdict.began_at + taken_in for verdict in earlier), default=None)
     dumps: list[Dump] = []
@@ -73,8 +73,7 @@ def with_dumps(
 
 
 def began_at(instances: Iterable[str], failed_at: datetime) -> datetime | None:
-    """Return the start of the process that had failed by ``failed_at``, from the times in process IDs. None without
-    such times.
+    """Return the start of the process that had failed by ``failed_at``, from process IDs. None if they have no times.
     """
     times = (undoing.issued_at(instance) for instance in instances)
     return max((at for at in times if at is not None and at <= failed_at), default=None)
@@ -91,10 +90,9 @@ def with_kills(
     earlier: Sequence[KnownVerdict],
     others: Collection[tuple[str, str]] = (),
 ) -> Facts:
-    """Split kernel kills into one finding per process.
+    """Split kernel kills into one finding per process; stored findings combine consecutive kills on a node.
 
-    The server stores consecutive kills on a node as one finding. Kills before the last failure (`earlier`) and
-    `others`, the `lost_processes` of other jobs, are excluded.
+    Excludes kills before the last failure (`earlier`) and `others`, the `lost_processes` of other jobs.
     """
     by_id = {finding.id: finding.as_finding for finding in findings}
     after = max((verdict.began_at for verdict in earlier), default=None)
@@ -118,10 +116,9 @@ def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tupl
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
-    """Return signs of a failure or hang, earliest first.
+    """Return signs of a failure or hang, earliest first: ended processes, collective timeouts, gone jobs.
 
-    A root-cause line alone is no sign, because loops may catch exceptions. Ended processes, collective timeouts and
-    gone jobs are.
+    A root-cause line alone is none, because loops may catch exceptions.
     """
     heard = [
         Sign(known.heard_first_at, known.origin.attempt, not _is_launchers(known))
@@ -143,8 +140,6 @@ def _tells_failure(known: KnownFinding) -> bool:
 
 
 class Stepping(NamedTuple):
-    """Progress of a job's steps, from its presence."""
-
     step: int
     instance: str
     since: datetime
@@ -161,10 +156,7 @@ class Stepping(NamedTuple):
 
 
 def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: timedelta) -> bool:
-    """Return whether enough time has passed since a sign.
-
-    A job that was advancing gets the time of two usual steps.
-    """
+    """Return whether enough time has passed since a sign: for a job that was advancing, two usual steps."""
     if sign.is_wait and stepping is not None and stepping.usual:
         settling = max(_SHORTEST_WATCH, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
     return now - sign.at >= settling
@@ -224,9 +216,7 @@ def healthy_shapes(
     failures: Iterable[KnownVerdict],
     reports: Iterable[ReportedEnd] = (),
 ) -> frozenset[str]:
-    """Return line shapes that earlier successful attempts of the job printed too, which therefore indicate no failure
-    in this job.
-    """
+    """Return line shapes that earlier successful attempts of the job printed too, so they indicate no failure."""
     past = list(past)
     failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
     failed |= {known.origin.attempt for known in past if _tells_failure(known)}
@@ -248,9 +238,7 @@ def facts(
     attempt: int | None = None,
     report: ReportedEnd | None = None,
 ) -> Facts:
-    """Return the facts of a failure. `findings` are about the job, `excerpts` those of `TELLS_ENDS`, `report` the
-    launcher's.
-    """
+    """Return the facts of a failure. `excerpts` are those of `TELLS_ENDS`, `report` is the launcher's."""
     findings = [known for known in findings if not tells_dumps(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)

@@ -14,7 +14,7 @@ _Newest = Mapping[str, tuple[datetime, JobVerdict]]
 
 
 class JobVerdicts:
-    """Current verdicts. One thread writes; any may read, because values are replaced and never changed."""
+    """One thread writes; any may read, because values are replaced and never changed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

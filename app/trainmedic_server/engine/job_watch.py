@@ -1,8 +1,7 @@
 """Detection of gone jobs, as distinct from those that ended normally.
 
-A job that is silent for a while although Redis answers is gone. Redis outages and server downtimes do not count.
-Records are in the run store. Only jobs whose SDK reports their end (``says_end`` in the presence) are watched.
-``domain.job_life`` has the rules.
+Only jobs whose SDK reports their end (``says_end`` in the presence) are watched. Redis outages and server downtimes do
+not count as silence. Records are in the run store. ``domain.job_life`` has the rules.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class _Ranks(NamedTuple):
 
 
 class JobWatch:
-    """Watches jobs. ``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds."""
+    """``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class KeptJobs:
         self._clock = clock
 
     async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
-        """Retain a job or one attempt. The job may be unknown yet. Raises Conflict if too many are retained, and
+        """Retain a job or one attempt; it may be unknown yet. Raises Conflict if too many are retained, and
         StoreUnavailable.
         """
         kept = KeptJob(job, attempt, actor, self._clock.now(), note)

@@ -1,5 +1,4 @@
-"""Conditions for reapplying an effect whose lease expired, from its run's history. See ``lease_recovery`` for the
-rules.
+"""Conditions for reapplying an effect whose lease expired (rules: ``lease_recovery``), from its run's history.
 
 `obstacle` and `guard_obstacle` return a reason for people, or None.
 """

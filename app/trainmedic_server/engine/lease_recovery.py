@@ -1,9 +1,7 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
-A lease expires if the server, Redis or the network is down for longer. The node then ends the effect. If only the lease
-ended it (`Renewal.has_expired`), the same command with the same undo is sent again.
-
-Unlike a renewal, this changes the node. It therefore waits, with the reason in the history (``set_again_held``), while:
+If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
+renewal, this changes the node. It therefore waits, with the reason in the history (``set_again_held``), while:
 
 - the server is paused, or the breaker is open
 - it is unknown whether an alert of the run fires. Without an Alertmanager to ask, an alert fires if it was reported
@@ -49,7 +47,7 @@ RESENT_AFTER = timedelta(minutes=5)
 """Alertmanager's group_interval, within which it repeats failed deliveries."""
 
 _BATCH = 200
-"""Commands per transaction. Deliveries share the store's only writer and must not wait for thousands."""
+"""Commands per transaction: deliveries share the store's only writer."""
 
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 
@@ -68,7 +66,7 @@ class _PreparedRun(Struct, frozen=True):
 
 
 class LeaseRecovery:
-    """Reapplies expired effects. One per server. Its state is only a cache."""
+    """One per server. Its state is only a cache."""
 
     def __init__(self, services: EngineServices, source: AlertSource | None, playbook_of: PlaybookOf) -> None:
         self._services = services
@@ -79,7 +77,7 @@ class LeaseRecovery:
         self._recorded_losses: set[tuple[str, str]] = set()
         """(Command ID, node) of recorded losses."""
         self._looked_up: set[str] = set()
-        """IDs of commands known to have no unfinished reapplication."""
+        """IDs of commands without an unfinished reapplication."""
         self._busy_runs: set[str] = set()
         self._attempt_numbers = itertools.count()
 
@@ -112,7 +110,6 @@ class LeaseRecovery:
         await asyncio.gather(*(self._set_again(action, effects) for effects in by_run.values()))
 
     def forget_others(self, command_ids: Collection[str]) -> None:
-        """Forget commands without an effect."""
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
@@ -167,7 +164,7 @@ class LeaseRecovery:
             await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
 
     async def _prepare(self, run_id: str) -> _PreparedRun | None:
-        """Read the playbook's guards and whether an alert fires; None if the guards cannot be read."""
+        """Return None if the playbook's guards cannot be read."""
         run = await self._services.store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None
@@ -241,7 +238,7 @@ class LeaseRecovery:
     def _record_obstacle(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
         """Record why nothing is reapplied, once per reason and loss.
 
-        If the commands were sent (`asked`) and failed, only the first reason is recorded, because its wording may vary.
+        If the commands were sent (`asked`) and failed, only the first reason is recorded: its wording may vary.
         """
         since = max((event.seq or 0 for event, _ in contents_of(tx, run_id, LeaseLost)), default=0)
         held = [content for _, content in contents_of(tx, run_id, SetAgainHeld, after=since)]

@@ -1,9 +1,10 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
 An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
-open, an alert fires or its undo is armed. After that, an expiring lease only does the undo's work. Pauses and the
-breaker do not stop renewals, because a renewal changes nothing, and without it a pause would restore a hot GPU's full
-power. ``lease_recovery`` handles expired leases.
+open, an alert fires or its undo is armed. After that, an expiring lease only does the undo's work.
+
+Pauses and the breaker do not stop renewals: a renewal changes nothing, and without it a pause would restore a hot GPU's
+full power.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from trainmedic_server.ports.store import Transaction
 RENEW_EVERY = timedelta(seconds=15)
 """Interval of checks, much shorter than a third of any sensible lease."""
 _BATCH = 200
-"""Runs per transaction. Deliveries share the store's only writer and must not wait for thousands."""
+"""Runs per transaction: deliveries share the store's only writer."""
 _SHOWN = 8
 
 log = telemetry.logger(__name__)
 
 
 class LeaseRenewer:
-    """Renews the leased effects of all runs. One per server. Its state is only a cache."""
+    """One per server. Its state is only a cache."""
 
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
         self._leased: Mapping[str, LeasedAction] = {}
         self._last_third: dict[str, int] = {}
-        """Third of the lease in which the effect was last renewed, by command ID, in event-loop time."""
+        """Third of the lease of the last renewal, by command ID, in event-loop time."""
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Renew due effects until cancelled. Start at once, because the server may have been down for long."""
+        """Renew due effects until cancelled. Start at once: the server may have been down for long."""
         self._recovery.note_server_start()
         self._leased = _leased(self._services.actions)
         if not self._leased:

@@ -2,12 +2,12 @@
 
 A run locks its claim (``claims``) from start to close. A node covers its GPUs and disks, the cluster covers everything
 (`Claim.overlaps`). Claims are granted in order of arrival; a run passes another waiter only if its claim overlaps
-neither a locked claim nor one of an earlier waiter. Undos take no lock. They only wait until no attempt is in flight on
-what they overlap.
+neither a locked claim nor one of an earlier waiter.
 
-A run on a job locks the job, not its nodes, because there may be a thousand of them and the job may move. Attempts on
-common nodes or GPUs still run one at a time. Their effects must coexist, as power caps do: the lowest counts, and each
-is reverted separately.
+Undos take no lock. They only wait until no attempt is in flight on what they overlap.
+
+A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs still run
+one at a time. Their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
 
 At admission, the run's target is reserved for its first plan (``first_plans``). If it is not free, later runs cannot
 reserve what overlaps it.
@@ -25,8 +25,6 @@ from trainmedic_server.domain.claim import Claim
 
 
 class TargetLocks:
-    """Owners of targets, waiting runs and attempts in flight."""
-
     def __init__(self) -> None:
         self._held = _Claims()
         self._keepers: set[str] = set()
@@ -50,7 +48,7 @@ class TargetLocks:
     def try_keep(self, keeper: str, claim: Claim) -> bool:
         """Reserve the claim for a run to be admitted, unless an earlier keeper was refused an overlapping one.
 
-        Ends with `pass_on` or `release`. A refused keeper must be released too.
+        Ends with `pass_on` or `release`, which a refused keeper needs too.
         """
         if self._turned_away.overlapping(claim) or not self.try_acquire(keeper, claim):
             self._turned_away.add(keeper, claim)
@@ -76,7 +74,7 @@ class TargetLocks:
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:
-        """Return the run that blocks this waiting run: a holder, otherwise an earlier waiter. None if neither."""
+        """Return the run that blocks this waiting run: a holder, otherwise an earlier waiter, or None."""
         if self._held.has(run_id):
             return None
         holder = self.holder(claim)
@@ -144,9 +142,9 @@ class _Acting:
 
 
 class _Claims:
-    """Ordered claims by holder, grouped for fast overlap search.
+    """Ordered claims by holder, grouped because a storm may have ten thousand, but few per group.
 
-    Claims of different groups overlap only with the cluster. A storm may have ten thousand claims, but few per group.
+    Claims of different groups overlap only with the cluster.
     """
 
     def __init__(self) -> None:
@@ -179,7 +177,7 @@ class _Claims:
         return sorted(claims, key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
-        """Return the first holder whose claim overlaps `claim`, among those before `before`, or None."""
+        """Return the first holder before `before` whose claim overlaps `claim`, or None."""
         if not self._by_name:
             return None
         end = self._numbers[before] if before is not None else None

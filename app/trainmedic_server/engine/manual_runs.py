@@ -1,7 +1,7 @@
 """Runs started by people, with the same guards, locks and breaker as alerts.
 
-Such a run is linked to a firing alert of its playbook and target, if any. Otherwise a stand-in alert is created, which
-does not resolve: changes stay until a person orders the undo, or ``assume_resolved_after`` passes.
+Such a run is linked to a firing alert of its playbook and target. Without one, a stand-in alert is created, which does
+not resolve: changes stay until a person orders the undo, or ``assume_resolved_after`` passes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _MOST_FIRING = 10_000
 
 
 class StartOrder(Struct, frozen=True):
-    """A person's request for a run."""
-
     playbook: str
     target: Target
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +53,7 @@ class Started(Struct, frozen=True):
 
 
 class ManualStarter:
-    """Starts runs for people. `on_admitted` gets the changes once durable."""
+    """`on_admitted` gets the changes once durable."""
 
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services = services

@@ -36,7 +36,7 @@ class Candidate(Struct, frozen=True, dict=True):
 
 
 MOST_MISSES = 10
-"""Stored reasons of playbooks that did not match. Others are only counted; explanations contain all."""
+"""Stored reasons of playbooks that did not match; others are only counted. Explanations contain all."""
 
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
 
@@ -47,7 +47,7 @@ class MatchedAlert(Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     misses: tuple[Reaction, ...] = ()
     refused: str = ""
-    """Why the alert map refuses the alert. Empty if accepted."""
+    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
@@ -128,8 +128,8 @@ def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> M
 
 
 def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
-    """Return the reactions to an alert that the alert map refuses: no targets, because its labels name things of
-    another cluster.
+    """Return the reactions to an alert that the alert map refuses, without targets: its labels name things of another
+    cluster.
     """
     candidates = tuple(Candidate(each.playbook, Unresolved(Decision.NOT_ACCEPTED, why)) for each in matched.candidates)
     return MatchedAlert(candidates, () if candidates else (_not_accepted(why),), why)

@@ -1,8 +1,8 @@
 """At-least-once messages to people, from history events through an outbox.
 
 `MessageDelivery` turns events into stored messages with IDs derived from the events, and sends them per channel. A kill
-loses none and repeats only one that was being sent. Late messages are marked. A silent channel blocks nothing; its
-messages wait, limited in number. Only the leader runs it. ``message_texts`` has the content.
+loses none and repeats only one that was being sent. A silent channel blocks nothing; its messages wait. Only the leader
+runs it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class MessageDelivery:
         await self._events.begin()
 
     async def take(self, events: Sequence[Event]) -> None:
-        """Store messages on these events. Repeated events add none."""
+        """Store messages on these events; repeats add none."""
         await self._add(lambda tx: self._of_events(tx, events))
 
     async def look_at_playbooks(self) -> None:

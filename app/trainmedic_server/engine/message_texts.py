@@ -1,6 +1,6 @@
 """Texts of messages on events, and their combination. Pure.
 
-Texts state only recorded facts, claim no success, and name what is unknown.
+They state only recorded facts, claim no success, and name what is unknown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data from presences for findings: locations and progress of jobs, boot times of nodes.
 
-Locations are remembered for an hour, across restarts, because a job's output may arrive after its presence is gone.
+Locations are remembered for an hour, across restarts: a job's output may arrive after its presence is gone.
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ class PresenceSource(JobSource, Protocol):
 
 
 class JobProgress(Struct, frozen=True):
-    """Progress of a job, from its presence."""
-
     instance: str
     began_at: datetime | None
-    """Start of the current process; None if unknown."""
+    """Of the current process; None if unknown."""
     step: int
     progressed_at: datetime | None = None
     """Last observed increase of the step; None if never."""
@@ -112,7 +110,7 @@ class NodeWatch:
             self._write_from = now + _WRITE_EVERY
 
     async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
-        """Return the trusted locations of jobs. Includes launchers that wait because their node is excluded."""
+        """Return the trusted locations of jobs, with launchers that wait because their node is excluded."""
         told = await self._read_places.changed(jobs)
         if told is not None:
             self._of_jobs = frozenset().union(*told.values())

@@ -39,7 +39,7 @@ def holding(
 ) -> OperatorPause | None:
     """Return the active pause that holds a run, of several the one that ends last, or None.
 
-    `nodes` are those that it touches in addition to its target's.
+    `nodes` are touched in addition to its target's.
     """
     candidates = [pause for pause in controls.pauses if not pause.observe and pause.is_in_force(now)]
     if not candidates:
@@ -58,8 +58,9 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """Return the switches with the ordered pause, which replaces an active one of the same scope. Raises Conflict for
-    too many.
+    """Return the switches with the ordered pause, which replaces an active one of the same scope.
+
+    Raises Conflict for too many.
     """
     starts_at = max(order.starts_at or now, now)
     ends_at = starts_at + order.length if order.length else None
@@ -83,8 +84,9 @@ def begin(
 def end(
     controls: Controls, actor: str, now: datetime, wanted: Callable[[OperatorPause], bool] | None = None
 ) -> tuple[Controls, list[Event]]:
-    """Return the switches without the `wanted` pauses. None selects all that hold runs now; recurring ones return with
-    their next window.
+    """Return the switches without the `wanted` pauses. None selects all that hold runs now.
+
+    Recurring ones return with their next window.
     """
     kept: list[OperatorPause] = []
     events: list[Event] = []

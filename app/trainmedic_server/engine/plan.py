@@ -55,9 +55,8 @@ def is_called_off(draft: RunDraft, act: PerformAttempt) -> bool:
 
 
 def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> RunPlan:
-    """Close a run that must not act: as not started if it never acted, otherwise as cancelled.
-
-    The next plan starts pending undos.
+    """Close a run that must not act: not started if it never acted, otherwise cancelled. The next plan starts pending
+    undos.
     """
     _mark_interrupted_unknown(draft, f"not asked again, because {reason}")
     _cancel_or_not_start(draft, reason, decision)

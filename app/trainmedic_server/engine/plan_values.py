@@ -125,8 +125,6 @@ CALLED_OFF = AttemptOutcome("called_off")
 
 
 class PlanningContext(Struct, frozen=True):
-    """Further inputs of planning."""
-
     playbook: CompiledPlaybook | None
     """None if unreadable. The run is then closed; undos do not need it."""
     actions: Actions
@@ -135,10 +133,10 @@ class PlanningContext(Struct, frozen=True):
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """Returns how far the clock was set forward after a time."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns the time without a working server, or skipped by the clock, after a time."""
+    """Returns the time after a moment without a working server, or skipped by the clock."""
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
-    """Returns known nodes, jobs and GPUs, for approval previews."""
+    """For approval previews."""
 
 
 class RunDraft:
@@ -172,10 +170,10 @@ class RunDraft:
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
-        """Return the step with its effective deadline, adjusted for clock steps. Time without a working server does not
-        count for a question.
+        """Return the step with its effective deadline, adjusted for clock steps.
 
-        If the clock was set back to before its start, the step's wait starts again.
+        Time without a working server does not count for a question. If the clock was set back to before its start, the
+        step's wait starts again.
         """
         if step.deadline is None or step.started_at is None:
             return step

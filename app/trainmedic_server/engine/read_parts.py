@@ -1,7 +1,7 @@
 """Cached reading of one part of each presence.
 
-Parsing the locations of 100,000 ranks is slow, and they rarely change. It runs in a thread, only for presences whose
-part is another object. The bus returns the same object for an unchanged presence.
+Parsing the locations of 100,000 ranks is slow, so it runs in a thread, and only for presences whose part is another
+object. The bus returns the same object for an unchanged presence.
 """
 
 from __future__ import annotations

@@ -56,8 +56,6 @@ class _Change(Struct, frozen=True):
 
 
 class Recorder:
-    """Writes run changes and reads runs with external changes."""
-
     def __init__(self, store: RunStore, metrics: telemetry.Metrics) -> None:
         self._store = store
         self._changes: Batcher[_Change, bool] = Batcher(self._write, most=_BATCH, watch=metrics.batch_watch("changes"))
@@ -66,10 +64,10 @@ class Recorder:
         )
 
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], seen: Seen = Seen()) -> bool:
-        """Return True once the change and its events are durable.
+        """Return True once the change and its events are durable. If the stored numbers differ from `seen`, nothing is
+        stored.
 
-        If the stored numbers differ from `seen`, nothing is stored and False is returned. So a run cannot close after
-        another alert joined, and a rejected question ends by that.
+        So a run cannot close after another alert joined, and a rejected question ends by that.
         """
         return await self._changes.ask(_Change(run, before, events, seen))
 

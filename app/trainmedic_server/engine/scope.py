@@ -62,8 +62,7 @@ def of_step(step: StepState) -> dict[str, Any]:
 
 
 def of_job(target: Target | None, alert: Alert, verdicts: Mapping[str, VerdictsOnJob]) -> dict[str, Any]:
-    """Return the target job's data. A verdict in the alert itself takes precedence, so that it stays constant during
-    the run.
+    """Return the target job's data. A verdict in the alert takes precedence, so that it stays constant during the run.
     """
     job = target.job if target is not None else None
     verdict = verdict_alert.verdict_of(alert) or verdicts.get(job or "", VerdictsOnJob()).seen_by(alert.name)

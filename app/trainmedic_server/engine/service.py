@@ -158,7 +158,7 @@ class Engine:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Stop all loops and drivers. The next start continues from the store."""
+        """Stop all loops and drivers."""
         await end_tasks(self._loops)
         await self._intake.stop()
         await self._workers.stop()
@@ -169,8 +169,7 @@ class Engine:
         return await self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Explain what would be done about these alerts now, without changes. `at` sets the time for their age. Raises
-        StoreUnavailable.
+        """Explain what would be done about these alerts now. `at` sets the time for their age. Raises StoreUnavailable.
         """
         return await self._explainer.explain(alerts, at)
 
@@ -188,10 +187,10 @@ class Engine:
         *,
         undo: bool = False,
     ) -> Run:
-        """Carry out an operator command and return the run's new state.
+        """Carry out an operator command and return the run's new state. `undo` also reverts the run's changes now.
 
-        An answer counts only for its `question`. `undo` also reverts the run's changes now. Raises NotFound, Conflict
-        for an unsuitable state, NotEntitled if only others may approve, StoreUnavailable.
+        An answer counts only for its `question`. Raises NotFound, Conflict for an unsuitable state, NotEntitled if only
+        others may approve, StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
         too = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
@@ -214,8 +213,7 @@ class Engine:
     async def record_late_reply(self, reply: envelope.Reply) -> None:
         """Record a late reply to a command of unknown outcome.
 
-        The undo stays pending: it is carried out in any case, and its receiver knows whether there is something to
-        revert.
+        The undo stays pending and is carried out: its receiver knows whether there is something to revert.
         """
 
         def work(tx: Transaction) -> None:
@@ -228,8 +226,9 @@ class Engine:
         await self._store.transact(work)
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
-        """Hold the runs in the order's scope, or only record them, until its end or `resume`. Undos continue. Raises
-        Conflict, StoreUnavailable.
+        """Hold the runs in the order's scope, or only record them, until its end or `resume`. Undos continue.
+
+        Raises Conflict, StoreUnavailable.
         """
         made: list[OperatorPause] = []
 

@@ -12,7 +12,7 @@ from trainmedic_server.ports.outside import Presence
 FRESH_FOR = 2.0
 """Seconds. Presences are written every 5 s."""
 _FRESH_FOR_TIMES = 10
-"""Minimum pause as a multiple of the reading's duration, which limits its share of time."""
+"""Minimum pause as a multiple of the reading's duration, to limit its share of time."""
 _LONGEST_FRESH = 4.5
 """Seconds; less than the loops' 5 s, so that each check gets new data."""
 _LONG_REST = 2.0
@@ -59,7 +59,7 @@ class SharedReading:
 
 
 class SharedPresences:
-    """Presences read at most every 2 s, less often if reading is slow. Failures are not cached."""
+    """Presences read at most every 2 s, less often if reading is slow."""
 
     def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
         """`elapsed` is a monotonic clock in seconds."""

@@ -1,10 +1,8 @@
-"""Verdicts on slow jobs, created while an alert reports slowness.
+"""Verdicts on slow jobs, created while an alert reports slowness and renewed every 15 min.
 
 Prometheus has the ranks' median step parts and the slowest ranks' times. Other ranks count as median and are not named.
 Without such data, the log counts: its own figures on data waits, or NCCL timeouts as a hint. Hints are stored and
-shown, but raise no alert and reach no playbook.
-
-A verdict is renewed every 15 min while the alert fires. If it names a cause, it raises `TrainingSlow`, sent by
+shown, but raise no alert and reach no playbook. A verdict that names a cause raises `TrainingSlow`, sent by
 ``job_diagnoses``.
 """
 
@@ -42,7 +40,7 @@ log = telemetry.logger(__name__)
 
 
 class SlowJobs:
-    """Watches for slow jobs. `history` is None without Prometheus. `verdicts` receives the verdicts for playbooks."""
+    """`history` is None without Prometheus. `verdicts` receives the verdicts for playbooks."""
 
     def __init__(
         self,

@@ -59,8 +59,8 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | None) ->
     """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
     ``on_success``.
 
-    In the final phases, steps after a failed action still run, because they may notify a person. Steps after a
-    rejection or a timed-out wait or approval do not, because they depend on it.
+    In the final phases, steps after a failed action still run: they may notify a person. Steps after a rejection or a
+    timed-out wait or approval do not, because they depend on it.
     """
     phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success")
     for state in run.steps:

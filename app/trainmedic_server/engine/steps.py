@@ -1,4 +1,4 @@
-"""Progress of one step: start, wait, retry, end. Pure. ``undoing`` handles undos."""
+"""Progress of one step: start, wait, retry, end. Pure."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def is_harmful(actions: Actions, name: str | None) -> bool:
 
 
 def with_undo_as_owed(state: StepState) -> StepState:
-    """Return an unsuccessful step with its pending undo, of the last possibly applied attempt. Without one, the undo is
-    dropped.
+    """Return an unsuccessful step with the pending undo of its last possibly applied attempt; without one, drop the
+    undo.
     """
     if state.undo is None:
         return state
@@ -187,10 +187,9 @@ def _may_be_applied(attempt: Attempt) -> bool:
 
 
 def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """Return the next attempt.
+    """Return the next attempt. It keeps the command ID after an unknown outcome, so that nothing is applied twice.
 
-    It keeps the command ID after an unknown outcome, so that nothing is applied twice. After a failure it gets a new
-    ID, because receivers would repeat the stored result.
+    After a failure it gets a new ID, because receivers would repeat the stored result.
     """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
     command_id = attempts[-1].command_id if is_unknown else draft.context.new_id()
@@ -286,8 +285,9 @@ def _undo_of(
     command_id: str,
     output: Mapping[str, Any] | None = None,
 ) -> Undo | None:
-    """Return the undo, as far as known. It is pending from before the attempt, so that the next server finds it after a
-    crash; ``undo: never`` makes it available only.
+    """Return the undo, as far as known; ``undo: never`` makes it available only.
+
+    It is pending from before the attempt, so that the next server finds it after a crash.
     """
     inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:

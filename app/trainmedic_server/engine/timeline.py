@@ -1,7 +1,7 @@
 """Elapsed time despite clock steps and downtimes.
 
 `Timeline` knows the gaps in the wall clock (`domain.time_gaps`): stored ones, the downtime since the last heartbeat,
-and jumps that it detects. The heartbeat stores them.
+and jumps that it detects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Current topology for target resolution.
+"""Current topology for target resolution. Deliveries never wait for Redis.
 
-Deliveries never wait for Redis and see data of a few seconds ago. Presences not read for a minute are dropped, because
-unknown targets are refused, not guessed; until then no node counts as unknown. Nothing is read while no playbook needs
-it.
+Presences not read for a minute are dropped, because unknown targets are refused, not guessed; until then no node counts
+as unknown. Nothing is read while no playbook needs it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` returns whether a playbook needs presences. `cluster` returns the cluster's state."""
+    """`is_needed` returns whether a playbook needs presences."""
 
     def __init__(
         self,
@@ -96,9 +95,7 @@ class TopologyWatch:
             raise
 
     async def renew(self) -> None:
-        """Read again because an alert names an unknown target, which may have just connected. A delivery waits, so this
-        is rare and short.
-        """
+        """Read again because an alert names an unknown target, which may have just connected."""
         now = self._clock.now()
         if self._as_of is None or (self._renew_from is not None and now < self._renew_from):
             return

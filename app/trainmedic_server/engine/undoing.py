@@ -112,7 +112,7 @@ def can_be_closed(run: Run) -> bool:
 
 
 def _can_be_closed(undo: Undo) -> bool:
-    """Return whether the undo can be dropped now. An attempt in flight must end first, because it may succeed."""
+    """Return whether the undo can be dropped now: not during an attempt, which may succeed."""
     if undo.status is UndoStatus.RUNNING:
         return undo.attempts[-1].status != "running"
     return undo.status in (UndoStatus.ARMED, UndoStatus.FAILED)

@@ -1,6 +1,6 @@
-"""Look-ahead on a run's next step, without changes, by the rules of ``plan`` and ``steps``. Pure.
+"""Look-ahead on a run's next step by the rules of ``plan`` and ``steps``. Pure.
 
-Results of unfinished steps are unknown, and marked so.
+Results of unfinished steps are marked unknown.
 """
 
 from __future__ import annotations

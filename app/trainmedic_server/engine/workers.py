@@ -24,7 +24,7 @@ _READ_AT_ONCE = 100
 """Limit of cached compiled playbooks for readers."""
 
 _LAST_COMMIT_SECONDS = 1.0
-"""Time limit at shutdown for recording attempts that did not start."""
+"""Limit at shutdown for recording attempts that did not start."""
 
 log = telemetry.logger(__name__)
 
@@ -52,7 +52,7 @@ class Workers:
         self._launch(Driver(run, started.playbook, outside, self._services, received_at, started.then))
 
     def touch(self, run_ids: Iterable[str]) -> None:
-        """Make the drivers of these runs reload. Closed runs get a new driver."""
+        """Make the drivers of these runs reload; closed runs get a new one."""
         for run_id in run_ids:
             driver = self._drivers.get(run_id)
             if driver is not None:
@@ -92,7 +92,7 @@ class Workers:
             log.info("resumed unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
 
     async def stop(self) -> None:
-        """Cancel all drivers. Their runs continue at the next start."""
+        """Cancel all drivers."""
         self._stopped, drivers = True, list(self._drivers.values())
         await end_tasks(self._tasks.values())
         with contextlib.suppress(TimeoutError):

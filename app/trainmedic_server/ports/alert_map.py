@@ -15,11 +15,11 @@ class MappedAlert(Struct, frozen=True):
     alert: Alert
     """Alert with the mapped labels and, if they differ, the original ones."""
     refused: str = ""
-    """Reason for refusal, for a person. Empty if accepted."""
+    """Reason for refusal, for a person; empty if accepted."""
 
 
 class AlertMap(Protocol):
-    """The active alert map. Immutable."""
+    """Immutable."""
 
     def apply(self, alert: Alert) -> MappedAlert:
         """Return the alert as playbooks see it. A mapped alert is mapped again from its original labels."""
@@ -27,8 +27,6 @@ class AlertMap(Protocol):
 
 
 class NoAlertMap:
-    """Accepts every alert unchanged."""
-
     def apply(self, alert: Alert) -> MappedAlert:
         return MappedAlert(alert)
 

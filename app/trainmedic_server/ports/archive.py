@@ -39,11 +39,11 @@ class RunArchive(Protocol):
         ...
 
     def last(self, at_least: int) -> tuple[int, Sequence[ArchivedRun]]:
-        """Return the newest file's number and runs. A new archive has no runs. Raises ArchiveUnavailable."""
+        """Return the newest file's number and runs (none in a new archive). Raises ArchiveUnavailable."""
         ...
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write these runs, all or none, and return their file's number. They are durable and verified. Raises
+        """Write these runs, all or none, durable and verified, and return their file's number. Raises
         ArchiveUnavailable.
         """
         ...

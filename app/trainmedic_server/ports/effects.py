@@ -10,8 +10,6 @@ from trainmedic_server.domain.effect import Effect
 
 
 class EffectRecords(Protocol):
-    """Effects within one transaction of the run store."""
-
     def of_runs(self, run_ids: Collection[str]) -> dict[str, Effect]: ...
 
     def due(self, moment: datetime, limit: int) -> list[Effect]:

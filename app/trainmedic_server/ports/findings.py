@@ -14,16 +14,13 @@ from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, JobPlace, 
 from trainmedic_server.domain.alert import Alert
 
 TakeUpdates: TypeAlias = Callable[[Sequence[FindingUpdate]], Awaitable[None]]
-"""Returns when the updates are durable, in order. Raises StoreUnavailable; the same updates are then delivered again.
-"""
+"""Returns when the updates are durable, in order. After StoreUnavailable the same updates are delivered again."""
 
 
 class FindingRecords(Protocol):
-    """Findings within one transaction of the run store."""
-
     def with_ids(self, ids: Collection[str]) -> dict[str, KnownFinding]: ...
     def open_with(self, keys: Collection[str]) -> dict[str, KnownFinding]:
-        """Return open findings by `KnownFinding.key`. Each key has at most one."""
+        """Return open findings by `KnownFinding.key`, at most one per key."""
         ...
 
     def all_open(self) -> list[KnownFinding]: ...
@@ -68,7 +65,7 @@ class FindingFilter(Struct, frozen=True):
     suspected: bool | None = None
     open: bool | None = None
     claimed_job: str | None = None
-    """Job that only a log file names (`KnownFinding.claimed_job`)."""
+    """Job that only a log file names."""
 
 
 class FindingRecord(Struct, frozen=True):
@@ -101,8 +98,8 @@ class FindingHistory(Protocol):
 
 
 class AlertSender(Protocol):
-    """Receiver of finding alerts: Alertmanager or the intake."""
+    """Alertmanager or the intake."""
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """Send the alerts; return when they are accepted. Repeats are harmless. Raises TrainmedicError; retry then."""
+        """Send the alerts; return when they are accepted. After TrainmedicError, retry: repeats are harmless."""
         ...

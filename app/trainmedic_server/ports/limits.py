@@ -10,7 +10,7 @@ from trainmedic_server.domain.modes import Mode
 
 
 class EngineLimits(Struct, frozen=True):
-    """Limits of the engine. ``settings.server`` explains the defaults."""
+    """``settings.server`` explains the defaults."""
 
     mode: Mode = Mode.OBSERVE
     """The server's mode. The stricter of this and the playbook's applies."""
@@ -26,4 +26,4 @@ class EngineLimits(Struct, frozen=True):
     """The breaker never opens for up to this many nodes."""
     queue: int = 1000
     external_url: str = ""
-    """Public URL of the server for links, without a trailing slash. Empty for none."""
+    """Public URL of the server, without a trailing slash; empty for none."""

@@ -15,8 +15,6 @@ from trainmedic_server.domain.message import Severity
 
 
 class Clock(Protocol):
-    """Wall clock and timed waiting."""
-
     def now(self) -> datetime:
         """Return the time (aware UTC)."""
         ...
@@ -58,7 +56,7 @@ class Presence(Struct, frozen=True):
     details: Mapping[str, Any] = field(default_factory=dict)
     """Trusted data that it reported, such as ``ranks`` and ``placement``."""
     doubt: str | None = None
-    """Reason why the current data is untrusted; None if trusted. ``details`` are then slightly older, or empty."""
+    """Reason why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
     """Untrusted data, for display only."""
     uses_previous_key: bool = False
@@ -76,9 +74,10 @@ class CommandBus(Protocol):
         """Send `command` and wait for the final replies of all expected receivers.
 
         ``command.target`` selects the stream of a job or node. The receiver's presence states how many must reply
-        (``ranks``); otherwise one reply suffices. Returns the replies by ``command.expires_at`` plus 1 s of grace,
-        possibly none. Retries while the bus is unavailable; never raises BusUnavailable. Repeating a command ID is
-        safe.
+        (``ranks``); otherwise one reply suffices.
+
+        Returns the replies by ``command.expires_at`` plus 1 s of grace, possibly none. Retries while the bus is
+        unavailable; never raises BusUnavailable. Repeating a command ID is safe.
 
         ``unheard`` is called once if no reply came within some seconds and no such receiver is connected. If it returns
         True, the wait ends.
@@ -90,7 +89,7 @@ class CommandBus(Protocol):
         ...
 
     def acknowledge(self, command_id: str) -> None:
-        """Mark the command's outcome as durable. Its replies need no redelivery after a restart."""
+        """Mark the command's outcome as durable, so that its replies need no redelivery after a restart."""
         ...
 
     async def agents(self) -> list[Presence]:
@@ -106,7 +105,7 @@ class CommandBus(Protocol):
         ...
 
     async def check(self) -> None:
-        """Return if the bus answers; otherwise raise BusUnavailable."""
+        """Raise BusUnavailable if the bus does not answer."""
         ...
 
 
@@ -118,8 +117,8 @@ class Notifier(Protocol):
     ) -> None:
         """Send to the channels `to`, or to all. Ends within about a minute.
 
-        Raises TemporaryFailure if no service received it, so that a retry is safe. Raises PermanentFailure otherwise,
-        also if a service may have it.
+        Raises TemporaryFailure if no service received it, so that a retry is safe; otherwise PermanentFailure, also if
+        a service may have it.
         """
         ...
 
@@ -144,11 +143,10 @@ class HttpCaller(Protocol):
         timeout: timedelta,
         bearer: str | None = None,
     ) -> HttpReply:
-        """Make the call.
+        """Make the call. `bearer` names the secret to send as a bearer token. Secrets in the reply are redacted.
 
-        `bearer` names the secret to send as a bearer token. Header names in the reply are lower-case, and secrets in it
-        are redacted. Raises TemporaryFailure if nothing was sent, OutcomeUnknown if the reply is missing,
-        PermanentFailure for an unknown secret.
+        Raises TemporaryFailure if nothing was sent, OutcomeUnknown if the reply is missing, PermanentFailure for an
+        unknown secret.
         """
         ...
 

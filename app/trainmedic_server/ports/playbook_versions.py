@@ -26,7 +26,7 @@ class PlaybookVersions(Protocol):
     """Reads stored versions without waiting for writers."""
 
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
-        """Return a playbook's versions, newest first. Counts cover its newest `most_runs` runs. Raises
+        """Return a playbook's versions, newest first, with counts of its newest `most_runs` runs. Raises
         StoreUnavailable.
         """
         ...

@@ -29,7 +29,7 @@ class Match(Struct, frozen=True):
     why: str = ""
     """Why it does not react; empty if it does."""
     failed: bool = False
-    """True if a condition could not be evaluated. This counts as no match."""
+    """True if a condition could not be evaluated, which counts as no match."""
     unproven: bool = False
     """True if only the proof required by ``on.proof`` is missing."""
 
@@ -59,9 +59,7 @@ class CompiledPlaybook(Protocol):
     def source(self) -> str: ...
 
     def match(self, alert: Alert) -> Match:
-        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``. Matchers without
-        a regular expression are checked first.
-        """
+        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``."""
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
@@ -84,14 +82,11 @@ class CompiledPlaybook(Protocol):
 
 
 class Catalog(Protocol):
-    """The loaded playbooks."""
-
     def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]:
         """Return the playbooks for this alertname, sorted by name."""
         ...
 
     def shortlist(self, alert: Alert) -> Shortlist:
-        """Return the playbooks for this alert, with those set apart that its labels rule out."""
         ...
 
     def get(self, name: str) -> CompiledPlaybook | None: ...

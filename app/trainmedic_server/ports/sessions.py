@@ -10,8 +10,6 @@ from trainmedic_server.domain.session import Session
 
 
 class StoredSessions(Protocol):
-    """Sessions that were not ended."""
-
     def all(self) -> list[Session]:
         """Return all sessions, expired ones included, oldest first."""
         ...

@@ -45,7 +45,7 @@ class GuardFacts(Struct, frozen=True):
     started: int = 0
     """The playbook's runs on any target that were created after the requested time."""
     open_runs: int = 0
-    """The playbook's open runs on any target."""
+    """On any target."""
 
 
 class KeptTables(Protocol):
@@ -77,10 +77,7 @@ class KeptTables(Protocol):
 
 
 class Transaction(KeptTables, Protocol):
-    """One transaction of the run store: all or nothing is durable.
-
-    Methods take many keys, so that a storm needs few queries.
-    """
+    """One transaction of the run store: all or nothing is durable. Methods take many keys, to save queries."""
 
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
@@ -108,18 +105,19 @@ class Transaction(KeptTables, Protocol):
 
     # runs
     def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
-        """Return each alert's runs, in order of linking. Alerts without runs are omitted."""
+        """Return each alert's runs, in order of linking, without alerts that have none."""
         ...
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return the open run's ID for each (playbook, target key). Keys without one are omitted."""
+        """Return the open runs' IDs by (playbook, target key)."""
         ...
 
     def guard_facts(
         self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
     ) -> dict[tuple[str, str], GuardFacts]:
-        """Return guard inputs for each (playbook, target key). ``started`` counts runs after
-        ``started_since[playbook]``, 0 if absent there.
+        """Return guard inputs by (playbook, target key).
+
+        ``started`` counts runs after ``started_since[playbook]``, 0 if absent there.
         """
         ...
 
@@ -165,7 +163,7 @@ class Transaction(KeptTables, Protocol):
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]: ...
 
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
-        """Return the number of alerts linked to each run. Runs without alerts are omitted."""
+        """Return the number of alerts linked to each run, without runs that have none."""
         ...
 
     def unfinished(self) -> list[Run]:
@@ -174,7 +172,7 @@ class Transaction(KeptTables, Protocol):
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
         """Return IDs of runs that began a step of one of these actions and are open, owe an undo, or are linked to an
-        unresolved alert. Unordered.
+        unresolved alert.
         """
         ...
 
@@ -211,26 +209,26 @@ class RunStore(Protocol):
     """The source of truth on alerts, runs, steps, undos and events."""
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a transaction and return its result when it is durable.
+        """Run `work` in a transaction and return its result when it is durable. Raises StoreUnavailable.
 
         Concurrent calls may share a transaction; if `work` raises, only its own changes are dropped. `work` may run
-        again and must have no external effects. Raises StoreUnavailable.
+        again and must have no external effects.
         """
         ...
 
     async def check(self) -> None:
-        """Return if the store answers; otherwise raise StoreUnavailable."""
+        """Raise StoreUnavailable if the store does not answer."""
         ...
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
-        """Delete closed runs without a pending undo created before `older_than`, with their data. Return their number.
+        """Delete closed runs without a pending undo created before `older_than`, with their data, and return their
+        number.
 
         Also deletes, without a later report: alerts without a run, nodes, verdicts, closed findings, job places, and
         old events of no run. Findings and verdicts of retained jobs stay. Alerts without a run are limited in number at
-        any age.
+        any age. Other transactions run in between.
 
-        Other transactions run in between. With `archive`, each run is archived first. Raises ArchiveUnavailable and
-        stops deleting if that fails.
+        With `archive`, each run is archived first. Raises ArchiveUnavailable and stops deleting if that fails.
         """
         ...
 
@@ -249,8 +247,7 @@ def values_of(values: Values) -> tuple[str, ...]:
 class HistoryFilter(Struct, frozen=True):
     """Conditions on runs; None matches any. ``since`` is inclusive, ``until`` exclusive.
 
-    ``owes_undo`` True selects closed runs with a pending undo, False all others. ``is_open`` selects open or closed
-    runs.
+    ``owes_undo`` True selects closed runs with a pending undo, False all others.
     """
 
     alertname: Values = None
@@ -315,6 +312,7 @@ class History(Protocol):
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
     ) -> list[Event]:
         """Return the newest `limit` events of no run, of these kinds, from `since` to before `until`, oldest first.
+
         `job` None selects all jobs.
         """
         ...

@@ -32,8 +32,6 @@ class VerdictRecord:
 
 
 class VerdictSource(Protocol):
-    """Source of verdicts."""
-
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
         """Return verdicts on failures from `since` to before `until`, oldest first; `job` None selects all jobs. Raises
         StoreUnavailable.
@@ -70,5 +68,5 @@ class VerdictHistory(VerdictSource, Protocol):
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return verdicts that name the node and began after `since`, newest first, at most 100."""
+        """As `StoredVerdicts.on_node`."""
         ...
