@@ -12,10 +12,10 @@ class PlaybookDecision(Struct, frozen=True):
     run_id: str
     playbook: str
     target: str
-    """Target key; empty if the labels name none."""
+    """Target key; may be empty."""
     decision: Decision
     why: str = ""
-    """For a person; may be empty."""
+    """For a person."""
 
 
 class Admission(Struct, frozen=True):
@@ -29,4 +29,4 @@ class Admission(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members without consequences, as (path, message)."""
+    """As `Delivery.ignored`."""

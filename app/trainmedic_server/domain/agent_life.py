@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 LOST_AFTER = timedelta(minutes=1)
-"""Silence after which an agent counts as lost. A presence expires after 15 s."""
+"""Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Period for which a lost agent is reported."""
+"""Of a lost agent."""
 SEEN_AGAIN = timedelta(minutes=10)
 """Interval at which a present agent is recorded. After a restart it counts as seen then."""
 
@@ -22,7 +22,7 @@ class AgentLife(Struct, frozen=True):
     name: str
     seen_at: datetime
     lost_at: datetime | None = None
-    """When the loss was detected; None while present."""
+    """None while present."""
 
 
 class AgentChanges(Struct, frozen=True):

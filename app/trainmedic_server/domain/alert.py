@@ -19,12 +19,12 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
-"""Problems listed in the reason of a rejected alert."""
+"""In the reason of a rejected alert."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.
 
-It vouches for the alert's own name, so alert maps cannot set it and remove it from renamed alerts.
+It vouches for the alert's own name: alert maps cannot set it, and remove it from renamed alerts.
 """
 SHIPPED_RULE = "1"
 
@@ -59,7 +59,7 @@ class Alert(Struct, frozen=True, dict=True):
     """None while it fires (Alertmanager sends the year 0001)."""
     generator_url: str = ""
     original: Mapping[str, str] | None = None
-    """Labels as sent, which determine the identity. None if no alert map changed them."""
+    """Labels as sent, by which an alert is identified. None if no alert map changed them."""
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
@@ -137,19 +137,18 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the run's alerts whose end means that the cause has ended.
-
-    Stand-ins do not resolve, so they count only until a real alert joins.
+    """Return the run's alerts whose end means that the cause has ended: stand-ins, which do not resolve, only without
+    others.
     """
     return [record for record in records if not record.is_stand_in] or records
 
 
 class RejectedAlert(Struct, frozen=True):
-    """Malformed entry of ``alerts[]``. No playbook sees it."""
+    """Malformed entry of ``alerts[]``, which no playbook sees."""
 
     index: int
     name: str
-    """The ``alertname`` label; empty if unreadable."""
+    """Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
     """As (path, message). Messages contain no values of the entry."""
     identity: Identity | None = None
@@ -165,7 +164,7 @@ class RejectedAlert(Struct, frozen=True):
 
     @property
     def is_end(self) -> bool:
-        """True if it reports the end of an alert, for which the identity suffices."""
+        """True if it reports an end, for which the identity suffices."""
         return self.identity is not None and self.status is AlertStatus.RESOLVED
 
 

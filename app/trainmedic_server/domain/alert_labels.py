@@ -48,7 +48,7 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Return the first value of a label; empty if absent."""
+        """Return the first value of a label; may be empty."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
@@ -66,11 +66,11 @@ class AlertLabels:
 
 
 class _LabelNames:
-    """Label names of an alert, cached because all alerts of a rule share them."""
+    """Cached because all alerts of a rule share them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.written: dict[str, tuple[str, ...]] = {}
-        """Spellings of the labels by lower-case name."""
+        """Spellings by lower-case name."""
         self._found: dict[tuple[str, ...], tuple[str, ...]] = {}
         for name in names:
             lower = name.lower()

@@ -28,7 +28,7 @@ _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
 _QUOTED = re.compile(r'"[^"]*"')
 _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
-"""Words of alerts about missing values, which do not state that a value is too high or too low."""
+"""Words of alerts about missing values."""
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {
@@ -79,8 +79,6 @@ class Suggestion(Struct, frozen=True):
 
 
 class _Topic(Struct, frozen=True):
-    """Subject of a shipped alert."""
-
     name: str
     words: tuple[tuple[str, ...], ...]
     """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
@@ -202,7 +200,7 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""Alertnames by kube-state-metrics's ``condition`` label."""
+"""By kube-state-metrics's ``condition`` label."""
 
 
 def suggest(
@@ -352,7 +350,7 @@ def _is_begun(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's expression from the URL of its Prometheus page. Other text is returned unchanged."""
+    """Return the rule's expression from the URL of its Prometheus page, or the text itself."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

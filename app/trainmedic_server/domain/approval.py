@@ -18,11 +18,11 @@ class StepAhead(Struct, frozen=True):
     id: str
     action: str
     params: Mapping[str, Any]
-    """Rendered parameters; empty if they depend on the run."""
+    """Rendered; empty if they depend on the run."""
     targets: tuple[str, ...]
     nodes: tuple[str, ...]
     gpus: int | None
-    """Number of GPUs; None if unknown."""
+    """None if unknown."""
     note: str | None = None
     """For a person: what determines whether or how it runs."""
 
@@ -50,7 +50,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """Number of GPUs (all steps share one target); None if unknown."""
+        """None if unknown. All steps share one target."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 

@@ -36,9 +36,9 @@ class Change(Struct, frozen=True):
     given_back: str
     not_before: datetime | None
     latest: datetime | None
-    """When the run's current wait times out and ends the run. None if it does not wait."""
+    """When the run's current wait times out and ends the run, if it waits."""
     lease: timedelta | None
-    """How long it lasts without renewal; None if it does not expire."""
+    """None if it does not expire."""
     undo_error: str | None
 
 
@@ -54,8 +54,7 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
 def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
     """Return the run's certain or possible changes without a pending undo, newest first.
 
-    Excludes actions for which `leaves_change` returns False, changes that a later step reverted, and those that a
-    person closed.
+    Excludes actions without `leaves_change`, changes that a later step reverted, and those that a person closed.
     """
     given_back: set[str] = set()
     for step in reversed(run.steps):

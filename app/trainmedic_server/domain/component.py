@@ -62,7 +62,7 @@ _LONGEST_NAME = 200
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
     """Return the component of an alert with these labels, or of its run.
 
-    A verdict has its cause's. With low confidence or without other information, it is the job's.
+    A verdict has its cause's, or the job's with low confidence or another cause.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"

@@ -1,6 +1,6 @@
-"""Contradictions between reported locations of jobs and agents. Pure.
+"""Contradictions between reported locations of jobs and agents, either of which may lie. Pure.
 
-Either report may be wrong or lie. No action uses contradicted locations: a power cap could affect another job's GPU.
+No action uses contradicted locations: a power cap could affect another job's GPU.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ class Effect(Struct, frozen=True):
     run_id: str
     playbook: str
     acted_at: datetime
-    """When its first harmful act was recorded."""
+    """Of its first harmful act."""
     due_at: datetime | None
-    """Time of the next measurement; None if finished."""
+    """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    """For a person: basis of the verdict, or why it is not measured."""
+    """For a person: basis of the verdict, or why there is none."""
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
@@ -53,7 +53,7 @@ class Effect(Struct, frozen=True):
     """``lower`` or ``higher``."""
     operator: str | None = None
     limit: float | None = None
-    """Number in the alert's condition, if its rule has one."""
+    """Number in the alert's condition."""
     before: float | None = None
     at: float | None = None
     after: float | None = None
@@ -67,8 +67,7 @@ class Effect(Struct, frozen=True):
 def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
     """Return the effect from the points of one series, from `BEFORE` to `AFTER` the act.
 
-    ``comparison`` is the alert's condition, if the query is from its rule. Without values at and after the act there is
-    no verdict.
+    ``comparison`` is the alert's condition, if the query is from its rule. A verdict needs values at and after the act.
     """
     act = effect.acted_at.timestamp()
     before = _median(points, act - BEFORE.total_seconds(), act - (BEFORE - AROUND).total_seconds())

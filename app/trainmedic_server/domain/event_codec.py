@@ -34,7 +34,7 @@ def name_of(kind: type[EventKind]) -> str:
 
 
 def names(*parents: type[EventKind]) -> frozenset[str]:
-    """Return the names of these kinds and of the kinds in these sections."""
+    """Return the names of these kinds and of these sections' kinds."""
     return frozenset(name_of(kind) for parent in parents for kind in kinds_of(parent))
 
 

@@ -25,7 +25,7 @@ _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
-"""Longest cached text. Real names have at most 253 characters."""
+"""Of a cached text. Real names have at most 253 characters."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
@@ -67,7 +67,7 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:
-    """Return whether a host name is that of an exporter's container, which is no node."""
+    """Return whether a host name is an exporter's container."""
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

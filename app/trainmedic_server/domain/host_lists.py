@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 MOST_HOSTS = 4096
-"""Limit for one list. More would delay other alerts, and no run works on so many."""
+"""More would delay other alerts, and no run works on so many."""
 LONGEST = 65_536
 _LONGEST_NAME = 512
 """Real names have at most 253 characters."""

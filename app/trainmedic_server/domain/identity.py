@@ -6,12 +6,10 @@ from msgspec import Struct
 
 
 class Unresolved(Struct, frozen=True):
-    """Refusal of labels that name no target, or several."""
-
     reason: str
     """``target_unknown``, ``target_ambiguous``, or ``not_accepted`` (refused by the alert map, without lookup)."""
     why: str
-    """For a person: missing or contradictory labels."""
+    """For a person."""
 
 
 class IdentityLabels(Struct, frozen=True):

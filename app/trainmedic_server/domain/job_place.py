@@ -21,7 +21,7 @@ _NOWHERE: frozenset[str] = frozenset()
 def contradiction(
     job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels, used: str | None = None
 ) -> Unresolved | None:
-    """Return why the alert is not about the known job of this name, or None.
+    """Return why the alert is not about the known job of this name.
 
     `used` is the key of a GPU that it is said to use (`gpu_names.key`).
     """
@@ -40,7 +40,7 @@ def contradiction(
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
-    """Return why the job does not run on the node, or None."""
+    """Return why the job does not run on the node."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None
@@ -73,7 +73,7 @@ def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence
 
 
 def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
-    """Return the namespace of the alert's subject. Empty if the labels have only the exporter's."""
+    """Return the namespace of the alert's subject; empty if only the exporter's is known."""
     exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
     if exported or not namespace:
         return exported
@@ -114,7 +114,7 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return whether the pod computes and so reports about itself. Exporters have no job and request no GPU."""
+    """Return whether the pod reports about itself: unlike exporters, it has a job or requests a GPU."""
     return pod.job is not None or bool(pod.gpus)
 
 

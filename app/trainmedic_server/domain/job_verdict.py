@@ -10,7 +10,7 @@ from msgspec import Struct
 
 THROUGHPUT_DROP = "TrainingThroughputDrop"
 SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
-"""Alerts about slow jobs. The slowness has lasted 5 min."""
+"""The slowness has lasted 5 min."""
 CURRENT_FOR = timedelta(hours=1)
 """Time after a failure's first sign. Later alerts of the job concern something else."""
 
@@ -45,7 +45,7 @@ class JobVerdict(Struct, frozen=True):
 
 
 class VerdictsOnJob(Struct, frozen=True):
-    """The newest verdicts on a job's failure and on its slowness."""
+    """The newest ones on failure and on slowness."""
 
     failure: JobVerdict | None = None
     slowness: JobVerdict | None = None

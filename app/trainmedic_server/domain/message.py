@@ -56,7 +56,7 @@ class MessageRule(Struct, frozen=True):
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
-    """Channel names; empty for all."""
+    """Empty for all."""
 
 
 _INFO, _WARNING, _CRITICAL = (MessageRule(severity) for severity in Severity)
@@ -90,11 +90,10 @@ class Message(Struct, frozen=True):
     """Further lines, shown if the message is not grouped; may be empty."""
     at: datetime
     due_at: datetime
-    """Earliest time of sending. Until then, messages of its topic are grouped, and short-lived conditions are dropped.
-    """
+    """Earliest time of sending. Until then, messages are grouped by topic, and short-lived conditions dropped."""
     run_id: str | None = None
     link: str = ""
-    """Page with details; empty without an external URL."""
+    """Empty without an external URL."""
 
 
 _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")

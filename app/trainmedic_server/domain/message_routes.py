@@ -26,8 +26,6 @@ _Choice = TypeVar("_Choice")
 
 
 class RouteField(StrEnum):
-    """A message field in route conditions."""
-
     COMPONENT = "component"
     SEVERITY = "severity"
     KIND = "kind"
@@ -68,7 +66,7 @@ class ChosenChannels(Struct, frozen=True):
 class MessageRoutes(Struct, frozen=True):
     channels: tuple[str, ...] = ()
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """By channel name. Channels that are only defaults have none."""
+    """By channel name; none for mere defaults."""
     defaults: tuple[str, ...] = ()
     """Channels for unmatched messages, sorted."""
 
@@ -95,7 +93,7 @@ class MessageRoutes(Struct, frozen=True):
 
     @property
     def caveat(self) -> str:
-        """A warning if a message may need a missing default channel; otherwise empty."""
+        """A warning if a message may need a missing default channel."""
         if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
             return ""
         return (

@@ -1,9 +1,8 @@
 """The node that an alert is about, from all labels that name one. Pure.
 
-Names are resolved among agents, cluster and inventory before they are compared, so that spellings do not matter. In
-this order:
+Names are compared after resolution among agents, cluster and inventory. In this order:
 
-1. A GPU UUID that one agent reports is proof, whatever other labels state.
+1. A GPU UUID that one agent reports is proof.
 2. The subject's own labels: ``exported_instance``, ``exported_node``, then ``node`` and similar. Different known nodes
   are ambiguous. An unknown name is not replaced by a less trusted label, which may be the exporter's host.
 3. Without a subject: the exporter's node, if the exporter measures its own node.
@@ -38,7 +37,7 @@ class Naming(Struct, frozen=True):
 
     label: Label
     nodes: Nodes
-    """Known nodes: none if the name is unknown, several if ambiguous."""
+    """Empty if the name is unknown, several if ambiguous."""
     host: str = ""
 
     def told(self, topology: Topology) -> str:
@@ -58,7 +57,7 @@ class NodeEvidence:
         self._identity = identity
 
     def node(self) -> str | Unresolved:
-        """Return the known node, or an unknown name as the label spells it."""
+        """Return the known node, or an unknown name as spelled."""
         listed = self._listed
         if isinstance(listed, Unresolved):
             return listed
@@ -178,7 +177,7 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """The single host in host-list labels, or why it is not unique. None without such labels."""
+        """The single host in host-list labels, if any, or why it is not unique."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -237,7 +236,7 @@ class NodeEvidence:
         return self._not_measured_elsewhere(node) or node
 
     def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
-        """Return why the node is wrong because the exporter's pod measures another one, or None."""
+        """Return why the node is wrong because the exporter's pod measures another one."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None

@@ -1,8 +1,7 @@
 """Node names and their equivalence: short names, full names, cloud names, addresses. Pure.
 
-A short and a full name mean one node if one is the prefix of the other (``gpu-7``, ``gpu-7.site.example``) and nothing
-else fits; with ``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes
-several.
+A name that is another's prefix (``gpu-7``, ``gpu-7.site.example``) means the same node if nothing else fits; with
+``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes several.
 """
 
 from __future__ import annotations
@@ -108,8 +107,6 @@ class NodeNames(Struct, frozen=True, dict=True):
 
 
 class KnownNodes(Struct, frozen=True, dict=True):
-    """Nodes of all sources under unique names."""
-
     agents: NodeNames
     cluster: NodeNames
     written: NodeNames
@@ -127,7 +124,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
-        """Return the nodes that this name or address may mean, several if ambiguous."""
+        """Return the nodes that this name or address may mean."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)
@@ -189,7 +186,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset(map(self.name_of, nodes))
 
     def name_of(self, node: str) -> str:
-        """Return the name to use for a known node: its agent's, if it has one."""
+        """Return the name to use for a known node: its agent's, if any."""
         sources = self.sources
         rank = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
         if rank == 0:
@@ -228,7 +225,7 @@ def _in(source: NodeNames, name: str) -> Nodes:
 
 
 def _back(source: NodeNames, name: str) -> Nodes:
-    """Return all nodes of a source that the name may mean. Two mean that it is ambiguous."""
+    """Return all nodes of a source that the name may mean."""
     return source.called(name) | (_NONE if is_address(name) else source.related(name))
 
 

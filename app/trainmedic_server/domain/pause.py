@@ -53,18 +53,18 @@ class OperatorPause(Struct, frozen=True):
     by: str
     at: datetime
     starts_at: datetime
-    """Start of the pause or of its first window."""
+    """Of the pause or of its first window."""
     ends_at: datetime | None = None
-    """End of the pause or of its first window; None until a person ends it."""
+    """Of the pause or of its first window; None until a person ends it."""
     every: timedelta | None = None
-    """Recurrence interval; None for once."""
+    """None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False
-    """True if covered runs are recorded as in mode observe, and not held."""
+    """True if covered runs are recorded as in mode observe, not held."""
 
     def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
-        """Return the open or next window; None if the pause is over."""
+        """Return the open or next window; None if over."""
         if self.every is None or self.ends_at is None or now < self.ends_at:
             return None if self.ends_at is not None and now >= self.ends_at else (self.starts_at, self.ends_at)
         length = self.ends_at - self.starts_at

@@ -13,7 +13,7 @@ from msgspec import Struct
 LONGEST_QUERY = 16_384
 """Characters."""
 MOST_LABELS = 64
-"""Limit of labels that narrow an expression."""
+"""To narrow an expression."""
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -40,11 +40,11 @@ class Comparison(Struct, frozen=True):
     operator: str
     """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
     limit: float | None
-    """The other side, if it is a number."""
+    """The other side, if a number."""
 
     @property
     def better(self) -> str | None:
-        """``lower`` or ``higher``; None if the operator does not determine it."""
+        """``lower`` or ``higher``, if the operator determines it."""
         return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
 
     def holds(self, value: float) -> bool | None:

@@ -27,13 +27,11 @@ _LONGEST_REASON = 500
 
 
 class Reaction(Struct, frozen=True):
-    """One playbook's reaction to one alert."""
-
     playbook: str
     """Empty in ``not_accepted``, and in the reaction that counts playbooks without a stored reason."""
     decision: str
     reason: str = ""
-    """For a person; may be empty."""
+    """For a person."""
     run_id: str | None = None
     """The run started or joined, or the history item that states why not; None for a `NoReaction`."""
 

@@ -66,7 +66,7 @@ PASSING = frozenset(
         Decision.NOT_ACCEPTED,
     }
 )
-"""Reasons not to start that may no longer hold when the alert is repeated."""
+"""Reasons not to start that may no longer hold at the alert's next report."""
 
 
 class StepStatus(StrEnum):
@@ -167,7 +167,7 @@ class StepState(Struct, frozen=True):
     kind: str
     """``action``, ``wait_for`` or ``approve``."""
     action: str | None = None
-    """Action name; None for other kinds."""
+    """None for other kinds."""
     status: StepStatus = StepStatus.PENDING
     params: Mapping[str, Any] = field(default_factory=dict)
     attempts: tuple[Attempt, ...] = ()
@@ -200,7 +200,7 @@ class Run(Struct, frozen=True):
     """UUIDv7, sortable by time."""
     playbook: str
     version: str
-    """Hash of the playbook's text, under which the text is stored."""
+    """Hash of the playbook's text."""
     target: Target | None
     """None if the labels named no target."""
     mode: Mode
@@ -208,7 +208,7 @@ class Run(Struct, frozen=True):
     status: Status
     decision: Decision
     alert: Identity
-    """The alert of its admission. The store has those that joined."""
+    """The alert of its admission."""
     alert_name: str
     alert_labels: Mapping[str, str]
     """All labels, as changed by the alert map."""
@@ -224,7 +224,7 @@ class Run(Struct, frozen=True):
     message: str = ""
     """For a person: current wait or problem, finally the outcome."""
     touched: tuple[str, ...] = ()
-    """Nodes that it changed or was about to change, sorted. Filled only when the history is read."""
+    """Nodes that it changed or was about to change, sorted. Filled only on reading the history."""
     started_by: str | None = None
     """Operator who started it manually; None for an alert."""
     repeats: str | None = None
@@ -297,7 +297,7 @@ class Run(Struct, frozen=True):
 
     @property
     def success(self) -> bool | None:
-        """True or False for a closed run that acted; None for other runs."""
+        """Of a closed run that acted; otherwise None."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED
@@ -325,7 +325,7 @@ class OperatorOrder(Struct, frozen=True):
     step: str | None = None
     """ID of the approved or rejected step; None for other kinds."""
     asked: int | None = None
-    """Round of the question that is answered. None for other kinds and from earlier releases."""
+    """Round of the answered question. None for other kinds and from earlier releases."""
 
 
 class Event(Struct, frozen=True):
@@ -355,7 +355,7 @@ class Controls(Struct, frozen=True):
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
     alive_at: datetime | None = None
-    """Last heartbeat, from which the next start computes the downtime."""
+    """Last heartbeat."""
     pauses: tuple[OperatorPause, ...] = ()
     """Current and future pauses, in order of ordering."""
     breaker_closed_at: datetime | None = None

@@ -6,8 +6,6 @@ from msgspec import Struct
 
 
 class ShownQuestion(Struct, frozen=True):
-    """A chat message that shows a question."""
-
     run_id: str
     step: str
     channel: str

@@ -181,7 +181,7 @@ def _single(
     same: Callable[[str], str] = str,
     is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """Return the value on which the labels of these names agree. `same` maps values to a comparable form."""
+    """Return the value on which these labels agree. `same` maps values to a comparable form."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_passed_over(label):

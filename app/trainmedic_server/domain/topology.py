@@ -36,8 +36,6 @@ _NO_JOBS: Jobs = frozenset()
 
 
 class ClusterNode(Struct, frozen=True):
-    """A node in Kubernetes."""
-
     name: str
     addresses: tuple[str, ...]
 
@@ -110,7 +108,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return cls(gpus_by_node)
 
     def prepare(self) -> None:
-        """Compute the lookup tables, which takes 0.1 s for thousands of nodes."""
+        """Compute the lookup tables; 0.1 s for thousands of nodes."""
         _ = self.gpus_by_key, self.names.by_spelling, self.names.by_beginning, self.names.longer_names
 
     @cached_property
@@ -124,13 +122,13 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_of(self, name: str, node: str) -> str:
-        """Return the UUID key of the GPU of this name on the node, if an agent reports it."""
+        """Return the UUID key of a GPU on the node, if an agent reports it."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
-        """Return the agent's name for a node; otherwise the given name."""
+        """Return the agent's name for a node, or the given one."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -163,7 +161,7 @@ class JobTopology(Struct, frozen=True):
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Nodes, by job, on which a rank's GPU is unknown to the agents. It may use any GPU there."""
+    """Nodes, by job, on which a rank's GPU is unknown to the agents; it may be any."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
 
@@ -212,7 +210,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
     answers: bool = True
     """True if nodes and pods were listed and the API server still answers."""
     listed_names: NodeNames | None = None
-    """Precomputed names of `nodes`, which change more rarely than pods."""
+    """Names of `nodes`, which change more rarely than pods."""
 
     @cached_property
     def names(self) -> NodeNames:

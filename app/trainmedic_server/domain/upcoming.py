@@ -19,7 +19,7 @@ class HeldBy(Struct, frozen=True):
     since: datetime
     doing: str
     until: datetime | None = None
-    """Latest end of that activity; None without a limit. More steps may follow."""
+    """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
 
 
@@ -28,7 +28,7 @@ class Upcoming(Struct, frozen=True):
 
     now: str | None = None
     waits_for: str | None = None
-    """For a person: what the run waits for; None while it works."""
+    """For a person; None while it works."""
     holder: str | None = None
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None

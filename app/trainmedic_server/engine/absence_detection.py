@@ -8,9 +8,9 @@ from datetime import timedelta
 
 
 class AbsenceDetection:
-    """Reports names missing for `counts_after` without interruption.
+    """Reports names missing for `counts_after` without interruption. ``elapsed`` is a monotonic clock in seconds.
 
-    More than `latest_look` between two checks is a server stall. ``elapsed`` is a monotonic clock in seconds.
+    More than `latest_look` between two checks is a server stall.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class AbsenceDetection:
         self._looked_at: float | None = None
 
     def forget(self) -> None:
-        """Restart all counts, because Redis did not answer."""
+        """Restart all counts."""
         self._since.clear()
         self._looked_at = None
 

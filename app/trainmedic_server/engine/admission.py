@@ -1,6 +1,6 @@
 """Decisions on alerts: new, repeated or resolved, and whether a playbook starts a run, joins one, or neither. Pure.
 
-Deliveries of one transaction are decided in order, as if each were committed alone.
+Deliveries of one transaction are decided as if each were committed alone.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class AdmissionFacts(Struct):
-    """Stored data on the deliveries, updated by each decision."""
+    """Stored data on the deliveries; decisions update it."""
 
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
-    """Firing alerts by fingerprint, only for those that resolve in these deliveries."""
+    """By fingerprint, only for those that resolve in these deliveries."""
     linked: dict[Identity, list[LinkedRun]]
     open_runs: dict[Key, str]
     guards: dict[Key, GuardFacts]
@@ -55,7 +55,7 @@ class AdmissionFacts(Struct):
 
 
 class Admitter:
-    """Decides on deliveries in order and collects the changes."""
+    """Decides on deliveries in order."""
 
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
@@ -79,7 +79,7 @@ class Admitter:
         self._touched: set[str] = set()
 
     def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
-        """Return all changes. Runs that changed again in the same transaction get no first plan."""
+        """Return all changes, without first plans for runs that changed again in the same transaction."""
         runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
         for run_id, started in self._to_drive.items():
             first = first_plan(started, self._now) if first_plan is not None and run_id not in self._touched else None
@@ -99,12 +99,11 @@ class Admitter:
         )
 
     def take_touched(self) -> set[str]:
-        """Return and forget the IDs of touched runs."""
         touched, self._touched = self._touched, set()
         return touched
 
     def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
-        """Start a run manually, subject to the same guards. Return it, or the record of why it did not start.
+        """Start a run manually. Return it, or the record of why the guards refuse it.
 
         The alert may be of any age. Raises Conflict if a run of the playbook is open on the target.
         """
@@ -402,9 +401,7 @@ def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
 
 
 def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:
-    """Return the alert with its earlier mapped labels. A changed map must not turn a handled or ended alert into
-    another one.
-    """
+    """Return the alert with its earlier mapped labels, so that a changed map does not make it another alert."""
     if alert.labels == earlier.labels or (alert.original is None and earlier.original is None):
         return alert
     return replace(alert, labels=earlier.labels, original=earlier.original)

@@ -15,8 +15,6 @@ from trainmedic_server.ports.store import Transaction
 
 
 class StartedRun(Struct, frozen=True):
-    """A run to drive."""
-
     run: Run
     playbook: CompiledPlaybook
     alert: AlertRecord
@@ -25,7 +23,7 @@ class StartedRun(Struct, frozen=True):
 
 
 class AdmissionChanges(Struct, frozen=True):
-    """Changes to write. ``started`` and ``touched`` are handled once these are durable."""
+    """``started`` and ``touched`` are handled once these are durable."""
 
     records: Mapping[Identity, AlertRecord]
     runs: Sequence[Run]
@@ -35,7 +33,7 @@ class AdmissionChanges(Struct, frozen=True):
     controls: Controls | None
     started: Sequence[StartedRun]
     touched: Set[str]
-    """IDs of runs whose drivers must reload."""
+    """Runs whose drivers must reload."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
         """Write everything except playbook texts."""

@@ -2,9 +2,9 @@
 
 A changing step starts only while an alert of the run fires. Exceptions:
 
-- steps after the run's own ``wait_for: resolved`` (`is_behind_wait`)
+- `is_behind_wait`
 - steps that only revert (``Action.gives_back``)
-- runs whose own step may have silenced the alert (`may_be_silenced`)
+- `may_be_silenced`
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def next_wait(run: Run, state: StepState) -> StepState | None:
 
 
 def may_be_silenced(draft: RunDraft) -> bool:
-    """Return whether a step may have ended the alert without a repair, by stopping its source (``Action.silences``)."""
+    """Return whether a step may have ended the alert by stopping its source (``Action.silences``)."""
     target = draft.run.target
     resolved_at = max(
         (record.resolved_at for record in decisive(draft.outside.alerts) if record.resolved_at), default=None
@@ -89,7 +89,7 @@ def left_out(run: Run) -> Iterator[StepState]:
 
 
 def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the question is moot: all alerts resolved, and the step does not follow the run's wait for it."""
+    """Return whether all alerts resolved, and the step does not follow the run's wait for it."""
     if not draft.outside.resolved or may_be_silenced(draft):
         return False
     return not is_behind_wait(draft.run, draft.playbook, state)

@@ -1,4 +1,4 @@
-"""Detection of lost agents, across restarts. Records are in the run store.
+"""Detection of lost agents, from records in the run store.
 
 An agent lost while the server was down counts as lost since its last recorded report. Redis outages do not count.
 """
@@ -33,7 +33,7 @@ class AgentSource(Protocol):
 
 
 class AgentWatch:
-    """Watches agents. Lost agents and their nodes stay known for ``retention``.
+    """Lost agents and their nodes stay known for ``retention``.
 
     ``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds.
     """
@@ -67,7 +67,7 @@ class AgentWatch:
         return self._names
 
     async def load(self) -> None:
-        """Read the persisted agents once. Raises StoreUnavailable."""
+        """Call once. Raises StoreUnavailable."""
         await self._loaded()
 
     async def _loaded(self) -> dict[str, AgentLife]:

@@ -31,7 +31,7 @@ class Batcher(Generic[Asked, Answer]):
     """Passes entries to `handle` in ordered batches, at most `at_once` at a time.
 
     `handle` returns one answer per entry. If it raises, nothing was stored and entries are handled singly; a store
-    outage fails the whole batch. `limit` bounds waiting entries, `most` the weight of a batch with several entries.
+    outage fails the whole batch. `limit` bounds waiting entries, `most` a batch's weight, unless it has one entry.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Batcher(Generic[Asked, Answer]):
         return len(self._waiting)
 
     async def ask(self, entry: Asked) -> Answer:
-        """Return the answer for `entry`. Raises Saturated, or what `handle` raised."""
+        """Raises Saturated, or what `handle` raised."""
         if self._limit is not None and len(self._waiting) >= self._limit:
             raise errors.Saturated(f"{len(self._waiting)} {self._entries} are waiting already")
         loop = asyncio.get_running_loop()

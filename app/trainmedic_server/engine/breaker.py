@@ -27,7 +27,7 @@ log = telemetry.logger(__name__)
 
 
 class Breaker:
-    """Counts touched nodes. `on_opened` is called after the change is durable."""
+    """`on_opened` is called after the change is durable."""
 
     def __init__(
         self,

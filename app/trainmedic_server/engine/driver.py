@@ -1,7 +1,7 @@
 """Execution of one run: plan, commit, act, commit, repeated until nothing is due.
 
 Only its driver changes a run that is open or owes an undo. External changes (alerts, operator commands, pauses) are
-stored separately, and `touch` makes the driver reload before planning. So runs need no locks and lose no updates.
+stored separately and read after `touch`. So runs need no locks and lose no updates.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ log = telemetry.logger(__name__)
 
 
 class Driver:
-    """Owns one run."""
-
     def __init__(
         self,
         run: Run,
@@ -73,7 +71,7 @@ class Driver:
         """Persisted next instruction. None while planning and during an attempt."""
         self._touches: set[str] = set()
         self._in_flight: OutsideState | None = None
-        """External state for the current attempt, as of the last touch."""
+        """For the current attempt, as of the last touch."""
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
@@ -92,7 +90,7 @@ class Driver:
         return self._touched.is_set()
 
     async def reload(self) -> None:
-        """Reload the run, because memory may be ahead of the store after an error."""
+        """Reload the run: after an error, memory may be ahead of the store."""
         self._then = None
         snapshot = await self._services.recorder.snapshot(self.run.id)
         if snapshot is not None:
@@ -243,10 +241,7 @@ class Driver:
         return plan.is_called_off(self._draft(), act)
 
     async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
-        """Record the destinations of an action that determines them; return the outcome if it cannot.
-
-        An undo uses the recorded ones.
-        """
+        """Record the destinations of an action that determines them; return the outcome if it cannot."""
         action = _multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None:
             return None
@@ -277,9 +272,7 @@ class Driver:
         return _call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """Return whether the attempt may continue. The driver stays touched, so that the next plan reads the change
-        too.
-        """
+        """Return the clearance. The driver stays touched, so that the next plan reads the change too."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"
@@ -289,7 +282,7 @@ class Driver:
         return "hold" if self._pause() is not None else "go_on"
 
     async def _outside_in_flight(self) -> OutsideState:
-        """Return the external state, read once per touch."""
+        """Read the external state once per touch."""
         while self._touched.is_set() and self._in_flight is None:
             touches = self._times_touched
             snapshot = await self._services.recorder.snapshot(self.run.id)
@@ -375,7 +368,7 @@ class Driver:
 
 
 def _attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """Return the persisted attempts of the step or its undo; the last is to be made."""
+    """Return the attempts of the step or its undo; the last is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -438,7 +431,7 @@ def _multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """Return the attempt's targets, without a job's nodes for reading actions, which do not disturb them."""
+    """Return the attempt's targets, without a job's nodes if it only reads."""
     assert run.target is not None
     state = run.step(act.key)
     undo = state.undo if act.undo else None
@@ -453,8 +446,9 @@ def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Tar
 
 
 def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequence[Target]) -> set[str]:
-    """Return the nodes that the breaker counts. None for reading actions and undos. Raises ConfigurationError if the
-    action fails to state them.
+    """Return the nodes that the breaker counts: none for reading actions and undos.
+
+    Raises ConfigurationError if the action fails to state them.
     """
     state = run.step(act.key)
     action_class = actions.action_class(state.action or "")
@@ -478,7 +472,7 @@ def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
 
 
 def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
-    """Return the run with the attempt's deadline reset to its full timeout from `now`."""
+    """Reset the attempt's deadline to its full timeout from `now`."""
     state = run.step(act.key)
     *earlier, last = _attempts_of(state, act)
     moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
@@ -513,7 +507,7 @@ def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
 
 
 async def _outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
-    """Run the call and map every ending to an `AttemptOutcome`."""
+    """Run the call and map every ending to an outcome."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):

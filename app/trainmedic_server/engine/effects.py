@@ -1,7 +1,7 @@
 """Measurement of an alert's metric after a run has acted.
 
-`EffectRecorder` stores an effect at a run's first act, due 10 minutes later. `EffectMeasuring` then queries Prometheus
-for the whole period. Restarts and outages lose none, and no run waits for it.
+An effect is stored at a run's first act. From 10 minutes later, `EffectMeasuring` queries Prometheus for the whole
+period. So restarts and outages lose none, and no run waits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _AGAIN = timedelta(minutes=1)
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 20
 _MOST_BRANCHES = 4
-"""Rule branches that are tried, one query each."""
+"""Rule branches tried, one query each."""
 
 log = telemetry.logger(__name__)
 
 
 class EffectRecorder:
-    """Records due effects; implements `event_dispatch.EventListener`."""
+    """Implements `event_dispatch.EventListener`."""
 
     name = "effects"
     kinds = ACTED
@@ -131,7 +131,7 @@ class EffectMeasuring:
         return replace(effect, due_at=now + _AGAIN, reason=reason)
 
     async def _measured(self, effect: Effect, run: Run) -> Effect:
-        """Return the effect with its verdict. Raises MetricsUnavailable."""
+        """Raises MetricsUnavailable."""
         if run.acted_at is None:
             return effect.not_measured("the act was cancelled before start")
         if effect.query is not None:

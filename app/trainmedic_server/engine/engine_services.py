@@ -28,7 +28,7 @@ log = telemetry.logger(__name__)
 
 
 async def nothing_to_renew() -> None:
-    """Do nothing, for a fixed topology as in simulations."""
+    """Do nothing, as for a simulation's fixed topology."""
 
 
 class EngineServices(Struct, frozen=True):

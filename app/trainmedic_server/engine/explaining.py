@@ -18,9 +18,9 @@ class Explainer:
         self._services = services
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Return the reaction of each playbook for the alertname if the alerts were delivered now.
+        """Return each playbook's reaction if the alerts were delivered now. Raises StoreUnavailable.
 
-        `at` sets the time only for the alerts' age. Raises StoreUnavailable.
+        `at` sets the time only for the alerts' age.
         """
         services = self._services
         topology = services.topology()

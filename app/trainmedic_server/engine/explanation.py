@@ -35,9 +35,8 @@ _ACTING = (Decision.STARTED, Decision.JOINED)
 
 
 class Explanation(Struct, frozen=True):
-    """One playbook's reaction to one alert. ``guards`` and ``steps`` are empty without a reaction.
-
-    ``decision`` is None without a reaction or for a resolved alert.
+    """One playbook's reaction to one alert. Without one, ``guards`` and ``steps`` are empty and ``decision`` is None,
+    as it is for a resolved alert.
     """
 
     playbook: str
@@ -49,7 +48,7 @@ class Explanation(Struct, frozen=True):
     mode: Mode | None = None
     target: str | None = None
     target_from: tuple[str, ...] = ()
-    """Sentences on labels that name a node, with sources. Empty if the target has no node."""
+    """Sentences on labels that name a node, with sources; empty if the target has none."""
     decision: Decision | None = None
     run_id: str | None = None
     waits_for: str | None = None
@@ -67,7 +66,7 @@ class ExplainedAlert(Struct, frozen=True):
 
     @property
     def acting(self) -> tuple[str, ...]:
-        """Playbooks that would act, independently and one after the other."""
+        """Playbooks that would act, one after the other."""
         return tuple(each.playbook for each in self.playbooks if each.decision in _ACTING)
 
 
@@ -97,7 +96,7 @@ def prepared(
 def explain(
     playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain each alert for each matched playbook. Each decision assumes that earlier alerts were admitted."""
+    """Explain each alert for each matched playbook, assuming that earlier alerts were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
     guard_facts = dict(facts.guards)
     numbers = itertools.count(1)
@@ -146,7 +145,7 @@ def for_a_test(
     actions: Actions,
     limits: EngineLimits,
 ) -> tuple[ExplainedAlert, ...]:
-    """Return what a playbook test would see of each alert: alone, at its start, in mode enforce."""
+    """Explain what a playbook test would see: each alert alone, at its start, in mode enforce."""
     enforcing = replace(limits, mode=Mode.ENFORCE)
     return tuple(
         explained

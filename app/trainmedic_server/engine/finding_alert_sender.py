@@ -40,7 +40,7 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """Sends due alerts. Firing ones are repeated after ``repeat_every``."""
+    """Firing alerts are repeated after ``repeat_every``."""
 
     def __init__(
         self,

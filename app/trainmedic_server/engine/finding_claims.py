@@ -1,7 +1,7 @@
 """Target and job of a finding, as far as its node is trusted.
 
 A node reports only about itself. A job counts if it is known to be on that node, or if the log is its pod's. Otherwise
-the finding is the node's and the job's name a claim: anyone who can write a file there can name it after a job.
+its name is a claim: anyone who can write a file there can name it after a job.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from trainmedic_server.domain.topology import Topology
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""
 MOST_CLAIMED_OF_NODE = 200
-"""Findings with a claimed job that a node may begin within `COUNTED`: less than half of its open findings, so that
-invented names leave capacity for the kernel's reports.
+"""Findings with a claimed job that a node may begin within `COUNTED`: less than half of its open findings, which leaves
+capacity for the kernel's reports.
 """
 COUNTED = timedelta(days=1)
 _LONGEST_CLAIM = 253

@@ -24,12 +24,10 @@ from trainmedic_server.engine.node_watch import JobProgress
 SILENCE = timedelta(minutes=15)
 """Silence that ends a finding without a loaded rule."""
 FORGOTTEN_AFTER = timedelta(days=7)
-"""Silence of the node or job that ends a finding waiting for it."""
+"""Silence of its node or job that ends a waiting finding."""
 
 
 class EndFacts(Struct, frozen=True):
-    """Inputs at one moment."""
-
     ago: Ago
     """Excludes downtimes."""
     booted_at: Mapping[str, datetime] = field(default_factory=dict)

@@ -57,8 +57,6 @@ class _Group(NamedTuple):
 
 
 class _Work(Struct):
-    """Data read and changed in one transaction."""
-
     known: dict[str, KnownFinding]
     """By ID."""
     open_ids: dict[str, str]
@@ -115,14 +113,14 @@ class FindingIntake:
         await loops.repeat(self.check, CHECK_EVERY, "findings", self._metrics, rest=loops.by_clock(self._clock))
 
     async def take(self, updates: Sequence[FindingUpdate]) -> None:
-        """Return once the updates are durable. Raises StoreUnavailable."""
+        """Return once durable. Raises StoreUnavailable."""
         for update in updates:
             self._nodes.note_boot(update.node, update.booted_at)
         work = await self._store.transact(lambda tx: self._take(tx, updates))
         self._count(updates, work)
 
     async def check(self) -> None:
-        """Check all open findings once. Raises StoreUnavailable."""
+        """Check all open findings. Raises StoreUnavailable."""
         open_findings, has_alerts = await self._store.transact(self._check)
         self._open = Counter(map(_Group.of, open_findings))
         self._metrics.open_findings.set(len(open_findings))

@@ -1,7 +1,7 @@
-"""Forecast of a playbook's steps from an alert alone. Pure.
+"""Forecast of a playbook's steps from an alert alone; those that depend on earlier results are undetermined. Pure.
 
-Steps that depend on earlier results are undetermined. `plan.observe` does not suit: it does not distinguish run, failed
-and undetermined steps, and omits questions, ``on_success`` and ``on_failure``.
+`plan.observe` does not suit: it does not distinguish run, failed and undetermined steps, and omits questions,
+``on_success`` and ``on_failure``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 _RUN_ID = "00000000-0000-7000-8000-000000000000"
-"""ID of the hypothetical run, for templates."""
+"""For templates."""
 
 
 class StepForecast(StrEnum):

@@ -37,7 +37,7 @@ def decide(
 ) -> GuardDecision:
     """Return whether a run may start, apart from the breaker's count (`trips_breaker`).
 
-    `ago` counts back from now; `pause` is the one that would hold the run.
+    `ago` counts back from now; `pause` would hold the run.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))

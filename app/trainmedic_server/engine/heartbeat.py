@@ -1,6 +1,5 @@
-"""Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses.
-
-The next start computes the downtime from the last one.
+"""Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses. The next start
+computes the downtime from it.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
-"""Compromise between the wait of the first alert and the number of commits."""
+"""Compromise between the first alert's wait and the number of commits."""
 
 _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
-"""Seconds between log lines on the same playbook and alertname, because firing alerts repeat."""
+"""Seconds between log lines on the same playbook and alertname."""
 
 log = telemetry.logger(__name__)
 
@@ -47,7 +47,7 @@ class AdmittedBatch(Struct, frozen=True):
 
 
 class DeliveryIntake:
-    """Admits deliveries. After each commit, `on_admitted` gets the changes."""
+    """After each commit, `on_admitted` gets the changes."""
 
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services, metrics = services, services.metrics
@@ -149,7 +149,7 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
-        """Store the playbook texts of new runs, so that a restart finds their versions."""
+        """Store the texts of new runs, so that a restart finds their versions."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook

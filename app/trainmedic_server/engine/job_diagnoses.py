@@ -1,8 +1,7 @@
 """Verdicts on failed and hanging jobs: created, stored, and sent as alerts.
 
-The verdict and the alert `TrainingFailed` follow 5 s after the first sign (open finding, gone job, reported failure),
-and are updated with late data for 2 min. While a launcher reports a running attempt, the job's output is no failure.
-All durable state is in the run store.
+The verdict and the alert `TrainingFailed` follow 5 s after the first sign, and are updated with late data for 2 min.
+While a launcher reports a running attempt, the job's output is no failure. All durable state is in the run store.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
 SETTLING = timedelta(seconds=5)
-"""Delay from the first sign to the verdict, so that the output of all nodes arrives."""
+"""Delay from the first sign to the verdict, for the output of all nodes."""
 UNREAD_SETTLING = timedelta(seconds=15)
-"""Delay if the report names an error whose lines were not read yet, because the alert keeps its first cause."""
+"""Delay if lines of a reported error were not read yet: the alert keeps its first cause."""
 TAKEN_IN = timedelta(minutes=2)
 """Period after the first sign that belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
@@ -54,18 +53,17 @@ _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 _GONE_AFTER = timedelta(seconds=30)
 _LAUNCHER_LASTS = timedelta(seconds=20)
 """Silence after which a launcher counts as absent. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-"""Alerts searched for those of jobs that ended normally."""
+"""Alerts searched for those of normally ended jobs."""
 _PODS_END = timedelta(seconds=5)
 """A container ends at about the time of its job's report."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_PAGES = 10
-"""Pages of claimed findings that are searched for those on the job's nodes."""
+"""Pages of claimed findings searched for those on the job's nodes."""
 _MOST_RANKS = 100_000
 """Larger sizes count as unknown."""
 
@@ -79,9 +77,7 @@ class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
 
 
 class JobDiagnoses:
-    """Watches for failures. Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for
-    playbooks.
-    """
+    """Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for playbooks."""
 
     def __init__(
         self,
@@ -104,18 +100,18 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}
-        """Kubernetes namespaces of connected jobs; None if not reported."""
+        """Of connected jobs; None if not reported."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
-        """Last reading of presences."""
+        """At the presences."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
         """Last locations, by job."""
         self._placements: dict[str, Any] = {}
         """Last reported, by job."""
         self._sizes: dict[str, int] = {}
         self._processes: dict[str, tuple[str, ...]] = {}
-        """Instances of the last processes and launchers by job, in order of appearance."""
+        """Instances of the last processes and launchers by job, oldest first."""
         self._stepping: dict[str, Stepping] = {}
         """By job."""
         self._seen: dict[str, datetime] = {}
@@ -174,7 +170,7 @@ class JobDiagnoses:
         return {job: ends for job, ends in recent.items() if ends}
 
     def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return the signs that count. A present launcher reports each end, so only stopped steps count as a hang."""
+        """Return the signs that count: under a present launcher, which reports each end, only stopped steps."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
@@ -338,7 +334,7 @@ class JobDiagnoses:
     async def _past(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
         """Return the newest findings of the job, ended ones included, and claimed ones on its nodes.
 
-        Claims on other nodes are skipped page by page, so that invented claims cannot hide the job's own.
+        Pages of claims on other nodes are skipped, so that invented claims cannot hide the job's own.
         """
         own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         places = {*nodes, *(node for each in own if each.origin.job == job for node in each.nodes)}
@@ -352,7 +348,7 @@ class JobDiagnoses:
         return [*own, *claimed[:_MOST_PAST]]
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
-        """Return signs of failures in pod statuses, by job. Pods that end with a normally ended job are none."""
+        """Return signs of failures in pod statuses, without pods that end with a normally ended job."""
         now, by_job = self._clock.now(), dict[str, list[Sign]]()
         for job, faults in self._pods.faults().items():
             life = lives.get(job)
@@ -430,7 +426,7 @@ def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[Kno
 
 
 def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
-    """Return the alert of a verdict. It fires if ``over_at`` is None."""
+    """Return the alert of a verdict, firing if ``over_at`` is None."""
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),

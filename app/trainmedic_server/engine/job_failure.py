@@ -32,15 +32,15 @@ _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
 """Longest wait for a step after a sign of a hang."""
 _PRESENCE_LAGS = timedelta(seconds=15)
-"""Delay with which a step from before the sign may be seen: presences are written and read every 5 s."""
+"""Delay with which a step from before the sign may be seen; presences are written and read every 5 s."""
 _SHORTEST_WATCH = timedelta(seconds=22)
-"""Shortest wait for a step: the lag and one more presence."""
+"""The lag and one more presence."""
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
     """Return whether a finding is about a job or from the kernel of one of its nodes.
 
-    A log file that names the job counts on the job's nodes, because it may be read before the job is known there.
+    A log file that names the job counts there too: it may be read before the job's location is known.
     """
     if job in (known.origin.job, known.target.job):
         return True
@@ -56,9 +56,8 @@ def tells_dumps(known: KnownFinding) -> bool:
 def with_dumps(
     facts: Facts, excerpts: Iterable[KnownExcerpt], earlier: Sequence[KnownVerdict], taken_in: timedelta
 ) -> Facts:
-    """Add the joint analysis of the dumps in `excerpts`.
-
-    Excludes dumps of other attempts and of failures with a verdict: attempts cannot always be distinguished.
+    """Add the joint analysis of the dumps in `excerpts`, without those of other attempts and of failures with a
+    verdict.
     """
     after = max((verdict.began_at + taken_in for verdict in earlier), default=None)
     dumps: list[Dump] = []
@@ -90,7 +89,7 @@ def with_kills(
     earlier: Sequence[KnownVerdict],
     others: Collection[tuple[str, str]] = (),
 ) -> Facts:
-    """Split kernel kills into one finding per process; stored findings combine consecutive kills on a node.
+    """Split kernel kills, which are stored combined by node, into one finding per process.
 
     Excludes kills before the last failure (`earlier`) and `others`, the `lost_processes` of other jobs.
     """
@@ -156,7 +155,7 @@ class Stepping(NamedTuple):
 
 
 def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: timedelta) -> bool:
-    """Return whether enough time has passed since a sign: for a job that was advancing, two usual steps."""
+    """Return whether enough time has passed since a sign: two usual steps if the job was advancing."""
     if sign.is_wait and stepping is not None and stepping.usual:
         settling = max(_SHORTEST_WATCH, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
     return now - sign.at >= settling
@@ -168,16 +167,14 @@ def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
 
 
 def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> bool:
-    """Return whether the sign is of another failure than the newest verdict: later than `taken_in`, or of a later
-    attempt.
-    """
+    """Return whether the sign is not of the newest verdict's failure: later than `taken_in`, or of a later attempt."""
     if sign.attempt is not None and verdict.attempt is not None and sign.attempt > verdict.attempt:
         return True
     return sign.at - verdict.began_at > taken_in
 
 
 def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
-    """Return findings that may belong to the attempt: its own, and those without attempt or job.
+    """Return findings of the attempt, and those without attempt or job.
 
     `attempt` None selects the newest attempt with an open finding.
     """
@@ -216,7 +213,7 @@ def healthy_shapes(
     failures: Iterable[KnownVerdict],
     reports: Iterable[ReportedEnd] = (),
 ) -> frozenset[str]:
-    """Return line shapes that earlier successful attempts of the job printed too, so they indicate no failure."""
+    """Return line shapes that the job's earlier successful attempts printed too."""
     past = list(past)
     failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
     failed |= {known.origin.attempt for known in past if _tells_failure(known)}

@@ -10,7 +10,7 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictSource
 
 _Newest = Mapping[str, tuple[datetime, JobVerdict]]
-"""Newest verdict by job, with the start of its subject."""
+"""By job, with the start of its subject."""
 
 
 class JobVerdicts:
@@ -34,7 +34,7 @@ class JobVerdicts:
             self._failures = counting
 
     async def load(self, source: VerdictSource) -> None:
-        """Load the verdicts of an earlier server. Raises StoreUnavailable."""
+        """Raises StoreUnavailable."""
         now = self._clock.now()
         for record in await source.verdicts(now - CURRENT_FOR, now + CURRENT_FOR):
             members = {"cause": record.cause, "confidence": record.confidence, "advice": record.advice}

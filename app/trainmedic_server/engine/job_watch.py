@@ -1,7 +1,7 @@
-"""Detection of gone jobs, as distinct from those that ended normally.
+"""Detection of gone jobs, by the rules of ``domain.job_life``. Records are in the run store.
 
 Only jobs whose SDK reports their end (``says_end`` in the presence) are watched. Redis outages and server downtimes do
-not count as silence. Records are in the run store. ``domain.job_life`` has the rules.
+not count as silence.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ log = telemetry.logger(__name__)
 
 
 class _Ranks(NamedTuple):
-    """Reported ranks of a job."""
-
     gpus: frozenset[tuple[str, str, str]]
     number: int
 
@@ -68,9 +66,9 @@ class JobWatch:
         self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, JobLife] | None = None
         self._signs: dict[tuple[str, str], datetime] = {}
-        """Time of the last presence by kind and name. An unchanged presence is no sign of life."""
+        """Last presence by kind and name. An unchanged one is no sign of life."""
         self._ranks: dict[str, int] = {}
-        """Last number of ranks by job."""
+        """By job."""
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
@@ -84,7 +82,7 @@ class JobWatch:
             await self._look()
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
-        """Record a person's statement that a gone job was meant to end. Return its new record.
+        """Record and return that a gone job was meant to end, as stated by a person.
 
         Raises NotFound, Conflict, StoreUnavailable.
         """
@@ -173,7 +171,7 @@ class JobWatch:
             yield from _taken(lives, job_life.missed(lives[name], now))
 
     def _heard(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
-        """Return new presences by name. A copy of an old one does not count."""
+        """Return new presences by name, without copies of old ones."""
         heard = {}
         for presence in presences:
             key = (kind, presence.name)
@@ -186,7 +184,7 @@ class JobWatch:
         return heard
 
     def _dropped(self, lives: dict[str, JobLife]) -> list[JobLife]:
-        """Remove expired and excess records from `lives` and return them."""
+        """Remove and return expired and excess records."""
         kept_since = self._ago(job_life.KEPT)
         dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
         for life in dropped:

@@ -1,6 +1,7 @@
-"""Conditions for reapplying an effect whose lease expired (rules: ``lease_recovery``), from its run's history.
+"""Conditions for reapplying an effect whose lease expired, from its run's history.
 
-`obstacle` and `guard_obstacle` return a reason for people, or None.
+`obstacle` and `guard_obstacle` return a reason for people, or None. ``cooldown`` counts from the last application,
+``max_runs`` limits repeats per run.
 """
 
 from __future__ import annotations

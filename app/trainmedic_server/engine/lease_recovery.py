@@ -1,19 +1,14 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
 If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
-renewal, this changes the node. It therefore waits, with the reason in the history (``set_again_held``), while:
+renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``,
+``docs/explanation/guarantees.md``). While it waits, the reason is in the history (``set_again_held``).
 
-- the server is paused, or the breaker is open
-- it is unknown whether an alert of the run fires. Without an Alertmanager to ask, an alert fires if it was reported
-  after this server's start. After `RESENT_AFTER`, every unresolved alert counts, because missed resolutions have been
-  sent again by then
-- the guards forbid it: ``cooldown`` counts from the last application, ``max_runs`` limits repeats per run
-
-An effect is never reapplied after its undo began or was ordered, after the run was cancelled or rejected, if a person
-approved it (once), or if the mode is no longer ``enforce``.
+Without an Alertmanager to ask, an alert fires if it was reported after this server's start. After `RESENT_AFTER`, every
+unresolved alert counts: missed resolutions have been sent again by then.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
-next server sends the command again; the node knows its ID and applies it once.
+next server repeats the command; the node knows its ID and applies it once.
 """
 
 from __future__ import annotations
@@ -208,7 +203,7 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Record which effects are reapplied, or why none is, and return them."""
+        """Record and return which effects are reapplied, or record why none is."""
         run = tx.run(run_id)
         if run is None:
             return []
@@ -236,9 +231,8 @@ class LeaseRecovery:
         return started
 
     def _record_obstacle(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
-        """Record why nothing is reapplied, once per reason and loss.
-
-        If the commands were sent (`asked`) and failed, only the first reason is recorded: its wording may vary.
+        """Record why nothing is reapplied, once per reason and loss; after sent commands (`asked`), only the first
+        reason.
         """
         since = max((event.seq or 0 for event, _ in contents_of(tx, run_id, LeaseLost)), default=0)
         held = [content for _, content in contents_of(tx, run_id, SetAgainHeld, after=since)]

@@ -1,18 +1,14 @@
 """Target locks: one change at a time per target.
 
-A run locks its claim (``claims``) from start to close. A node covers its GPUs and disks, the cluster covers everything
-(`Claim.overlaps`). Claims are granted in order of arrival; a run passes another waiter only if its claim overlaps
-neither a locked claim nor one of an earlier waiter.
-
-Undos take no lock. They only wait until no attempt is in flight on what they overlap.
+A run locks its claim (``claims``) from start to close. Claims are granted in order of arrival; a run passes another
+waiter only if its claim overlaps (`Claim.overlaps`) neither a locked claim nor an earlier waiter's. Undos take no lock.
+They only wait until no attempt is in flight on what they overlap.
 
 A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs still run
 one at a time. Their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
 
 At admission, the run's target is reserved for its first plan (``first_plans``). If it is not free, later runs cannot
-reserve what overlaps it.
-
-The locks are in memory. After a restart, drivers of open runs take them again.
+reserve what overlaps it. The locks are in memory; drivers of open runs take them again after a restart.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ class TargetLocks:
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
-        """Lock the claim unless an overlapping one is locked or waited for. Return whether the run has it."""
+        """Lock the claim unless an overlapping one is locked or waited for; return whether it did."""
         if self._held.has(run_id):
             return True
         if self._held.overlapping(claim) or self._waiting.overlapping(claim):
@@ -74,7 +70,7 @@ class TargetLocks:
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:
-        """Return the run that blocks this waiting run: a holder, otherwise an earlier waiter, or None."""
+        """Return the run that blocks this waiting run: a holder or an earlier waiter."""
         if self._held.has(run_id):
             return None
         holder = self.holder(claim)
@@ -83,7 +79,7 @@ class TargetLocks:
         return self._waiting.overlapping(claim, before=run_id)
 
     def release(self, run_id: str) -> None:
-        """Unlock the claim or leave the queue, and grant the next waiters. Idempotent."""
+        """Unlock the claim or leave the queue. Idempotent."""
         self._keepers.discard(run_id)
         self._turned_away.remove(run_id)
         claim = self._held.remove(run_id) or self._waiting.remove(run_id)
@@ -100,8 +96,7 @@ class TargetLocks:
                 granted.set_result(None)
 
     def acting(self, holder: str, *claims: Claim) -> _Acting:
-        """Return a context in which no other attempt works on overlapping claims. Entering returns whether it had to
-        wait.
+        """Return a context without other attempts on overlapping claims. Entering returns whether it had to wait.
 
         All claims are taken together, which avoids deadlocks.
         """
@@ -128,7 +123,7 @@ class TargetLocks:
 
 
 class _Acting:
-    """Context of `TargetLocks.acting`. A class, because the event loop tracks each generator."""
+    """A class, because the event loop tracks each generator."""
 
     def __init__(self, locks: TargetLocks, holder: str, claims: Sequence[Claim]) -> None:
         self._locks = locks

@@ -1,8 +1,7 @@
 """At-least-once messages to people, from history events through an outbox.
 
-`MessageDelivery` turns events into stored messages with IDs derived from the events, and sends them per channel. A kill
-loses none and repeats only one that was being sent. A silent channel blocks nothing; its messages wait. Only the leader
-runs it.
+Messages are stored with IDs derived from the events, and sent per channel. A kill loses none and repeats only one that
+was being sent. A silent channel blocks nothing. Only the leader runs it.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import RunStore, Transaction
 
 MOST_WAITING = 1_000
-"""Waiting messages per channel. Older ones are dropped, counted and logged."""
+"""Per channel. Older ones are dropped, counted and logged."""
 GROUP_EVERY = timedelta(minutes=1)
 """Minimum interval between messages of one kind and topic on a channel."""
 KEPT_WAITING = timedelta(days=1)
 """Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
-"""How long sent messages are remembered."""
+"""Of sent messages."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "not sent for a day"
@@ -47,7 +46,7 @@ log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
-    """Sends messages by `rules` to the channels chosen by `routes`; implements `event_dispatch.EventListener`."""
+    """Implements `event_dispatch.EventListener`."""
 
     name = "messages"
     kinds = message_texts.KINDS
@@ -96,7 +95,7 @@ class MessageDelivery:
     # --- from events to messages ----------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Fix the start position: later events are reported in any case. Raises StoreUnavailable."""
+        """Fix the start position: later events are certainly reported. Raises StoreUnavailable."""
         await self._events.begin()
 
     async def take(self, events: Sequence[Event]) -> None:
@@ -144,8 +143,7 @@ class MessageDelivery:
         return self._untold(tx, made)
 
     def _untold(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
-        """Drop messages that any channel already has, so that new routes repeat nothing. With `only_sent`, waiting ones
-        do not count.
+        """Drop messages that any channel already has (with `only_sent`: was sent), so that new routes repeat nothing.
         """
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
@@ -188,7 +186,7 @@ class MessageDelivery:
     # --- from messages to people ----------------------------------------------------------------
 
     async def send(self, channel: str) -> int:
-        """Send a channel's due messages and return their number. Raises TemporaryFailure and StoreUnavailable."""
+        """Send due messages and return their number. Raises TemporaryFailure and StoreUnavailable."""
         if channel not in self._may_wait:
             return 0
         now = self._clock.now()
@@ -287,7 +285,7 @@ def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 
 
 class _BrokenPlaybooks:
-    """Selects playbook problems that lasted long enough and were not reported."""
+    """Problems that lasted long enough and were not reported."""
 
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems

@@ -35,7 +35,7 @@ from trainmedic_server.presentation import questions, runs
 SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""
 OVERDUE = timedelta(minutes=2)
-"""How long undos are retried before people are notified."""
+"""Retries of an undo before people are notified."""
 LATE = timedelta(minutes=15)
 """Delay from which a message states its event's time. Retries and grouping take less."""
 _MOST_LINES = 20
@@ -66,11 +66,11 @@ class Draft(Struct, frozen=True):
 
 
 Told = Mapping[str, set[MessageKind]]
-"""Kinds of messages by run ID (`ports.messages.StoredMessages.kinds_told`)."""
+"""`ports.messages.StoredMessages.kinds_told`."""
 
 
 def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
-    """Return the message on an event, or None. `run` is its run's current state."""
+    """Return the message on an event, if any. `run` is its run's current state."""
     if event.run_id is None:
         return _of_server(event)
     if run is None:
@@ -242,7 +242,7 @@ def _story(run: Run) -> str:
 
 
 def _reason(step: StepState) -> str:
-    """Return why it failed, or why it was skipped after an attempt."""
+    """Return why it failed, or was skipped after an attempt."""
     why = step.error or (step.message if step.status is StepStatus.SKIPPED else None)
     return f", {why}" if why else ""
 

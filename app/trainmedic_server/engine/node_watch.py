@@ -1,6 +1,6 @@
 """Data from presences for findings: locations and progress of jobs, boot times of nodes.
 
-Locations are remembered for an hour, across restarts: a job's output may arrive after its presence is gone.
+Locations last an hour, across restarts: a job's output may arrive after its presence is gone.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ log = telemetry.logger(__name__)
 
 
 class PresenceSource(JobSource, Protocol):
-    """Source of presences."""
-
     async def agents(self) -> list[Presence]: ...
 
 
@@ -53,7 +51,7 @@ class JobProgress(Struct, frozen=True):
 
 
 class NodeWatch:
-    """Reads presences every few seconds. Call `start` first."""
+    """Reads presences every few seconds after `start`."""
 
     def __init__(self, source: PresenceSource, store: RunStore, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._source = source

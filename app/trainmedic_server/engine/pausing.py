@@ -1,7 +1,7 @@
 """Pauses: which one holds a run, and how they begin and end. Pure.
 
-A pause is compared with all that a run is known to touch: nodes of its target or job, nodes of its attempts, and jobs
-on them. Whether it is active depends only on the time, so kills cannot affect it.
+A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them.
+Whether it is active depends only on the time, so kills cannot affect it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainmedic_server.domain.topology import Topology
 _P = TypeVar("_P", bound=kinds.OfPause)
 
 MOST = 200
-"""Limit of pauses, because each decision checks all."""
+"""Each decision checks all."""
 
 
 def holding(
@@ -58,9 +58,7 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """Return the switches with the ordered pause, which replaces an active one of the same scope.
-
-    Raises Conflict for too many.
+    """Return the switches with the pause, which replaces an active one of the same scope. Raises Conflict for too many.
     """
     starts_at = max(order.starts_at or now, now)
     ends_at = starts_at + order.length if order.length else None
@@ -84,7 +82,7 @@ def begin(
 def end(
     controls: Controls, actor: str, now: datetime, wanted: Callable[[OperatorPause], bool] | None = None
 ) -> tuple[Controls, list[Event]]:
-    """Return the switches without the `wanted` pauses. None selects all that hold runs now.
+    """Return the switches without the `wanted` pauses, or without all that hold runs now.
 
     Recurring ones return with their next window.
     """

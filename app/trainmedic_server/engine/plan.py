@@ -1,7 +1,7 @@
 """The next instruction of a run. Pure.
 
-`advance` returns the run to store, the events and what to do then. All state is in the run, so a restart continues from
-the store without further code.
+`advance` returns the run to store, the events and what to do then. All state is in the run, so a restart just continues
+from the store.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def fail_unreadable(draft: RunDraft, reason: str) -> RunPlan:
 
 
 def why_stale(draft: RunDraft) -> str | None:
-    """Return why a run delayed before its first act must no longer act, or None."""
+    """Return why a run delayed before its first act must no longer act."""
     if draft.outside.resolved:
         return "the alert resolved before the run could act"
     age, max_age = draft.now - newest_beginning(draft.run, draft.outside), draft.context.max_age

@@ -1,8 +1,4 @@
-"""Inputs and outputs of planning. Pure.
-
-`OutsideState` and `PlanningContext` go in, a `RunPlan` comes out, and the outcome of its attempt goes into the next
-plan.
-"""
+"""Inputs and outputs of planning. Pure."""
 
 from __future__ import annotations
 
@@ -35,14 +31,12 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class OutsideState(Struct, frozen=True):
-    """External state of a run."""
-
     alerts: tuple[AlertRecord, ...]
     """Linked alerts, the initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
     breaker: str | None = None
-    """Why the breaker is open; None if closed."""
+    """Why it is open; None if closed."""
 
     @property
     def paused(self) -> bool:
@@ -90,7 +84,7 @@ Instruction = PerformAttempt | Wait | Idle
 
 
 class RunPlan(Struct, frozen=True):
-    """The run and events to store, and what to do once they are durable."""
+    """What to store, and what to do once it is durable."""
 
     run: Run
     events: tuple[Event, ...]
@@ -98,8 +92,6 @@ class RunPlan(Struct, frozen=True):
 
 
 class AttemptOutcome(Struct, frozen=True):
-    """How an attempt ended."""
-
     status: str
     """One of:
 
@@ -118,7 +110,7 @@ class AttemptOutcome(Struct, frozen=True):
     may_be_repeated: bool = True
     """False if it was applied without the requested effect: a retry would apply it twice."""
     barred_by: Decision | None = None
-    """Guard that blocked it, or None."""
+    """Guard that blocked it."""
 
 
 CALLED_OFF = AttemptOutcome("called_off")
@@ -140,7 +132,7 @@ class PlanningContext(Struct, frozen=True):
 
 
 class RunDraft:
-    """A run during planning. Planning functions change it and add events."""
+    """A run during planning, changed in place."""
 
     def __init__(self, run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> None:
         self.run = run
@@ -162,7 +154,7 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
-        """Replace the step of the same key, and further fields of the run."""
+        """Replace the step of the same key."""
         self.run = self.run.with_step(step, **changes)
         return step
 
@@ -203,7 +195,7 @@ class RunDraft:
         self.refused = (decision, reason)
 
     def scope(self) -> Scope:
-        """Return names for expressions, built on first access because most steps use none."""
+        """Names for expressions, built on first access because most steps use none."""
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
         url, topology = self.context.external_url, self.context.topology
         return scope.LazyScope(

@@ -20,9 +20,7 @@ from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _BATCH = 200
-"""Compromise between the wait of deliveries, which share the store's only writer, and the duration of a storm
-(``benchmarks.alert_storm``).
-"""
+"""Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``)."""
 
 T = TypeVar("T")
 
@@ -30,15 +28,13 @@ log = telemetry.logger(__name__)
 
 
 class RunSnapshot(Struct, frozen=True):
-    """A stored run with its alerts and orders."""
-
     run: Run
     alerts: tuple[AlertRecord, ...]
     orders: tuple[OperatorOrder, ...]
 
 
 class Seen(Struct, frozen=True):
-    """Numbers of alerts and rejections that a change was planned with. None if irrelevant."""
+    """Numbers of alerts and rejections at planning; None if irrelevant."""
 
     alerts: int | None = None
     rejections: int | None = None
@@ -108,7 +104,7 @@ class Recorder:
         return [snapshots.get(run_id) for run_id in run_ids]
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Return the durable result of `work`. Retries while the store is unavailable."""
+        """Retries while the store is unavailable."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

@@ -53,10 +53,10 @@ _MOST_AHEAD_MS = 12 * 3_600_000
 
 
 class Engine:
-    """From alerts to repairs. Call `start` before use and `stop` after."""
+    """Call `start` before use and `stop` after."""
 
     _in_force: frozenset[str] = frozenset()
-    """IDs of pauses active at the last check."""
+    """Pauses active at the last check."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Engine:
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """Return what the run does next, given operator commands; None if it is over. Raises StoreUnavailable."""
+        """Return what the run does next; None if it is over. Raises StoreUnavailable."""
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
         return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders)
@@ -158,7 +158,6 @@ class Engine:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Stop all loops and drivers."""
         await end_tasks(self._loops)
         await self._intake.stop()
         await self._workers.stop()
@@ -169,8 +168,7 @@ class Engine:
         return await self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Explain what would be done about these alerts now. `at` sets the time for their age. Raises StoreUnavailable.
-        """
+        """As `Explainer.explain`."""
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
@@ -203,11 +201,11 @@ class Engine:
         return run
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run manually, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
+        """As `ManualStarter.start`."""
         return await self._starter.start(order, by)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
-        """Start another run for the alert of an unsuccessful one. Raises NotFound, Conflict, StoreUnavailable."""
+        """As `ManualStarter.retry`."""
         return await self._starter.retry(run_id, by)
 
     async def record_late_reply(self, reply: envelope.Reply) -> None:
@@ -327,6 +325,6 @@ def _is_unknown(run: Run, command_id: str) -> bool:
 
 
 def _may_answer(reply: envelope.Reply, run: Run) -> bool:
-    """Return whether the reply's sender matches the run's target, as far as it is named."""
+    """Return whether the reply's sender matches the run's target, as far as named."""
     target = run.target
     return target is not None and reply.job in (None, target.job) and reply.node in (None, target.node)

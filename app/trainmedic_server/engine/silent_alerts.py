@@ -1,7 +1,6 @@
 """Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
 
-Otherwise a lost message could block an undo permanently. Downtimes and forward clock steps do not count
-(`Timeline.ago`).
+Otherwise a lost message could block an undo permanently. Downtimes and forward clock steps do not count.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class SilentAlerts:
 
     @property
     def interval(self) -> timedelta:
-        """Time between checks: at most a tenth of the setting."""
+        """At most a tenth of the setting."""
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:

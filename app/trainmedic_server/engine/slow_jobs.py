@@ -1,9 +1,8 @@
 """Verdicts on slow jobs, created while an alert reports slowness and renewed every 15 min.
 
-Prometheus has the ranks' median step parts and the slowest ranks' times. Other ranks count as median and are not named.
-Without such data, the log counts: its own figures on data waits, or NCCL timeouts as a hint. Hints are stored and
-shown, but raise no alert and reach no playbook. A verdict that names a cause raises `TrainingSlow`, sent by
-``job_diagnoses``.
+Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median and are not named.
+Without it, the log counts: its figures on data waits, or NCCL timeouts as a hint, which is shown but raises no alert
+and reaches no playbook. A verdict that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ def _all_ranks(
     data: Mapping[int, tuple[float, str]],
     count: int,
 ) -> dict[int, RankStep]:
-    """Return the steps of all ranks. A rank with known own time waits for the rest."""
+    """Return the steps of all ranks. One with known own time waits for the rest."""
     usual = RankStep(medians["data"], medians["compute"], medians["wait"])
     parts = dict.fromkeys(range(max(count, 1)), usual)
     for rank, (seconds, node) in own.items():

@@ -33,7 +33,7 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
 MOST_STOPS = 20
-"""Attempts that may be stopped by a flapping alert's resolution."""
+"""Attempts that a flapping alert's resolution may stop."""
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
@@ -165,7 +165,7 @@ def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
 
 
 def is_harmful(actions: Actions, name: str | None) -> bool:
-    """Return whether the action changes anything. False for unknown actions."""
+    """Return whether the action changes anything; False for unknown actions."""
     action = actions.action_class(name) if name else None
     return action is not None and action.harmful
 
@@ -299,7 +299,7 @@ def _undo_of(
 def _known_undo(
     context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
 ) -> Undo | None:
-    """Return the undo after the action's output, which may contain the earlier state."""
+    """Return the undo by the action's output, which may contain the earlier state."""
     action = context.actions.action_class(definition.action)
     if action is None:
         return state.undo

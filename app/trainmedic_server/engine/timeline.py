@@ -1,7 +1,6 @@
-"""Elapsed time despite clock steps and downtimes.
+"""Elapsed time despite gaps in the wall clock (`domain.time_gaps`).
 
-`Timeline` knows the gaps in the wall clock (`domain.time_gaps`): stored ones, the downtime since the last heartbeat,
-and jumps that it detects.
+The gaps are stored ones, the downtime since the last heartbeat, and jumps that it detects.
 """
 
 from __future__ import annotations

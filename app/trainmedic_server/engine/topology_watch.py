@@ -1,7 +1,7 @@
 """Current topology for target resolution. Deliveries never wait for Redis.
 
 Presences not read for a minute are dropped, because unknown targets are refused, not guessed; until then no node counts
-as unknown. Nothing is read while no playbook needs it.
+as unknown. Nothing is read until a playbook needs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFRESH_EVERY = timedelta(seconds=5)
 """Interval of presences."""
 FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
-"""Minimum time between readings caused by unknown targets. `SharedPresences` extends it if reading is slow."""
+"""Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`)."""
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
 """Minimum time after a failed or slow reading, so that deliveries do not wait for a silent Redis."""
 LONGEST_RENEWAL = 0.5
@@ -61,9 +61,9 @@ class TopologyWatch:
         self._cluster = cluster
         self.verdicts = JobVerdicts(clock)
         self.remembered: Callable[[], NodeNames] = NodeNames
-        """Nodes with an agent within the retention. Set by ``agent_watch``."""
+        """Nodes of agents within the retention, set by ``agent_watch``."""
         self._known = _NOTHING
-        """Replaced as a whole, because the store's thread reads it."""
+        """Replaced as a whole: the store's thread reads it."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None

@@ -1,8 +1,7 @@
 """Due undos and their attempts. Pure.
 
 An undo is planned after its run has closed, or during a pause. Pause, mode, guards, breaker and locks do not block it.
-It stays pending until nothing is certainly left to revert and is retried with growing intervals, because a failing
-receiver can be fixed. Only a person can drop it, with a note.
+It is retried with growing intervals until nothing is certainly left to revert. Only a person can drop it, with a note.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from trainmedic_server.ports.actions import Actions
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300
-"""Attempts at the intervals above, about a day's worth."""
+"""About a day's worth."""
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
 """Stored attempts: the first and the last ones."""
@@ -32,7 +31,7 @@ _ENDED = {
     Status.CANCELLED: "the run was cancelled",
     Status.REJECTED: "the run was rejected",
 }
-"""Reasons of `on_failure` undos, by the run's end."""
+"""Reasons of `on_failure` undos."""
 _UNSUCCESSFUL = frozenset(_ENDED)
 
 
@@ -168,7 +167,7 @@ def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
 def _continue(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
 ) -> PerformAttempt | datetime:
-    """Return the next attempt of a started undo, or when it is due; at once if an operator orders it."""
+    """Return the next attempt of a started undo, or when it is due; at once by an operator's order."""
     last = undo.attempts[-1]
     if last.status == "running":
         # It timed out while no server was up, or began before the clock was set back.

@@ -30,7 +30,7 @@ def of_run(
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
 ) -> Upcoming | None:
-    """Return what the run does next; None if it is over. `playbook` None: unreadable. `held_by`: the blocking run."""
+    """Return what the run does next; None if it is over. `playbook` is None if unreadable."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:

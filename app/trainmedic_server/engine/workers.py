@@ -21,7 +21,7 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
-"""Limit of cached compiled playbooks for readers."""
+"""Compiled playbooks cached for readers."""
 
 _LAST_COMMIT_SECONDS = 1.0
 """Limit at shutdown for recording attempts that did not start."""
@@ -92,7 +92,6 @@ class Workers:
             log.info("resumed unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
 
     async def stop(self) -> None:
-        """Cancel all drivers."""
         self._stopped, drivers = True, list(self._drivers.values())
         await end_tasks(self._tasks.values())
         with contextlib.suppress(TimeoutError):
@@ -175,7 +174,7 @@ class Workers:
         return self._read_before[key]
 
     def driven(self, run_id: str) -> RunSnapshot | None:
-        """Return the driver's view of a run; None without a driver."""
+        """Return the driver's view of a run, if it has one."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 

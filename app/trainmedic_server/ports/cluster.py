@@ -24,7 +24,7 @@ class Resource(Struct, frozen=True):
 
 
 class Ref(Struct, frozen=True):
-    """Reference to one object. ``namespace`` is None if the resource has none."""
+    """``namespace`` is None if the resource has none."""
 
     resource: Resource
     name: str

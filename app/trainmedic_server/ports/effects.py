@@ -13,7 +13,7 @@ class EffectRecords(Protocol):
     def of_runs(self, run_ids: Collection[str]) -> dict[str, Effect]: ...
 
     def due(self, moment: datetime, limit: int) -> list[Effect]:
-        """Return the effects to measure by `moment`, earliest first."""
+        """Return the effects to measure, earliest first."""
         ...
 
     def save(self, effects: Sequence[Effect]) -> None:
@@ -22,10 +22,8 @@ class EffectRecords(Protocol):
 
 
 class EventPositions(Protocol):
-    """Positions of listeners within one transaction of the run store."""
-
     def position(self, listener: str) -> int | None:
-        """Return the ``seq`` of the last event taken; None for a new listener."""
+        """Return the ``seq`` of the last event taken, if any was."""
         ...
 
     def save_position(self, listener: str, seq: int) -> None: ...

@@ -1,6 +1,6 @@
 """The fence: a check before each external effect, so that only the leader acts.
 
-A server learns late that it lost leadership. Each place checks as late as possible: before an action, a Kubernetes
+A server learns late that it lost leadership, so the check is as late as possible: before an action, a Kubernetes
 change, sending commands and taking replies.
 """
 

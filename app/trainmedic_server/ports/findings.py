@@ -26,7 +26,7 @@ class FindingRecords(Protocol):
     def all_open(self) -> list[KnownFinding]: ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownFinding]:
-        """Return findings whose alert is due by `moment`, earliest first."""
+        """Return findings whose alert is due, earliest first."""
         ...
 
     def save(self, findings: Sequence[KnownFinding]) -> None:
@@ -54,7 +54,7 @@ class FindingRecords(Protocol):
 
 
 class FindingFilter(Struct, frozen=True):
-    """Conditions on findings; None matches any. ``since`` matches those with a line or a report after it."""
+    """None matches any. ``since`` matches findings with a line or a report after it."""
 
     job: str | None = None
     node: str | None = None
@@ -77,7 +77,7 @@ class FindingRecord(Struct, frozen=True):
 
 
 class FindingHistory(Protocol):
-    """Reads findings without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def findings_page(
         self, matching: FindingFilter, limit: int, cursor: str | None

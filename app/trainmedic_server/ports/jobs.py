@@ -19,8 +19,6 @@ class ArrivedNotice(Struct, frozen=True):
 
 
 class JobSource(Protocol):
-    """Source of presences and notices."""
-
     async def jobs(self) -> list[Presence]:
         """Return the presences of jobs, including untrusted ones. Raises BusUnavailable."""
         ...

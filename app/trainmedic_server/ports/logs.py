@@ -11,16 +11,12 @@ from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 
 
 class LogBatch(Struct, frozen=True):
-    """Lines with notes about them."""
-
     lines: Sequence[FoundLine] = field(default=())
     notes: Sequence[str] = field(default=())
     """Sentences about silent sources and omitted lines."""
 
 
 class LogSource(Protocol):
-    """Source of log lines."""
-
     def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncIterator[LogBatch]:
         """Yield matching lines in batches, oldest first, at most `most`; a note reports more. Partial failures are
         notes.

@@ -93,15 +93,15 @@ class CommandBus(Protocol):
         ...
 
     async def agents(self) -> list[Presence]:
-        """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
+        """Return presences, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def jobs(self) -> list[Presence]:
-        """Return the presences of jobs, including untrusted ones. Raises BusUnavailable."""
+        """Return presences, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def launchers(self) -> list[Presence]:
-        """Return the presences of launchers, by job name. Raises BusUnavailable."""
+        """Return presences by job name. Raises BusUnavailable."""
         ...
 
     async def check(self) -> None:
@@ -110,8 +110,6 @@ class CommandBus(Protocol):
 
 
 class Notifier(Protocol):
-    """Sends messages to people."""
-
     async def notify(
         self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
     ) -> None:
@@ -152,7 +150,7 @@ class HttpCaller(Protocol):
 
 
 class AlertSource(Protocol):
-    """Alertmanager's API, if its URL is configured."""
+    """Alertmanager, if its URL is configured."""
 
     async def is_firing(self, identity: Identity) -> bool:
         """Return whether the alert fires. Raises TemporaryFailure if unknown."""

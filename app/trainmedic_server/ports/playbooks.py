@@ -23,8 +23,6 @@ Scope = Mapping[str, Any]
 
 
 class Match(Struct, frozen=True):
-    """A playbook's reaction to an alert, or the reason for none."""
-
     matched: bool
     why: str = ""
     """Why it does not react; empty if it does."""
@@ -44,7 +42,7 @@ class Shortlist(Struct, frozen=True):
 
 
 class CompiledPlaybook(Protocol):
-    """A checked and compiled playbook. Immutable."""
+    """Immutable."""
 
     @property
     def definition(self) -> Playbook: ...

@@ -27,7 +27,7 @@ class StoredAgentLives(Protocol):
 
 
 class Present(Protocol):
-    """Reads the current state without waiting for writers. All methods raise StoreUnavailable."""
+    """Reads without waiting for writers. All methods raise StoreUnavailable."""
 
     async def open_counts(self) -> OpenCounts: ...
     async def decided_since(self, since: datetime) -> dict[tuple[str, str], int]:

@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 
 class LinkedRun(Struct, frozen=True):
-    """A run, or a decision not to start, that an alert led to."""
-
     run_id: str
     playbook: str
     target_key: str
@@ -41,16 +39,14 @@ class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
     last_ended_at: datetime | None = None
-    """End of the playbook's last run on this target."""
+    """On this target."""
     started: int = 0
-    """The playbook's runs on any target that were created after the requested time."""
+    """On any target, after the requested time."""
     open_runs: int = 0
     """On any target."""
 
 
 class KeptTables(Protocol):
-    """Records with their own interfaces."""
-
     @property
     def findings(self) -> FindingRecords: ...
 
@@ -187,7 +183,7 @@ class Transaction(KeptTables, Protocol):
     def events_of(self, run_id: str, kind: str) -> list[Event]: ...
 
     def time_gaps(self) -> list[TimeGap]:
-        """Return the detected gaps in the wall clock, in order of detection."""
+        """Return the detected gaps in order."""
         ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
@@ -236,7 +232,7 @@ class RunStore(Protocol):
 
 
 Values: TypeAlias = str | tuple[str, ...] | None
-"""Accepted values of a filter: one, several, or None for any."""
+"""One value, several, or None for any."""
 
 
 def values_of(values: Values) -> tuple[str, ...]:
@@ -279,8 +275,6 @@ class ActFilter(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """A run with all stored data."""
-
     run: Run
     alerts: tuple[AlertRecord, ...]
     events: tuple[Event, ...]
@@ -289,7 +283,7 @@ class RunRecord(Struct, frozen=True):
 
 
 class History(Protocol):
-    """Reads the history without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         """Return at most `limit` runs, newest first, and the next page's cursor or None.

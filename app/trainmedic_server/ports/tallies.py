@@ -42,7 +42,7 @@ class PlaybookTally(Struct):
 
 
 class TallySource(Protocol):
-    """Counts runs without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def tally(self, since: datetime, until: datetime) -> Mapping[str, PlaybookTally]:
         """Return counts of runs created from `since` to before `until`, by playbook. Raises StoreUnavailable."""

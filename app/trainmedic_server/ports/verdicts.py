@@ -47,8 +47,6 @@ class NoVerdicts:
 
 
 class StoredVerdicts(Protocol):
-    """Verdicts within one transaction of the run store."""
-
     def of_job(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
@@ -63,7 +61,7 @@ class StoredVerdicts(Protocol):
 
 
 class VerdictHistory(VerdictSource, Protocol):
-    """Reads verdicts without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
