@@ -265,6 +265,7 @@ class Metrics:
 
 
 def _gauged(run: Run) -> tuple[bool, bool, bool]:
+    """Return whether an undo is pending, an undo is delayed, and an approval is pending."""
     return run.owes_undo, run.delayed_undo is not None, run.status is Status.AWAITING_APPROVAL
 
 

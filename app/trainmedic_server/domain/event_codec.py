@@ -89,6 +89,7 @@ def _fits(value: Any, type_: Any) -> bool:
 
 @cache
 def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
+    """Return the kind's name, its required members, and the others with their defaults."""
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})

@@ -389,6 +389,7 @@ def _common(namings: Sequence[Naming]) -> Nodes:
 
 
 def _agree(naming: Naming, other: Naming) -> bool:
+    """Return whether two labels of different names mean the same host."""
     return naming.label.name.lower() != other.label.name.lower() and _agree_on_host(naming, other)
 
 

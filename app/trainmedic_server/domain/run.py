@@ -285,6 +285,7 @@ class Run(Struct, frozen=True):
 
     @property
     def delayed_undo(self) -> Undo | None:
+        """The first begun undo whose last attempt failed."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
         return next((undo for undo in begun if undo.error is not None), None)
 

@@ -133,6 +133,7 @@ class Driver:
                 self._then = next_plan.then
 
     async def _carry_out(self) -> EndedAttempt | None:
+        """Wait, or make the attempt and return it with its outcome. None after a wait."""
         match self._then:
             case Wait(until):
                 self._release_if_closed()
@@ -169,6 +170,7 @@ class Driver:
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
+        """Return reason and decision if the run must no longer start after waiting for its target."""
         if plan.has_begun(self.run):
             return None  # it acted before a restart and continues
         if self._outside.breaker is not None:

@@ -37,6 +37,7 @@ class EndFacts(Struct, frozen=True):
 
 
 def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> FindingEnd | None:
+    """Return how the finding ended; None while it is open."""
     if known.is_suspected and rule is not None and rule.alert is not None and rule.alert.confirm is not None:
         return FindingEnd.UNCONFIRMED if known.heard_at <= facts.ago(rule.alert.confirm.within) else None
     until = rule.until if rule is not None else ""

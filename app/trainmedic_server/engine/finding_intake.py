@@ -193,6 +193,7 @@ class FindingIntake:
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
+        """Begin a finding; None if its group has too many."""
         known = known_finding.begun(self._new_id(), finding, now)
         group = _Group.of(known)
         if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
@@ -247,6 +248,7 @@ class FindingIntake:
     # --- checks by time ---------------------------------------------------------------------------
 
     def _check(self, tx: Transaction) -> tuple[list[KnownFinding], bool]:
+        """Return the findings that are still open, and whether an alert is due."""
         now, rules = self._clock.now(), self._rules().by_name
         open_findings = tx.findings.all_open()
         for known in open_findings:

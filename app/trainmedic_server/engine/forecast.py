@@ -98,6 +98,7 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
 
 
 def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
+    """Return the result by the step's ``when``, with a reason for people."""
     if spec.when and _uses_steps(spec.when, is_expression=True):
         return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
     try:

@@ -415,6 +415,7 @@ class JobDiagnoses:
         return lasts_until if now >= lasts_until else None
 
     def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
+        """Return when to repeat the alert; None once it ended."""
         if self._over_at(verdict, now) is not None:
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)

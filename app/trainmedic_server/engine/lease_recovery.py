@@ -174,6 +174,7 @@ class LeaseRecovery:
         return _PreparedRun(run, await self._is_firing(run_id), guards)
 
     async def _is_firing(self, run_id: str) -> bool | None:
+        """Return whether an alert of the run fires; None if unknown."""
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]

@@ -103,6 +103,7 @@ class TargetLocks:
         return _Acting(self, holder, claims)
 
     async def begin_acting(self, claims: Mapping[str, Claim]) -> bool:
+        """Wait for attempts on overlapping claims. Return whether that was necessary."""
         waited = False
         while any(map(self._acting.overlapping, claims.values())):
             waited = True

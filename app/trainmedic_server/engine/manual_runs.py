@@ -127,6 +127,7 @@ class ManualStarter:
         *,
         write: bool,
     ) -> tuple[Started, AdmissionChanges | None]:
+        """Return the result, and the changes unless it is a dry run."""
         services, candidate = self._services, Candidate(playbook, target)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))

@@ -311,6 +311,7 @@ class _BrokenPlaybooks:
 
 
 def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
+    """Store messages. Return the numbers of dropped ones by channel and reason."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

@@ -100,6 +100,7 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
 
 
 def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
+    """Return what to do next; None once the run is closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
         then = _continue_attempt(draft, interrupted)
@@ -123,6 +124,7 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 
 def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
+    """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))

@@ -59,6 +59,7 @@ class SilentAlerts:
                 await self._end(record, because)
 
     async def _ended_because(self, record: AlertRecord) -> str | None:
+        """Return how the end became known (`AlertRecord.resolved_because`); None if the alert may still fire."""
         if self._source is not None and not record.is_stand_in:
             try:
                 if not await self._source.is_firing(record.identity):

@@ -69,6 +69,7 @@ class Timeline:
         return by
 
     def _look(self) -> tuple[datetime, tuple[TimeGap, ...]]:
+        """Return the time and the gaps, after a check for jumps."""
         with self._lock:
             now = self._clock.now()
             if self._looked_at is not None:

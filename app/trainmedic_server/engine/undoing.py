@@ -132,6 +132,7 @@ def _wait_after(number: int) -> timedelta:
 
 
 def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
+    """Return why the undo is due; None if it is not."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"

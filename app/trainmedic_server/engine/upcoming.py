@@ -66,6 +66,7 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
 
 
 def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
+    """Return the fields of `Upcoming` on what the whole run waits for."""
     if run.waiting_on == "target":
         by = f", held by run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None
@@ -78,6 +79,7 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
 
 
 def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) -> dict[str, Any]:
+    """Return the fields of `Upcoming` on the current step."""
     if isinstance(definition, WaitStep):
         otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
         return {"waits_for": _resolution_of(alerts), "deadline": state.deadline, "at_deadline": otherwise}

@@ -194,6 +194,7 @@ class Workers:
         await self._drive(driver)
 
     async def _next_driver(self, run_id: str) -> Driver | None:
+        """Return the run's next driver; None if no task drives it."""
         if run_id not in self._tasks:
             return None
         begun = self._awaited.setdefault(run_id, asyncio.get_running_loop().create_future())
