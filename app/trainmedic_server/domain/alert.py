@@ -19,7 +19,7 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
-"""In the reason of a rejected alert."""
+"""Limit of problems in a rejected alert's reason."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.

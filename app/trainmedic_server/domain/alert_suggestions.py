@@ -200,7 +200,7 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""By kube-state-metrics's ``condition`` label."""
+"""Alertnames by kube-state-metrics's ``condition`` label."""
 
 
 def suggest(

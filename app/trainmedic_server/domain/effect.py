@@ -39,7 +39,7 @@ class Effect(Struct, frozen=True):
     run_id: str
     playbook: str
     acted_at: datetime
-    """Of its first harmful act."""
+    """When its first harmful act was recorded."""
     due_at: datetime | None
     """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING

@@ -25,14 +25,13 @@ _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
-"""Of a cached text. Real names have at most 253 characters."""
+"""Longest cached text. Real names have at most 253 characters."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
 
 def is_central(labels: AlertLabels, exported: bool = False) -> bool:
-    """Return whether the exporter measures other machines. `exported` selects the one behind a federation or gateway.
-    """
+    """Return whether the exporter measures other machines; with `exported`, the one before a federation or gateway."""
     port = labels.value("exported_instance" if exported else "instance").rpartition(":")[2]
     if port in _CENTRAL_PORTS:
         return True

@@ -66,7 +66,7 @@ class ChosenChannels(Struct, frozen=True):
 class MessageRoutes(Struct, frozen=True):
     channels: tuple[str, ...] = ()
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """By channel name; none for mere defaults."""
+    """Routes by channel name. Channels that are only defaults have none."""
     defaults: tuple[str, ...] = ()
     """Channels for unmatched messages, sorted."""
 

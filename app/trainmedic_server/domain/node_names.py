@@ -120,7 +120,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
 
     @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
-        """By precedence: commands need the agent's name for a node."""
+        """Sources by precedence: commands need the agent's name for a node."""
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:

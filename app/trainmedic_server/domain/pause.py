@@ -53,9 +53,9 @@ class OperatorPause(Struct, frozen=True):
     by: str
     at: datetime
     starts_at: datetime
-    """Of the pause or of its first window."""
+    """Start of the pause or its first window."""
     ends_at: datetime | None = None
-    """Of the pause or of its first window; None until a person ends it."""
+    """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
     """None for once."""
     scope: Scope = EVERYTHING

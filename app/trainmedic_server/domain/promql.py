@@ -13,7 +13,7 @@ from msgspec import Struct
 LONGEST_QUERY = 16_384
 """Characters."""
 MOST_LABELS = 64
-"""To narrow an expression."""
+"""Limit of labels for `narrowed`."""
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)

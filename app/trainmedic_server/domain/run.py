@@ -298,7 +298,7 @@ class Run(Struct, frozen=True):
 
     @property
     def success(self) -> bool | None:
-        """Of a closed run that acted; otherwise None."""
+        """True or False for a closed run that acted; otherwise None."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED

@@ -7,7 +7,7 @@ Four sources, none of which overwrites another:
 - `ClusterTopology`: nodes and pods of Kubernetes
 - `WrittenTopology`: the inventory
 
-Where sources may differ, answers are returned separately. Anyone who can write to Redis can write presences, so invalid
+Answers that may differ by source are returned separately. Anyone who can write to Redis can write presences, so invalid
 data in them is skipped.
 """
 

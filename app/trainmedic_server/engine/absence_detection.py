@@ -8,7 +8,7 @@ from datetime import timedelta
 
 
 class AbsenceDetection:
-    """Reports names missing for `counts_after` without interruption. ``elapsed`` is a monotonic clock in seconds.
+    """Reports names missing for `counts_after` without interruption, by a monotonic clock ``elapsed`` in seconds.
 
     More than `latest_look` between two checks is a server stall.
     """

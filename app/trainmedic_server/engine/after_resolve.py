@@ -22,7 +22,7 @@ NOT_BEGUN = "the alert resolved before it began"
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the step must not start, because it changes something and all alerts of the run resolved."""
+    """Return whether the step must not start: it changes something and all alerts of the run resolved."""
     if not draft.outside.resolved or state.action is None:
         return False
     action = draft.context.actions.action_class(state.action)
@@ -71,7 +71,7 @@ def may_be_silenced(draft: RunDraft) -> bool:
 def skip_to_wait(draft: RunDraft, first: StepState) -> None:
     """Skip the pending steps from `first` to the next ``wait_for: resolved``, or all.
 
-    In ``on_failure`` only `first` is skipped, because later steps report the failure.
+    In ``on_failure`` only `first`, because later steps report the failure.
     """
     wait = next_wait(draft.run, first)
     end = len(draft.run.steps) if wait is None else _place(draft.run, wait)

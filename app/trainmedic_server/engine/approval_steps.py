@@ -61,7 +61,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
-    """Return the deadline, adjusted. The persisted one stays unadjusted, so that no time is added twice."""
+    """Return the adjusted deadline; the persisted one is never adjusted twice."""
     return draft.timely(state, is_question=True).deadline
 
 

@@ -50,7 +50,7 @@ class Breaker:
     async def why_barred(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
         """Record that the run touches these nodes and return None, or return why it must not.
 
-        `has_acted`: it has changed its target's node before.
+        `has_acted`: on its target's node.
         """
         if not nodes:
             return None

@@ -71,7 +71,7 @@ class Driver:
         """Persisted next instruction. None while planning and during an attempt."""
         self._touches: set[str] = set()
         self._in_flight: OutsideState | None = None
-        """For the current attempt, as of the last touch."""
+        """External state for the current attempt, as of the last touch."""
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
@@ -170,7 +170,7 @@ class Driver:
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
-        """Return reason and decision if the run must no longer start after waiting for its target."""
+        """Return reason and decision if the run must not start after waiting for its target."""
         if plan.has_begun(self.run):
             return None  # it acted before a restart and continues
         if self._outside.breaker is not None:
@@ -274,7 +274,7 @@ class Driver:
         return _call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """Return the clearance. The driver stays touched, so that the next plan reads the change too."""
+        """The driver stays touched, so that the next plan reads the change too."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"
@@ -303,8 +303,8 @@ class Driver:
 
         Returns False without storing anything if the plan has not seen:
 
-        - an alert that joined, and it closes the run or starts its undo: that alert's reply stated that this run
-          handles it
+        - an alert that joined, if it closes the run or starts its undo: the alert's reply stated that this run handles
+          it
         - an accepted rejection, which must end the pending question
         """
         before, after = self.run, planned.run
@@ -383,7 +383,7 @@ def _call_of(
     report_wait: Callable[[str], Awaitable[None]],
     clearance: Callable[[], Awaitable[Clearance]],
 ) -> Call:
-    """Return the call for the attempt. If its time ran out before the start, it gets its full time from `now`.
+    """Return the call for the attempt, with its full time from `now` if that ran out before the start.
 
     Raises ConfigurationError or ValueError.
     """
@@ -450,7 +450,7 @@ def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Tar
 def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequence[Target]) -> set[str]:
     """Return the nodes that the breaker counts: none for reading actions and undos.
 
-    Raises ConfigurationError if the action fails to state them.
+    Raises ConfigurationError if the action does not state them.
     """
     state = run.step(act.key)
     action_class = actions.action_class(state.action or "")

@@ -79,9 +79,7 @@ class _Work(Struct):
 
 
 class FindingIntake:
-    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts`` is called when one is
-    due.
-    """
+    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts``: an alert is due."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 _RUN_ID = "00000000-0000-7000-8000-000000000000"
-"""For templates."""
+"""ID of the hypothetical run, for templates."""
 
 
 class StepForecast(StrEnum):

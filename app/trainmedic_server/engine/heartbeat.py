@@ -67,7 +67,7 @@ class Heartbeat:
         return alive
 
     def written(self) -> bool:
-        """Mark the last beat as durable. Return whether the clock was set back, so that future times need a check."""
+        """Mark the last beat as durable. Return whether the clock was set back; future times then need a check."""
         was_set_back = bool(self._set_back_by)
         self._events, self._gaps, self._set_back_by = [], [], timedelta(0)
         return was_set_back

@@ -78,7 +78,7 @@ class DeliveryIntake:
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
         """Map each alert and find its playbooks and targets, without the store.
 
-        Matching of a large delivery takes seconds, so other tasks get turns.
+        A large delivery takes seconds, so other tasks get turns.
         """
         topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []

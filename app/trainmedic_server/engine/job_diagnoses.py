@@ -48,7 +48,7 @@ TAKEN_IN = timedelta(minutes=2)
 ALERT_LASTS = timedelta(minutes=15)
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
-"""Of a job's last location."""
+"""How long a job's last location is remembered."""
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
@@ -100,11 +100,11 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}
-        """Of connected jobs; None if not reported."""
+        """Kubernetes namespaces of connected jobs; None if not reported."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
-        """At the presences."""
+        """Last reading of presences."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
         """Last locations, by job."""
         self._placements: dict[str, Any] = {}
@@ -159,7 +159,7 @@ class JobDiagnoses:
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
         """Return the ends that jobs and launchers reported in the last hour, by job.
 
-        Each report changes the job's record, so events are read again only then.
+        Events are read only after a change of the job's record, which each report makes.
         """
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
@@ -334,7 +334,7 @@ class JobDiagnoses:
     async def _past(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
         """Return the newest findings of the job, ended ones included, and claimed ones on its nodes.
 
-        Pages of claims on other nodes are skipped, so that invented claims cannot hide the job's own.
+        Claims on other nodes are skipped by pages: they cannot hide the job's own.
         """
         own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         places = {*nodes, *(node for each in own if each.origin.job == job for node in each.nodes)}

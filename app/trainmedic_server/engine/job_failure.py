@@ -32,7 +32,7 @@ _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
 """Longest wait for a step after a sign of a hang."""
 _PRESENCE_LAGS = timedelta(seconds=15)
-"""Delay with which a step from before the sign may be seen; presences are written and read every 5 s."""
+"""Delay until a step is seen; presences are written and read every 5 s."""
 _SHORTEST_WATCH = timedelta(seconds=22)
 """The lag and one more presence."""
 
@@ -40,7 +40,7 @@ _SHORTEST_WATCH = timedelta(seconds=22)
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
     """Return whether a finding is about a job or from the kernel of one of its nodes.
 
-    A log file that names the job counts there too: it may be read before the job's location is known.
+    A log file there that names the job counts too: its location may not be known yet.
     """
     if job in (known.origin.job, known.target.job):
         return True
@@ -72,8 +72,7 @@ def with_dumps(
 
 
 def began_at(instances: Iterable[str], failed_at: datetime) -> datetime | None:
-    """Return the start of the process that had failed by ``failed_at``, from process IDs. None if they have no times.
-    """
+    """Return the start of the process that had failed by ``failed_at``, from process IDs; None without times."""
     times = (undoing.issued_at(instance) for instance in instances)
     return max((at for at in times if at is not None and at <= failed_at), default=None)
 
@@ -117,7 +116,7 @@ def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tupl
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
     """Return signs of a failure or hang, earliest first: ended processes, collective timeouts, gone jobs.
 
-    A root-cause line alone is none, because loops may catch exceptions.
+    A root-cause line alone is none: loops may catch exceptions.
     """
     heard = [
         Sign(known.heard_first_at, known.origin.attempt, not _is_launchers(known))

@@ -10,7 +10,7 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictSource
 
 _Newest = Mapping[str, tuple[datetime, JobVerdict]]
-"""By job, with the start of its subject."""
+"""Newest verdict by job, with the start of its subject."""
 
 
 class JobVerdicts:

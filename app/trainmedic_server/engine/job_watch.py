@@ -82,10 +82,7 @@ class JobWatch:
             await self._look()
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
-        """Record and return that a gone job was meant to end, as stated by a person.
-
-        Raises NotFound, Conflict, StoreUnavailable.
-        """
+        """Record that a gone job was meant to end; return its record. Raises NotFound, Conflict, StoreUnavailable."""
         async with self._looking:
             lives = dict(await self._known_lives())
             life = lives.get(job)

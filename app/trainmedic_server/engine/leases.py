@@ -45,7 +45,7 @@ class LeaseRenewer:
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Renew until cancelled. Start at once: the server may have been down for long."""
+        """Renew until cancelled, from the start: the server may have been down for long."""
         self._recovery.note_server_start()
         self._leased = _leased(self._services.actions)
         if not self._leased:

@@ -44,7 +44,7 @@ class TargetLocks:
     def try_keep(self, keeper: str, claim: Claim) -> bool:
         """Reserve the claim for a run to be admitted, unless an earlier keeper was refused an overlapping one.
 
-        Ends with `pass_on` or `release`, which a refused keeper needs too.
+        Each keeper needs `pass_on` or `release`, even if refused.
         """
         if self._turned_away.overlapping(claim) or not self.try_acquire(keeper, claim):
             self._turned_away.add(keeper, claim)
@@ -59,7 +59,7 @@ class TargetLocks:
         self._held.add(run_id, claim)
 
     def wait(self, run_id: str, claim: Claim) -> asyncio.Future[None]:
-        """Join the queue. The future is done once the claim is locked. `release` leaves the queue."""
+        """Join the queue; `release` leaves it. The future is done once the claim is locked."""
         if run_id not in self._grants:
             self._waiting.add(run_id, claim)
             self._grants[run_id] = asyncio.get_running_loop().create_future()
@@ -98,7 +98,7 @@ class TargetLocks:
     def acting(self, holder: str, *claims: Claim) -> _Acting:
         """Return a context without other attempts on overlapping claims. Entering returns whether it had to wait.
 
-        All claims are taken together, which avoids deadlocks.
+        Takes all claims together to avoid deadlocks.
         """
         return _Acting(self, holder, claims)
 

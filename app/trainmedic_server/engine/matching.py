@@ -34,7 +34,7 @@ class Candidate(Struct, frozen=True, dict=True):
 
 
 MOST_MISSES = 10
-"""Stored reasons of playbooks that did not match; others are only counted. Explanations contain all."""
+"""Stored reasons of playbooks that did not match; others are counted. Explanations contain all."""
 
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
 

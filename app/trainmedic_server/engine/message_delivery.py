@@ -35,7 +35,7 @@ GROUP_EVERY = timedelta(minutes=1)
 KEPT_WAITING = timedelta(days=1)
 """Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
-"""Of sent messages."""
+"""How long sent messages are remembered."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "not sent for a day"
@@ -78,7 +78,7 @@ class MessageDelivery:
         self._fence = fence
         self._events = EventDispatcher(store, history, self, metrics, by_clock(clock))
         self._may_wait = set(self._channels)
-        """Channels that may have waiting messages, so that an idle server does not query the store."""
+        """Channels that may have waiting messages; the store is not queried for others."""
         self._last_sent: dict[tuple[str, str, str], datetime] = {}
 
     async def run(self) -> None:
@@ -143,8 +143,7 @@ class MessageDelivery:
         return self._untold(tx, made)
 
     def _untold(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
-        """Drop messages that any channel already has (with `only_sent`: was sent), so that new routes repeat nothing.
-        """
+        """Drop messages that a channel already has (with `only_sent`: was sent), so that new routes repeat nothing."""
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []

@@ -259,9 +259,8 @@ def _resolved(content: kinds.AlertResolved, run: Run, kinds_told: set[MessageKin
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
-    """Return the message on a blocked run, or None if people know or need not know.
-
-    Cooldowns are intended, pauses and the breaker have own messages, and manual starts get an answer.
+    """Return the message on a blocked run; None if people know (manual starts, pauses, breaker) or need not
+    (cooldowns).
     """
     remedy = _REMEDIES.get(decision)
     if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:

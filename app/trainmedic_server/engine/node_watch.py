@@ -44,7 +44,7 @@ class PresenceSource(JobSource, Protocol):
 class JobProgress(Struct, frozen=True):
     instance: str
     began_at: datetime | None
-    """Of the current process; None if unknown."""
+    """Start of the current process; None if unknown."""
     step: int
     progressed_at: datetime | None = None
     """Last observed increase of the step; None if never."""

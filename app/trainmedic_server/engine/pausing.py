@@ -1,7 +1,7 @@
 """Pauses: which one holds a run, and how they begin and end. Pure.
 
-A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them.
-Whether it is active depends only on the time, so kills cannot affect it.
+A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them. Only
+the time decides whether it is active, so kills cannot affect it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """Return the switches with the pause, which replaces an active one of the same scope. Raises Conflict for too many.
-    """
+    """Return the switches with the pause; it replaces an active one of the same scope. Raises Conflict for too many."""
     starts_at = max(order.starts_at or now, now)
     ends_at = starts_at + order.length if order.length else None
     given = {"every": order.every, "scope": order.scope, "note": order.note, "observe": order.observe}
@@ -103,7 +102,7 @@ def end(
 def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
     """Return the current switches and the events since the last check.
 
-    A server paused by an earlier release, which had no scopes, stays paused.
+    A server paused by an earlier release, without scopes, stays paused.
     """
     if controls.paused and not any(pause.scope.is_everything and not pause.observe for pause in controls.pauses):
         since_then = controls.paused_at or now

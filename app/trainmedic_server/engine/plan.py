@@ -148,10 +148,9 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 
 def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
-    """Repeat an attempt that a killed server may have made, under the same command ID.
+    """Repeat an attempt that a killed server may have made, under the same command ID; wait during a pause.
 
-    Repeating is acting, so it waits during a pause. If nothing is left to wait for, or the pause exceeded the maximum
-    age, the outcome stays unknown and None is returned.
+    None if nothing is left to wait for or the pause exceeded the maximum age: the outcome stays unknown.
     """
     attempt = interrupted.attempts[-1]
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
@@ -197,7 +196,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
 
 
 def _summary(run: Run) -> str:
-    """Return a summary for people: applied, tolerated failures, and steps skipped because the alert resolved."""
+    """Return a summary for people, with tolerated failures and steps skipped because the alert resolved."""
     failed = [
         f"step {step.id}: {step.error or step.message}"
         for step in run.steps

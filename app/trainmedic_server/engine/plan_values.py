@@ -128,7 +128,7 @@ class PlanningContext(Struct, frozen=True):
     """Returns the time after a moment without a working server, or skipped by the clock."""
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
-    """For approval previews."""
+    """Topology for approval previews."""
 
 
 class RunDraft:
@@ -162,10 +162,10 @@ class RunDraft:
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
-        """Return the step with its effective deadline, adjusted for clock steps.
+        """Return the step with its deadline adjusted for clock steps.
 
         Time without a working server does not count for a question. If the clock was set back to before its start, the
-        step's wait starts again.
+        wait starts again.
         """
         if step.deadline is None or step.started_at is None:
             return step

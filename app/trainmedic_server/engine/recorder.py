@@ -60,8 +60,8 @@ class Recorder:
         )
 
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], seen: Seen = Seen()) -> bool:
-        """Return True once the change and its events are durable. If the stored numbers differ from `seen`, nothing is
-        stored.
+        """Return True once the change and its events are durable; False, with nothing stored, if the numbers differ
+        from `seen`.
 
         So a run cannot close after another alert joined, and a rejected question ends by that.
         """

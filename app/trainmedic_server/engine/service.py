@@ -168,7 +168,7 @@ class Engine:
         return await self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """As `Explainer.explain`."""
+        """Explain what would be done about these alerts now; `at` sets the time for their age. Raises StoreUnavailable."""
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
@@ -201,17 +201,17 @@ class Engine:
         return run
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """As `ManualStarter.start`."""
+        """Start a run manually, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
         return await self._starter.start(order, by)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
-        """As `ManualStarter.retry`."""
+        """Start another run for the alert of an unsuccessful one. Raises NotFound, Conflict, StoreUnavailable."""
         return await self._starter.retry(run_id, by)
 
     async def record_late_reply(self, reply: envelope.Reply) -> None:
         """Record a late reply to a command of unknown outcome.
 
-        The undo stays pending and is carried out: its receiver knows whether there is something to revert.
+        The undo is still carried out: its receiver knows whether there is something to revert.
         """
 
         def work(tx: Transaction) -> None:
@@ -305,8 +305,8 @@ class Engine:
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """Return a UUIDv7 of now. It sorts after all earlier ones of this process, unless the clock was set back by
-        more than `_MOST_AHEAD_MS`.
+        """Return a UUIDv7 that sorts after all earlier ones of this process, unless the clock was set back by more than
+        `_MOST_AHEAD_MS`.
         """
         now_ms = int(self._clock.now().timestamp() * 1000)
         with self._id_lock:  # admission calls it from the store's thread

@@ -37,7 +37,7 @@ class SilentAlerts:
 
     @property
     def interval(self) -> timedelta:
-        """At most a tenth of the setting."""
+        """Time between checks: at most a tenth of the setting."""
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:

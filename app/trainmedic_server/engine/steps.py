@@ -171,9 +171,7 @@ def is_harmful(actions: Actions, name: str | None) -> bool:
 
 
 def with_undo_as_owed(state: StepState) -> StepState:
-    """Return an unsuccessful step with the pending undo of its last possibly applied attempt; without one, drop the
-    undo.
-    """
+    """Return an unsuccessful step with the undo of its last possibly applied attempt; without one, the undo is dropped."""
     if state.undo is None:
         return state
     applied = [attempt.command_id for attempt in state.attempts if _may_be_applied(attempt)]
@@ -187,9 +185,9 @@ def _may_be_applied(attempt: Attempt) -> bool:
 
 
 def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """Return the next attempt. It keeps the command ID after an unknown outcome, so that nothing is applied twice.
+    """Return the next attempt. After an unknown outcome it keeps the command ID, so that nothing is applied twice.
 
-    After a failure it gets a new ID, because receivers would repeat the stored result.
+    After a failure it gets a new ID: receivers would repeat the stored result.
     """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
     command_id = attempts[-1].command_id if is_unknown else draft.context.new_id()
@@ -287,7 +285,7 @@ def _undo_of(
 ) -> Undo | None:
     """Return the undo, as far as known; ``undo: never`` makes it available only.
 
-    It is pending from before the attempt, so that the next server finds it after a crash.
+    It is pending before the attempt, so that the next server finds it after a crash.
     """
     inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:

@@ -33,7 +33,7 @@ FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
 """Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`)."""
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
-"""Minimum time after a failed or slow reading, so that deliveries do not wait for a silent Redis."""
+"""Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis."""
 LONGEST_RENEWAL = 0.5
 """Seconds that a delivery waits for a reading."""
 _NOTHING = (JobTopology(), AgentTopology())

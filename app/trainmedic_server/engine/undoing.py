@@ -85,8 +85,8 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 def with_duties_of_closed(run: Run, actions: Actions) -> Run:
     """Return a just closed run with its pending undos.
 
-    After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is
-    released, whatever its trigger.
+    After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is released
+    too.
     """
     for state in run.steps:
         undo = state.undo

@@ -29,7 +29,7 @@ def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -
 
 
 def labels_of_suspect(node: str) -> dict[str, str]:
-    """For a node on which `SUSPECT_JOBS` jobs failed within `SUSPECT_WITHIN`."""
+    """Return the labels for a node on which `SUSPECT_JOBS` jobs failed within `SUSPECT_WITHIN`."""
     labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
     return {**labels, "node": node, "needs": "people"}
 

@@ -78,7 +78,7 @@ class Workers:
     async def recover(self, down_for: timedelta) -> None:
         """Resume open runs and due undos of an earlier process.
 
-        Runs that have begun take their targets before waiting ones. Attempts in flight resume in order of their start.
+        Runs that have begun take their targets first. Attempts in flight resume in order of their start.
         """
         unfinished = await self._services.store.transact(lambda tx: tx.unfinished())
         unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
@@ -137,8 +137,8 @@ class Workers:
     def _stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
         """Return why a run must not act after a downtime, or None.
 
-        A run that has acted or waits in a step continues unless the downtime exceeded the maximum age. A rejected run
-        continues in any case, to end as rejected.
+        A run that has acted or waits in a step continues after a downtime up to the maximum age. A rejected run always
+        does, to end as rejected.
         """
         if approval_steps.is_rejected(draft):
             return None
@@ -222,7 +222,7 @@ class Workers:
             self._spawn(run_id, self._revive(run_id))
 
     async def _drive(self, driver: Driver) -> None:
-        """Drive the run to its end. After a bug, which is logged and counted, retry from the store."""
+        """Drive the run to its end. Log and count bugs, then retry from the store."""
         backoff, failed = Backoff(first=1.0, longest=60.0), False
         try:
             while True:

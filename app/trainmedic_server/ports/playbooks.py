@@ -37,7 +37,7 @@ class Shortlist(Struct, frozen=True):
 
     playbooks: Sequence[CompiledPlaybook]
     ruled_out: Iterable[CompiledPlaybook] = ()
-    """Playbooks that cannot match, sorted by name. Can be iterated once."""
+    """Sorted by name. Can be iterated once."""
     count_ruled_out: int = 0
 
 
@@ -63,7 +63,7 @@ class CompiledPlaybook(Protocol):
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def effect_query(self, run: Run) -> str | None:
-        """Return the query that measures the run's effect; None to use the alert's rule. Raises ExpressionError."""
+        """Return the query for the run's effect; None to use the alert's rule. Raises ExpressionError."""
         ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
@@ -84,8 +84,7 @@ class Catalog(Protocol):
         """Return the playbooks for this alertname, sorted by name."""
         ...
 
-    def shortlist(self, alert: Alert) -> Shortlist:
-        ...
+    def shortlist(self, alert: Alert) -> Shortlist: ...
 
     def get(self, name: str) -> CompiledPlaybook | None: ...
     def all(self) -> Sequence[CompiledPlaybook]: ...

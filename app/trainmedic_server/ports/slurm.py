@@ -1,8 +1,7 @@
 """Slurm as actions see it: nodes and jobs, and the changes that every supported way into Slurm can make.
 
-Calls raise ClusterUnavailable if Slurm cannot be reached or fails (a change may have been made), ClusterRefused if it
-refuses the change, and ObjectMissing. Slurm has no conditional update: a caller reads, decides, changes, and reads
-again.
+Calls raise ClusterUnavailable if Slurm cannot be reached or fails (a change may have been made), ClusterRefused, and
+ObjectMissing. Slurm has no conditional update: a caller reads, decides, changes, and reads again.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def is_out_of_service(self) -> bool:
-        """Whether Slurm starts no new job on it, because it is drained, down or failing."""
+        """True if Slurm starts no new job on it, because it is drained, down or failing."""
         return not {"DRAIN", "DOWN", "FAIL"}.isdisjoint(self.states)
 
     @property
     def is_drained(self) -> bool:
-        """Whether it is drained. Its running jobs may continue."""
+        """True if Slurm starts no new job on it because of a drain. Its running jobs may continue."""
         return "DRAIN" in self.states
 
 
@@ -65,9 +64,9 @@ class SlurmJob(Struct, frozen=True):
     nodes: str
     """Host list, such as ``n[1-3]``; empty while it has none."""
     is_held: bool
-    """Whether it waits for a release, or would after a requeue."""
+    """True if it waits for a release, or would after a requeue."""
     may_requeue: bool
-    """Whether Slurm restarts it after a node's failure, and takes a requeue."""
+    """True if Slurm restarts it after a node's failure, and takes a requeue."""
     restarts: int
     """Number of requeues."""
     excluded_nodes: tuple[str, ...] = ()
@@ -78,7 +77,7 @@ class SlurmJob(Struct, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more and will not run again."""
+        """True if it runs no more and will not run again."""
         return not ENDED.isdisjoint(self.states)
 
 
@@ -86,9 +85,9 @@ class SlurmRelease(Struct, frozen=True):
     """The server that answered, and its optional changes."""
 
     version: str
-    """Of slurmctld, such as ``26.05.5``."""
+    """Release of slurmctld, such as ``26.05.5``."""
     can_requeue: bool
-    """Whether `Slurm.requeue` works: over REST from 26.05."""
+    """True if `Slurm.requeue` works: over REST from 26.05."""
 
 
 class Slurm(Protocol):
@@ -125,8 +124,7 @@ class Slurm(Protocol):
         """Keep the job from starting. A running job continues, and would wait after a requeue."""
         ...
 
-    async def unhold(self, job_id: str) -> None:
-        ...
+    async def unhold(self, job_id: str) -> None: ...
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
         """End the running job and queue it again; with `hold` it waits for a release.

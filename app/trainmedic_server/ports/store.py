@@ -39,11 +39,11 @@ class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
     last_ended_at: datetime | None = None
-    """On this target."""
+    """End of the playbook's last run on this target."""
     started: int = 0
-    """On any target, after the requested time."""
+    """The playbook's runs on any target after the requested time."""
     open_runs: int = 0
-    """On any target."""
+    """The playbook's open runs on any target."""
 
 
 class KeptTables(Protocol):

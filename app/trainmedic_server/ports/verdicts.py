@@ -66,5 +66,5 @@ class VerdictHistory(VerdictSource, Protocol):
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """As `StoredVerdicts.on_node`."""
+        """See `StoredVerdicts.on_node`."""
         ...
