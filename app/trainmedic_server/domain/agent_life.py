@@ -1,4 +1,4 @@
-"""Persisted state of agents: present, lost or recovered. Pure."""
+"""Persisted state of agents: present, lost or recovered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts as Alertmanager reports them, and the server's records of them."""
+"""Alerts as Alertmanager reports them, and the server's records of them. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ class Identity(NamedTuple):
 
     fingerprint: str
     starts_at: datetime
-    """Aware UTC."""
 
 
 class Alert(Struct, frozen=True, dict=True):
-    """One entry of ``alerts[]`` in a delivery. Times are aware UTC."""
+    """One entry of ``alerts[]`` in a delivery."""
 
     fingerprint: str
     status: AlertStatus
@@ -100,7 +99,7 @@ class Alert(Struct, frozen=True, dict=True):
 
 
 class AlertRecord(Struct, frozen=True):
-    """An alert with its reports. Times are aware UTC."""
+    """An alert with its reports."""
 
     alert: Alert
     first_heard_at: datetime
@@ -169,7 +168,7 @@ class RejectedAlert(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """One webhook POST. Times are aware UTC."""
+    """One webhook POST."""
 
     id: str
     """UUIDv7."""

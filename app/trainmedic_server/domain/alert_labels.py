@@ -1,4 +1,4 @@
-"""Labels of an alert for target lookup: case-insensitive, without blank values. Pure."""
+"""Labels of an alert for target lookup: case-insensitive, without blank values."""
 
 from __future__ import annotations
 

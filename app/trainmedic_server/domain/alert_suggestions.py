@@ -1,4 +1,4 @@
-"""Suggestions which shipped alert matches an alert of another rule set, by meaning. Pure.
+"""Suggestions which shipped alert matches an alert of another rule set, by meaning.
 
 Evidence, in this order: words of the alert's name, metrics of its rule (from ``generatorURL``), labels, annotations.
 Names in any language are understood if the rule reads a known metric.

@@ -1,4 +1,4 @@
-"""Changes made by runs, with their earlier values and when they are reverted. Pure."""
+"""Changes made by runs, with their earlier values and when they are reverted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a target that an open run locks. Pure."""
+"""The part of a target that an open run locks."""
 
 from __future__ import annotations
 

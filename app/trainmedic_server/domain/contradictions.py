@@ -1,4 +1,4 @@
-"""Contradictions between reported locations of jobs and agents, either of which may lie. Pure.
+"""Contradictions between reported locations of jobs and agents, either of which may lie.
 
 No action uses contradicted locations: a power cap could affect another job's GPU.
 """

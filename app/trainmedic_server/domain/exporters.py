@@ -1,4 +1,4 @@
-"""Location of an exporter by its labels: on the node it measures, or central. Pure."""
+"""Location of an exporter by its labels: on the node it measures, or central."""
 
 from __future__ import annotations
 

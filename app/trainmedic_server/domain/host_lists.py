@@ -1,4 +1,4 @@
-"""Host lists of Slurm and similar tools: ``gpu-[01-03,7],login[1-9:2]``. Pure."""
+"""Host lists of Slurm and similar tools: ``gpu-[01-03,7],login[1-9:2]``."""
 
 from __future__ import annotations
 

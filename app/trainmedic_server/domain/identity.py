@@ -1,4 +1,4 @@
-"""Labels that name a target, and the result if they name none. Pure."""
+"""Labels that name a target, and the result if they name none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of jobs: present, ended or gone. Pure.
+"""State of jobs: present, ended or gone.
 
 A job is **gone** if neither it nor its launcher reported for a while and no end was reported, or if its launcher gave
 it up.

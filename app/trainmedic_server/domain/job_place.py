@@ -1,4 +1,4 @@
-"""Comparison of a job's known location with the alert's: namespace, nodes and GPUs. Pure.
+"""Comparison of a job's known location with the alert's: namespace, nodes and GPUs.
 
 Jobs of two teams may share a name, to which commands are sent. A job that runs elsewhere is another job.
 """

@@ -1,4 +1,4 @@
-"""Links to pages of the server, for messages. Pure."""
+"""Links to pages of the server, for messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that the server sends by itself, on events that no playbook can report with ``notify``. Pure."""
+"""Messages that the server sends by itself, on events that no playbook can report with ``notify``."""
 
 from __future__ import annotations
 

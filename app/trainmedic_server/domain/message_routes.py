@@ -1,4 +1,4 @@
-"""Routing of messages to channels by component, severity and kind. Pure.
+"""Routing of messages to channels by component, severity and kind.
 
 A channel takes messages that match one of its routes, or all if it has no route. Unmatched messages go to the default
 channels, otherwise to all.

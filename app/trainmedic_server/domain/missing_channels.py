@@ -1,4 +1,4 @@
-"""Playbooks whose notification channels are not configured. Pure."""
+"""Playbooks whose notification channels are not configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node that an alert is about, from all labels that name one. Pure.
+"""The node that an alert is about, from all labels that name one.
 
 Names are compared after resolution among agents, cluster and inventory. In this order:
 

@@ -1,4 +1,4 @@
-"""Node names and their equivalence: short names, full names, cloud names, addresses. Pure.
+"""Node names and their equivalence: short names, full names, cloud names, addresses.
 
 A name that is another's prefix (``gpu-7``, ``gpu-7.site.example``) means the same node if nothing else fits; with
 ``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes several.

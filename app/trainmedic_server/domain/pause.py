@@ -1,4 +1,4 @@
-"""Pauses ordered by operators. Pure."""
+"""Pauses ordered by operators. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EVERYTHING = Scope()
 
 
 class OperatorPause(Struct, frozen=True):
-    """A pause. Times are aware UTC."""
+    """A pause."""
 
     id: str
     """Eight letters and digits, unique among stored pauses."""
@@ -132,7 +132,7 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """An operator's order for a pause. Times are aware UTC."""
+    """An operator's order for a pause."""
 
     scope: Scope = EVERYTHING
     note: str = ""

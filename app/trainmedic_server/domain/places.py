@@ -1,4 +1,4 @@
-"""Nodes, jobs and GPU count of a target, from all sources of the topology. Pure."""
+"""Nodes, jobs and GPU count of a target, from all sources of the topology."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subset of PromQL needed to find an alert rule's comparison and to quote text. Pure."""
+"""The subset of PromQL needed to find an alert rule's comparison and to quote text."""
 
 from __future__ import annotations
 

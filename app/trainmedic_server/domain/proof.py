@@ -1,4 +1,4 @@
-"""Proof that an alert must give before a harmful playbook reacts (``on.proof``). Pure.
+"""Proof that an alert must give before a harmful playbook reacts (``on.proof``).
 
 An alertname proves nothing: other rule sets use the same names for other conditions. ``api.own_alerts`` ensures that
 only the server's own alerts have ``source``.

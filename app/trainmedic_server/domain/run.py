@@ -1,4 +1,4 @@
-"""Runs: one execution of a playbook for one target, with steps, attempts and undos."""
+"""Runs: one execution of a playbook for one target, with steps, attempts and undos. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class UndoStatus(StrEnum):
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt of an action or its undo. Times are aware UTC."""
+    """One attempt of an action or its undo."""
 
     number: int
     command_id: str
@@ -157,7 +157,7 @@ class Undo(Struct, frozen=True):
 
 
 class StepState(Struct, frozen=True):
-    """One step of a run. Times are aware UTC."""
+    """One step of a run."""
 
     phase: str
     """``approval`` (mode approve's first question), ``steps``, ``on_success`` or ``on_failure``."""
@@ -194,7 +194,7 @@ class StepState(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One item of the history: an execution of a playbook, or a decision not to start one. Times are aware UTC."""
+    """One item of the history: an execution of a playbook, or a decision not to start one."""
 
     id: str
     """UUIDv7, sortable by time."""
@@ -315,7 +315,7 @@ class OrderKind(StrEnum):
 
 
 class OperatorOrder(Struct, frozen=True):
-    """An operator command to a run. Times are aware UTC."""
+    """An operator command to a run."""
 
     id: str
     run_id: str
@@ -330,7 +330,7 @@ class OperatorOrder(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """One entry of the append-only history. Times are aware UTC."""
+    """One entry of the append-only history."""
 
     kind: str
     """Such as ``step_started``; see ``docs/reference/events.md``."""
@@ -345,7 +345,7 @@ class Event(Struct, frozen=True):
 
 
 class Controls(Struct, frozen=True):
-    """Switches that survive restarts. Times are aware UTC."""
+    """Switches that survive restarts."""
 
     paused: bool = False
     """True if everything was paused at the last check; the ``pauses`` decide."""

@@ -1,4 +1,4 @@
-"""Chat messages that show a run's questions. Pure."""
+"""Chat messages that show a run's questions."""
 
 from __future__ import annotations
 

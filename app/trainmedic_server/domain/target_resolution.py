@@ -1,4 +1,4 @@
-"""Resolution of targets from labels or from names that people write. Pure."""
+"""Resolution of targets from labels or from names that people write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`. Pure.
+"""Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
 Four sources, none of which overwrites another:
 

@@ -1,4 +1,4 @@
-"""The next actions of a run, as far as known."""
+"""The next actions of a run, as far as known. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
-    """A run that blocks another one. Times are aware UTC."""
+    """A run that blocks another one."""
 
     run_id: str
     playbook: str
@@ -24,7 +24,7 @@ class HeldBy(Struct, frozen=True):
 
 
 class Upcoming(Struct, frozen=True):
-    """Current step, wait and next step of a run. Times are aware UTC."""
+    """Current step, wait and next step of a run."""
 
     now: str | None = None
     waits_for: str | None = None

@@ -168,7 +168,10 @@ class Engine:
         return await self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Explain what would be done about these alerts now; `at` sets the time for their age. Raises StoreUnavailable."""
+        """Explain what would be done about these alerts now; `at` sets the time for their age.
+
+        Raises StoreUnavailable.
+        """
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:

@@ -171,7 +171,7 @@ def is_harmful(actions: Actions, name: str | None) -> bool:
 
 
 def with_undo_as_owed(state: StepState) -> StepState:
-    """Return an unsuccessful step with the undo of its last possibly applied attempt; without one, the undo is dropped."""
+    """Return an unsuccessful step with the undo of its last possibly applied attempt, or with the undo dropped."""
     if state.undo is None:
         return state
     applied = [attempt.command_id for attempt in state.attempts if _may_be_applied(attempt)]
