@@ -34,12 +34,9 @@ MOST_JOBS_SHOWN = 1000
 """Limit of jobs with series: anyone who can write to Redis can name jobs."""
 
 MOST_GPUS_SHOWN = 32_768
-"""Limit of GPUs with a series."""
 
 
 class JobMetrics(Collector):
-    """Metrics of jobs and of the GPUs that they use."""
-
     def __init__(self) -> None:
         self._lives: Sequence[JobLife] = ()
         self._gpus: Sequence[tuple[str, str, str]] = ()
@@ -216,7 +213,6 @@ class Metrics:
         return watch
 
     async def watch_event_loop(self) -> None:
-        """Measure the event loop's lag four times a second."""
         time = asyncio.get_running_loop().time
         while True:
             due = time() + _LOOK_AT_LOOP_SECONDS

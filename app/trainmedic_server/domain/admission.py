@@ -12,10 +12,8 @@ class PlaybookDecision(Struct, frozen=True):
     run_id: str
     playbook: str
     target: str
-    """Target key; may be empty."""
     decision: Decision
     why: str = ""
-    """For a person."""
 
 
 class Admission(Struct, frozen=True):
@@ -29,4 +27,3 @@ class Admission(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """As `Delivery.ignored`."""

@@ -19,7 +19,6 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
-"""Limit of problems in a rejected alert's reason."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.
@@ -67,7 +66,6 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """Labels, including those that an alert map removed."""
         return self.labels if self.original is None else {**self.original, **self.labels}
 
     @property
@@ -147,7 +145,6 @@ class RejectedAlert(Struct, frozen=True):
 
     index: int
     name: str
-    """Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
     """As (path, message). Messages contain no values of the entry."""
     identity: Identity | None = None
@@ -171,7 +168,6 @@ class Delivery(Struct, frozen=True):
     """One webhook POST."""
 
     id: str
-    """UUIDv7."""
     received_at: datetime
     receiver: str
     group_key: str

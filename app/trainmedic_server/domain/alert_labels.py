@@ -48,7 +48,6 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Return the first value of a label; may be empty."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
@@ -70,7 +69,6 @@ class _LabelNames:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.written: dict[str, tuple[str, ...]] = {}
-        """Spellings by lower-case name."""
         self._found: dict[tuple[str, ...], tuple[str, ...]] = {}
         for name in names:
             lower = name.lower()

@@ -17,14 +17,12 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000
-"""Characters read of a text."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
 _SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
 _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
-"""Shared file systems, which no node agent cleans."""
 _QUOTED = re.compile(r'"[^"]*"')
 _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
@@ -71,8 +69,6 @@ _GPU_LABELS = frozenset({"uuid", "gpu_uuid", "gpu", "gpu_id"})
 
 
 class Suggestion(Struct, frozen=True):
-    """A possible rename entry of an alert map."""
-
     name: str
     because: str
     matchers: tuple[str, ...] = ()
@@ -200,7 +196,6 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""Alertnames by kube-state-metrics's ``condition`` label."""
 
 
 def suggest(

@@ -22,7 +22,6 @@ class StepAhead(Struct, frozen=True):
     targets: tuple[str, ...]
     nodes: tuple[str, ...]
     gpus: int | None
-    """None if unknown."""
     note: str | None = None
     """For a person: what determines whether or how it runs."""
 
@@ -50,7 +49,6 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """None if unknown. All steps share one target."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 

@@ -30,7 +30,6 @@ class Change(Struct, frozen=True):
     is_certain: bool
     """False if it is unknown whether the action was applied."""
     since: datetime
-    """When it was made or last tried."""
     undo: UndoTrigger
     is_reversible: bool
     given_back: str

@@ -16,7 +16,6 @@ from trainmedic_server.domain.promql import Comparison
 BEFORE = timedelta(minutes=10)
 AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
-"""Distance of the measured points."""
 AROUND = timedelta(minutes=2)
 """Period of the medians before and after, and maximum age of the value at the act."""
 LEAST_CHANGE = 0.1
@@ -39,7 +38,6 @@ class Effect(Struct, frozen=True):
     run_id: str
     playbook: str
     acted_at: datetime
-    """When its first harmful act was recorded."""
     due_at: datetime | None
     """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
@@ -50,10 +48,8 @@ class Effect(Struct, frozen=True):
     origin: str = "rule"
     """``playbook`` or ``rule``: origin of the query."""
     better: str | None = None
-    """``lower`` or ``higher``."""
     operator: str | None = None
     limit: float | None = None
-    """Number in the alert's condition."""
     before: float | None = None
     at: float | None = None
     after: float | None = None

@@ -17,7 +17,6 @@ _OF_A_NODE = re.compile(
     "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
     "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
 )
-"""Name parts of exporters that run on each node."""
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
 """Prometheus, Pushgateway, blackbox, SNMP, Ceph manager, Slurm."""
 _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
@@ -25,7 +24,6 @@ _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
-"""Longest cached text. Real names have at most 253 characters."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 

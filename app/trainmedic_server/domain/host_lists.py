@@ -9,7 +9,6 @@ MOST_HOSTS = 4096
 """More would delay other alerts, and no run works on so many."""
 LONGEST = 65_536
 _LONGEST_NAME = 512
-"""Real names have at most 253 characters."""
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
 _DEEPEST = 5
 
@@ -19,7 +18,6 @@ class UnreadableHostList(ValueError):
 
 
 def is_host_list(text: str) -> bool:
-    """Return whether the text has brackets or commas."""
     if text.startswith("[") and ":" in text:
         return False  # an IPv6 address with a port
     return "," in text or ("[" in text and "]" in text)

@@ -9,7 +9,6 @@ class Unresolved(Struct, frozen=True):
     reason: str
     """``target_unknown``, ``target_ambiguous``, or ``not_accepted`` (refused by the alert map, without lookup)."""
     why: str
-    """For a person."""
 
 
 class IdentityLabels(Struct, frozen=True):

@@ -30,7 +30,6 @@ _SILENT = "nothing has been heard of it, and it did not say that it ended"
 
 class LifeState(StrEnum):
     """State of a job."""
-
     PRESENT = "present"
     ENDED = "ended"
     GONE = "gone"

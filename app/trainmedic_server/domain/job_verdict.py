@@ -19,14 +19,11 @@ class JobVerdict(Struct, frozen=True):
     """A verdict on a job. Without one all members are empty, so that comparisons are false and never errors."""
 
     cause: str | None = None
-    """Class such as ``gpu`` or ``unknown``."""
     confidence: str | None = None
-    """``high``, ``medium`` or ``low``."""
     advice: str | None = None
     node: str | None = None
     """Faulty node; only with high confidence."""
     ranks: tuple[int, ...] = ()
-    """First failed ranks, ascending."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> JobVerdict:
@@ -45,8 +42,6 @@ class JobVerdict(Struct, frozen=True):
 
 
 class VerdictsOnJob(Struct, frozen=True):
-    """The newest ones on failure and on slowness."""
-
     failure: JobVerdict | None = None
     slowness: JobVerdict | None = None
 

@@ -60,7 +60,6 @@ class MessageRoute(Struct, frozen=True):
 class ChosenChannels(Struct, frozen=True):
     names: tuple[str, ...]
     is_taken: bool = True
-    """False if no route matched."""
 
 
 class MessageRoutes(Struct, frozen=True):
@@ -68,7 +67,6 @@ class MessageRoutes(Struct, frozen=True):
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
     """Routes by channel name. Channels that are only defaults have none."""
     defaults: tuple[str, ...] = ()
-    """Channels for unmatched messages, sorted."""
 
     @property
     def are_set(self) -> bool:

@@ -28,13 +28,10 @@ LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodel
 UNKNOWN = "is no node that is known"
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
-"""Hosts resolved of a list. Longer lists name several nodes anyway."""
 _NONE: Nodes = frozenset()
 
 
 class Naming(Struct, frozen=True):
-    """A label and its possible nodes."""
-
     label: Label
     nodes: Nodes
     """Empty if the name is unknown, several if ambiguous."""

@@ -111,11 +111,9 @@ class KnownNodes(Struct, frozen=True, dict=True):
     cluster: NodeNames
     written: NodeNames
     remembered: NodeNames
-    """Nodes of lost agents."""
 
     @cached_property
     def _found(self) -> dict[str, Nodes]:
-        """Cache: a fleet's alerts name the same nodes repeatedly."""
         return {}
 
     @cached_property

@@ -46,18 +46,14 @@ EVERYTHING = Scope()
 
 
 class OperatorPause(Struct, frozen=True):
-    """A pause."""
-
     id: str
     """Eight letters and digits, unique among stored pauses."""
     by: str
     at: datetime
     starts_at: datetime
-    """Start of the pause or its first window."""
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
-    """None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False
@@ -132,8 +128,6 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """An operator's order for a pause."""
-
     scope: Scope = EVERYTHING
     note: str = ""
     starts_at: datetime | None = None

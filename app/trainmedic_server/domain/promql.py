@@ -11,9 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 LONGEST_QUERY = 16_384
-"""Characters."""
 MOST_LABELS = 64
-"""Limit of labels for `narrowed`."""
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -40,7 +38,6 @@ class Comparison(Struct, frozen=True):
     operator: str
     """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
     limit: float | None
-    """The other side, if a number."""
 
     @property
     def better(self) -> str | None:

@@ -18,7 +18,6 @@ XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"
 """Lower-case names of labels with an XID, from exporters and common rules."""
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
-"""Prefix of the ``runbook_url`` of shipped rules."""
 _MEANT_BY: Mapping[str, str] = {
     "none": "asks for no repair",
     "restart_program": "is an error of the program",

@@ -157,15 +157,12 @@ class Undo(Struct, frozen=True):
 
 
 class StepState(Struct, frozen=True):
-    """One step of a run."""
-
     phase: str
     """``approval`` (mode approve's first question), ``steps``, ``on_success`` or ``on_failure``."""
     index: int
     id: str
     """ID in the playbook, or ``step-<n>``, for operators and expressions."""
     kind: str
-    """``action``, ``wait_for`` or ``approve``."""
     action: str | None = None
     """None for other kinds."""
     status: StepStatus = StepStatus.PENDING
@@ -200,7 +197,6 @@ class Run(Struct, frozen=True):
     """UUIDv7, sortable by time."""
     playbook: str
     version: str
-    """Hash of the playbook's text."""
     target: Target | None
     """None if the labels named no target."""
     mode: Mode
@@ -211,7 +207,6 @@ class Run(Struct, frozen=True):
     """The alert of its admission."""
     alert_name: str
     alert_labels: Mapping[str, str]
-    """All labels, as changed by the alert map."""
     created_at: datetime
     steps: tuple[StepState, ...] = ()
     """Ordered by phase: approval, ``steps``, ``on_success``, ``on_failure``."""
@@ -226,10 +221,8 @@ class Run(Struct, frozen=True):
     touched: tuple[str, ...] = ()
     """Nodes that it changed or was about to change, sorted. Filled only on reading the history."""
     started_by: str | None = None
-    """Operator who started it manually; None for an alert."""
     repeats: str | None = None
     request_key: str | None = None
-    """Idempotency key of the manual start."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
 
@@ -251,7 +244,6 @@ class Run(Struct, frozen=True):
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """Labels, including those that an alert map removed."""
         return self.alert_labels if self.original_labels is None else {**self.original_labels, **self.alert_labels}
 
     @property
@@ -261,7 +253,6 @@ class Run(Struct, frozen=True):
 
     @property
     def target_key(self) -> str:
-        """Empty without a target."""
         return self.target.key if self.target else ""
 
     @property
@@ -315,8 +306,6 @@ class OrderKind(StrEnum):
 
 
 class OperatorOrder(Struct, frozen=True):
-    """An operator command to a run."""
-
     id: str
     run_id: str
     kind: OrderKind
@@ -339,7 +328,6 @@ class Event(Struct, frozen=True):
     """None if it concerns no run."""
     actor: str = "trainmedic"
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Members depend on the kind."""
     seq: int | None = None
     """Position in the history, from 1, assigned by the store; None before."""
 
@@ -358,7 +346,6 @@ class Controls(Struct, frozen=True):
     alive_at: datetime | None = None
     """Last heartbeat."""
     pauses: tuple[OperatorPause, ...] = ()
-    """Current and future pauses, in order of ordering."""
     breaker_closed_at: datetime | None = None
     """When a person last closed the breaker; only later acts count. None if never, or if the clock was set back to
     before it.

@@ -66,7 +66,6 @@ class Gpu(Struct, frozen=True):
     uuid: str
     index: int | None = None
     pci: str | None = None
-    """PCI address (`gpu_names.normal_pci`)."""
     pods: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
@@ -154,8 +153,6 @@ class AgentTopology(Struct, frozen=True, dict=True):
 
 
 class JobTopology(Struct, frozen=True):
-    """Nodes and GPUs reported by jobs."""
-
     jobs_by_node: JobsByName = field(default_factory=dict)
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -206,7 +203,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     nodes: Sequence[ClusterNode] = ()
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    """By UID."""
     answers: bool = True
     """True if nodes and pods were listed and the API server still answers."""
     listed_names: NodeNames | None = None
@@ -236,7 +232,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_full_name(self) -> Mapping[str, Pod]:
-        """Pods by ``<namespace>/<name>``."""
         return {str(pod): pod for pod in self.pods.values()}
 
     @cached_property
@@ -325,7 +320,6 @@ class Topology(Struct, frozen=True, dict=True):
         return next(iter(nodes)) if len(nodes) == 1 else None
 
     def jobs_of_pod(self, pod: str) -> Jobs:
-        """Return the jobs of the pod ``<namespace>/<name>``."""
         return _first(pod, self.written.jobs_by_pod, self.cluster.jobs_by_pod)
 
     def jobs_on_node(self, node: str) -> JobsBySource:
@@ -344,7 +338,6 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def _nodes_by_job(self) -> dict[str, frozenset[str]]:
-        """Cache: jobs may have thousands of ranks and many alerts."""
         return {}
 
     def _places(self, names: frozenset[str]) -> frozenset[str]:

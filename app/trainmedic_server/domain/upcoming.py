@@ -10,8 +10,6 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
-    """A run that blocks another one."""
-
     run_id: str
     playbook: str
     target: str
@@ -24,8 +22,6 @@ class HeldBy(Struct, frozen=True):
 
 
 class Upcoming(Struct, frozen=True):
-    """Current step, wait and next step of a run."""
-
     now: str | None = None
     waits_for: str | None = None
     """For a person; None while it works."""
@@ -35,12 +31,10 @@ class Upcoming(Struct, frozen=True):
     not_before: datetime | None = None
     """Earliest automatic continuation, such as the next attempt."""
     deadline: datetime | None = None
-    """Timeout of the current activity; None for none."""
     at_deadline: str | None = None
     step: str | None = None
     """ID of the next step. None if the run ends next (see ``outcome``)."""
     kind: str | None = None
-    """``action``, ``wait_for``, ``approve`` or ``undo``."""
     action: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None

@@ -23,7 +23,6 @@ class AbsenceDetection:
         self._looked_at: float | None = None
 
     def forget(self) -> None:
-        """Restart all counts."""
         self._since.clear()
         self._looked_at = None
 

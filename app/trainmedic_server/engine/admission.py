@@ -39,8 +39,6 @@ _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class AdmissionFacts(Struct):
-    """Stored data on the deliveries; decisions update it."""
-
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
     """By fingerprint, only for those that resolve in these deliveries."""
@@ -55,8 +53,6 @@ class AdmissionFacts(Struct):
 
 
 class Admitter:
-    """Decides on deliveries in order."""
-
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
     ) -> None:

@@ -19,7 +19,6 @@ class StartedRun(Struct, frozen=True):
     playbook: CompiledPlaybook
     alert: AlertRecord
     then: Instruction | None = None
-    """First instruction, if persisted with the admission."""
 
 
 class AdmissionChanges(Struct, frozen=True):
@@ -48,10 +47,7 @@ class AdmissionChanges(Struct, frozen=True):
 
 
 class ByHand(Struct, frozen=True):
-    """A person's request to start a run."""
-
     actor: str
     note: str = ""
     repeats: str | None = None
-    """ID of the run to repeat."""
     key: str | None = None

@@ -20,8 +20,6 @@ Watch: TypeAlias = Callable[[int, float, float], None]
 
 
 class _Waiting(NamedTuple, Generic[Asked, Answer]):
-    """A waiting request; ``since`` is event-loop time."""
-
     entry: Asked
     answer: asyncio.Future[Answer]
     since: float

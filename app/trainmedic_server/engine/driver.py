@@ -71,7 +71,6 @@ class Driver:
         """Persisted next instruction. None while planning and during an attempt."""
         self._touches: set[str] = set()
         self._in_flight: OutsideState | None = None
-        """External state for the current attempt, as of the last touch."""
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
@@ -474,7 +473,6 @@ def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
 
 
 def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
-    """Reset the attempt's deadline to its full timeout from `now`."""
     state = run.step(act.key)
     *earlier, last = _attempts_of(state, act)
     moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
@@ -509,7 +507,6 @@ def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
 
 
 async def _outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
-    """Run the call and map every ending to an outcome."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):

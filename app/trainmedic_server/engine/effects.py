@@ -26,23 +26,17 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
-"""Events of a possible first act."""
 SETTLES = timedelta(seconds=30)
-"""Delay after the period, for the last scrape."""
 GIVE_UP_AFTER = timedelta(days=1)
-"""Maximum wait for Prometheus after the act."""
 _AGAIN = timedelta(minutes=1)
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 20
 _MOST_BRANCHES = 4
-"""Rule branches tried, one query each."""
 
 log = telemetry.logger(__name__)
 
 
 class EffectRecorder:
-    """Implements `event_dispatch.EventListener`."""
-
     name = "effects"
     kinds = ACTED
     at_once = 500

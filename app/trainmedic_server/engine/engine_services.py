@@ -44,7 +44,6 @@ class EngineServices(Struct, frozen=True):
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
     breaker: Breaker
-    """Checked before each changing attempt."""
     fence: Fence
     """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology

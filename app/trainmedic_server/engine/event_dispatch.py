@@ -42,8 +42,6 @@ class EventListener(Protocol):
 
 
 class EventSource(Protocol):
-    """Such as `ports.store.History`."""
-
     async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]: ...
     async def last_seq(self) -> int: ...
 

@@ -25,12 +25,9 @@ from trainmedic_server.ports.store import RunStore, Transaction
 RECEIVER = "log findings"
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 200
-"""Alerts per call."""
 
 
 class IntakeAlertSender:
-    """Sends alerts to the intake; implements `ports.findings.AlertSender`."""
-
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
         self._clock = clock

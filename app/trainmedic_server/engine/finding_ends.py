@@ -29,7 +29,6 @@ FORGOTTEN_AFTER = timedelta(days=7)
 
 class EndFacts(Struct, frozen=True):
     ago: Ago
-    """Excludes downtimes."""
     booted_at: Mapping[str, datetime] = field(default_factory=dict)
     progress: Mapping[str, JobProgress] = field(default_factory=dict)
     lives: Mapping[str, JobLife] = field(default_factory=dict)

@@ -35,7 +35,6 @@ MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
 recorder dumps, which every node of a job has.
 """
 MOST_OPEN_OF_NODE = 500
-"""Open findings per `_Group`; further ones are dropped."""
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)
@@ -58,7 +57,6 @@ class _Group(NamedTuple):
 
 class _Work(Struct):
     known: dict[str, KnownFinding]
-    """By ID."""
     open_ids: dict[str, str]
     """IDs of open findings by `KnownFinding.key`."""
     episodes: dict[EpisodeKey, Episode]

@@ -26,12 +26,10 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 _RUN_ID = "00000000-0000-7000-8000-000000000000"
-"""ID of the hypothetical run, for templates."""
 
 
 class StepForecast(StrEnum):
     """Expected result of a step."""
-
     RUNS = "runs"
     SKIPPED = "skipped"
     UNDETERMINED = "undetermined"

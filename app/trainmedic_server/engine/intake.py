@@ -36,7 +36,6 @@ _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
-"""Seconds between log lines on the same playbook and alertname."""
 
 log = telemetry.logger(__name__)
 
@@ -112,7 +111,6 @@ class DeliveryIntake:
         return matched
 
     def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:
-        """Log a refusal for lack of proof, once per `_UNPROVEN_EVERY`."""
         key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
         if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
             self._unproven_logged[key] = now

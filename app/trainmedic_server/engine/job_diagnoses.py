@@ -48,7 +48,6 @@ TAKEN_IN = timedelta(minutes=2)
 ALERT_LASTS = timedelta(minutes=15)
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
-"""How long a job's last location is remembered."""
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
@@ -58,12 +57,10 @@ _LAUNCHER_LASTS = timedelta(seconds=20)
 """Silence after which a launcher counts as absent. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-"""Alerts searched for those of normally ended jobs."""
 _PODS_END = timedelta(seconds=5)
 """A container ends at about the time of its job's report."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_PAGES = 10
-"""Pages of claimed findings searched for those on the job's nodes."""
 _MOST_RANKS = 100_000
 """Larger sizes count as unknown."""
 
@@ -104,16 +101,12 @@ class JobDiagnoses:
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
-        """Last reading of presences."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
-        """Last locations, by job."""
         self._placements: dict[str, Any] = {}
-        """Last reported, by job."""
         self._sizes: dict[str, int] = {}
         self._processes: dict[str, tuple[str, ...]] = {}
         """Instances of the last processes and launchers by job, oldest first."""
         self._stepping: dict[str, Stepping] = {}
-        """By job."""
         self._seen: dict[str, datetime] = {}
         """Last presence by job."""
         self._agents: dict[str, datetime] = {}
@@ -125,7 +118,6 @@ class JobDiagnoses:
         self._ended: dict[str, datetime] = {}
         """Normal ends, if that is the job's last report."""
         self._launched_on: dict[str, frozenset[str]] = {}
-        """Launcher nodes by job, as reported."""
 
     async def watch(self) -> None:
         await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)

@@ -26,7 +26,6 @@ class JobEvaluations:
         """By job and metric."""
         self._recorded_at: dict[str, datetime] = {}
         self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}
-        """Last values in each job's presence."""
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
         """Return the events to record. Call `recorded` once they are stored."""

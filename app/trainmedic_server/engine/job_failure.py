@@ -30,7 +30,6 @@ TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
-"""Longest wait for a step after a sign of a hang."""
 _PRESENCE_LAGS = timedelta(seconds=15)
 """Delay until a step is seen; presences are written and read every 5 s."""
 _SHORTEST_WATCH = timedelta(seconds=22)
@@ -161,7 +160,6 @@ def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: t
 
 
 def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
-    """Return whether the job stepped after a sign of a hang."""
     return sign.is_wait and stepping is not None and bool(stepping.usual) and stepping.since > sign.at + _PRESENCE_LAGS
 
 

@@ -32,7 +32,6 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 MOST_JOBS = 10_000
 _LATEST_LOOK = timedelta(seconds=20)
 """A later check means that the server was stalled."""
@@ -68,7 +67,6 @@ class JobWatch:
         self._signs: dict[tuple[str, str], datetime] = {}
         """Last presence by kind and name. An unchanged one is no sign of life."""
         self._ranks: dict[str, int] = {}
-        """By job."""
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()

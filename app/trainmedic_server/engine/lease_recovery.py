@@ -52,8 +52,6 @@ log = telemetry.logger(__name__)
 
 
 class _PreparedRun(Struct, frozen=True):
-    """Data read before the deciding transaction."""
-
     run: Run
     fires: bool | None
     """True if an alert of the run fires; None if unknown."""
@@ -72,7 +70,6 @@ class LeaseRecovery:
         self._recorded_losses: set[tuple[str, str]] = set()
         """(Command ID, node) of recorded losses."""
         self._looked_up: set[str] = set()
-        """IDs of commands without an unfinished reapplication."""
         self._busy_runs: set[str] = set()
         self._attempt_numbers = itertools.count()
 
@@ -278,7 +275,6 @@ def _targets_of(action: LeasedAction, effect: LeasedEffect) -> Iterable[Target]:
 
 
 def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
-    """Return whether a reapplication began and is unfinished."""
     return last_event(tx, run_id, SetAgainStarted, command_id) > last_event(tx, run_id, SetAgainDone, command_id)
 
 

@@ -34,8 +34,6 @@ log = telemetry.logger(__name__)
 
 
 class LeaseRenewer:
-    """One per server. Its state is only a cache."""
-
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
         self._leased: Mapping[str, LeasedAction] = {}

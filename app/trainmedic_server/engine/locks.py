@@ -24,7 +24,6 @@ class TargetLocks:
     def __init__(self) -> None:
         self._held = _Claims()
         self._keepers: set[str] = set()
-        """Holders that are not runs."""
         self._turned_away = _Claims()
         """Claims refused to keepers. Runs that they admit wait before later ones."""
         self._waiting = _Claims()

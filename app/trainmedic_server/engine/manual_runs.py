@@ -38,7 +38,6 @@ class StartOrder(Struct, frozen=True):
     playbook: str
     target: Target
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Required labels of the alert, or labels of the stand-in."""
     dry_run: bool = False
 
 

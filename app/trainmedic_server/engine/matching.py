@@ -40,12 +40,9 @@ KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted
 
 
 class MatchedAlert(Struct, frozen=True):
-    """Reactions for an alertname, before the store is read."""
-
     candidates: tuple[Candidate, ...] = ()
     misses: tuple[Reaction, ...] = ()
     refused: str = ""
-    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
@@ -69,8 +66,6 @@ class MatchedAlert(Struct, frozen=True):
 
 
 class PreparedDelivery(Struct, frozen=True):
-    """A delivery with matches and failed conditions."""
-
     delivery: Delivery
     matched: tuple[MatchedAlert, ...]
     failures: tuple[Event, ...] = ()

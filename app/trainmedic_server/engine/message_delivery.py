@@ -35,7 +35,6 @@ GROUP_EVERY = timedelta(minutes=1)
 KEPT_WAITING = timedelta(days=1)
 """Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
-"""How long sent messages are remembered."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "not sent for a day"
@@ -46,8 +45,6 @@ log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
-    """Implements `event_dispatch.EventListener`."""
-
     name = "messages"
     kinds = message_texts.KINDS
     at_once = 200
@@ -284,8 +281,6 @@ def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 
 
 class _BrokenPlaybooks:
-    """Problems that lasted long enough and were not reported."""
-
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems
         self._since: dict[str, datetime] = {}

@@ -33,9 +33,7 @@ from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
 
 SOON = timedelta(seconds=10)
-"""How long a message waits for others of its topic."""
 OVERDUE = timedelta(minutes=2)
-"""Retries of an undo before people are notified."""
 LATE = timedelta(minutes=15)
 """Delay from which a message states its event's time. Retries and grouping take less."""
 _MOST_LINES = 20
@@ -51,8 +49,6 @@ TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
-    """A message without channels."""
-
     kind: MessageKind
     topic: str
     title: str
@@ -66,7 +62,6 @@ class Draft(Struct, frozen=True):
 
 
 Told = Mapping[str, set[MessageKind]]
-"""`ports.messages.StoredMessages.kinds_told`."""
 
 
 def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:

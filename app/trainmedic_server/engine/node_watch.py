@@ -26,12 +26,10 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
 LOOK_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 REMEMBERED = timedelta(hours=1)
 MOST_PLACES = 200_000
 _WRITE_AGAIN = timedelta(minutes=10)
 _WRITE_EVERY = timedelta(minutes=1)
-"""Interval of checks for entries to store again or forget."""
 _UUID7_DIGITS = 12
 
 log = telemetry.logger(__name__)

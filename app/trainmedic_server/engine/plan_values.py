@@ -32,7 +32,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 class OutsideState(Struct, frozen=True):
     alerts: tuple[AlertRecord, ...]
-    """Linked alerts, the initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
     breaker: str | None = None
@@ -84,8 +83,6 @@ Instruction = PerformAttempt | Wait | Idle
 
 
 class RunPlan(Struct, frozen=True):
-    """What to store, and what to do once it is durable."""
-
     run: Run
     events: tuple[Event, ...]
     then: Instruction
@@ -128,7 +125,6 @@ class PlanningContext(Struct, frozen=True):
     """Returns the time after a moment without a working server, or skipped by the clock."""
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
-    """Topology for approval previews."""
 
 
 class RunDraft:
@@ -154,7 +150,6 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
-        """Replace the step of the same key."""
         self.run = self.run.with_step(step, **changes)
         return step
 

@@ -56,7 +56,6 @@ class Engine:
     """Call `start` before use and `stop` after."""
 
     _in_force: frozenset[str] = frozenset()
-    """Pauses active at the last check."""
 
     def __init__(
         self,

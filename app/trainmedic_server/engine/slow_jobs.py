@@ -31,7 +31,6 @@ AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
 _OVER = timedelta(minutes=5)
 _OF_LATE = timedelta(minutes=30)
-"""Maximum age of a finding's last line."""
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
 _PARTS = ("data", "compute", "wait")
 

@@ -9,7 +9,6 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
 _ENDS = ("on_success", "on_failure")
-"""Phases that cannot change the result."""
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:

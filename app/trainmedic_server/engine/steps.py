@@ -33,7 +33,6 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
 MOST_STOPS = 20
-"""Attempts that a flapping alert's resolution may stop."""
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
@@ -233,7 +232,6 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
 
 
 def _was_held_up(run: Run) -> bool:
-    """Return whether the run was delayed after admission, when the breaker was closed."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
@@ -297,7 +295,6 @@ def _undo_of(
 def _known_undo(
     context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
 ) -> Undo | None:
-    """Return the undo by the action's output, which may contain the earlier state."""
     action = context.actions.action_class(definition.action)
     if action is None:
         return state.undo

@@ -28,7 +28,6 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
 """Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`)."""
@@ -67,7 +66,6 @@ class TopologyWatch:
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None
-        """Earliest next reading by `renew`; None before the first."""
 
     def topology(self) -> Topology:
         jobs, agents = self._known

@@ -21,7 +21,6 @@ from trainmedic_server.ports.actions import Actions
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300
-"""About a day's worth."""
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
 """Stored attempts: the first and the last ones."""
@@ -31,7 +30,6 @@ _ENDED = {
     Status.CANCELLED: "the run was cancelled",
     Status.REJECTED: "the run was rejected",
 }
-"""Reasons of `on_failure` undos."""
 _UNSUCCESSFUL = frozenset(_ENDED)
 
 

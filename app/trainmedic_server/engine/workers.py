@@ -21,7 +21,6 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
-"""Compiled playbooks cached for readers."""
 
 _LAST_COMMIT_SECONDS = 1.0
 """Limit at shutdown for recording attempts that did not start."""
@@ -174,12 +173,10 @@ class Workers:
         return self._read_before[key]
 
     def driven(self, run_id: str) -> RunSnapshot | None:
-        """Return the driver's view of a run, if it has one."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
-        """Drive a closed run again, because an undo may be due."""
         snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not snapshot.run.steps:
             self._tell_of_driver(run_id, None)

@@ -10,12 +10,8 @@ from trainmedic_server.domain.alert import Alert
 
 
 class MappedAlert(Struct, frozen=True):
-    """Alert after the map was applied."""
-
     alert: Alert
-    """Alert with the mapped labels and, if they differ, the original ones."""
     refused: str = ""
-    """Reason for refusal, for a person; empty if accepted."""
 
 
 class AlertMap(Protocol):

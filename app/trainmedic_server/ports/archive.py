@@ -10,8 +10,6 @@ from msgspec import Struct
 
 
 class ArchivedRun(Struct, frozen=True):
-    """A run as a line of the archive."""
-
     id: str
     created_at: datetime
     last_event: int

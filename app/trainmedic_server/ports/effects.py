@@ -16,9 +16,7 @@ class EffectRecords(Protocol):
         """Return the effects to measure, earliest first."""
         ...
 
-    def save(self, effects: Sequence[Effect]) -> None:
-        """Insert or replace, by run."""
-        ...
+    def save(self, effects: Sequence[Effect]) -> None: ...
 
 
 class EventPositions(Protocol):

@@ -40,9 +40,7 @@ class FindingRecords(Protocol):
         ...
 
     def excerpt_counts(self, ids: Collection[str]) -> dict[str, int]: ...
-    def save_excerpts(self, excerpts: Sequence[KnownExcerpt]) -> None:
-        """Insert or replace, by finding and episode."""
-        ...
+    def save_excerpts(self, excerpts: Sequence[KnownExcerpt]) -> None: ...
 
     def keep_job(self, kept: KeptJob) -> None: ...
     def release_job(self, job: str, attempt: int | None) -> bool: ...
@@ -65,12 +63,9 @@ class FindingFilter(Struct, frozen=True):
     suspected: bool | None = None
     open: bool | None = None
     claimed_job: str | None = None
-    """Job that only a log file names."""
 
 
 class FindingRecord(Struct, frozen=True):
-    """A finding with its excerpts, earliest first."""
-
     finding: KnownFinding
     excerpts: tuple[KnownExcerpt, ...]
     is_kept: bool = False

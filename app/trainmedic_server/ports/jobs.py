@@ -12,8 +12,6 @@ from trainmedic_server.ports.outside import Presence
 
 
 class ArrivedNotice(Struct, frozen=True):
-    """A verified notice and its ID at the source."""
-
     entry: bytes
     notice: Notice
 
@@ -27,8 +25,6 @@ class JobSource(Protocol):
         """Return the presences of launchers, by job name. Raises BusUnavailable."""
         ...
 
-    def notices(self) -> Sequence[ArrivedNotice]:
-        """Return the received notices that were not discarded, oldest first."""
-        ...
+    def notices(self) -> Sequence[ArrivedNotice]: ...
 
     def discard_notices(self, entries: Collection[bytes]) -> None: ...

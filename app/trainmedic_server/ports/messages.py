@@ -32,9 +32,7 @@ class StoredMessages(Protocol):
         """Return whether each stored message was sent."""
         ...
 
-    def forget_sent(self, kind: MessageKind) -> None:
-        """Forget sent messages of this kind, to allow the same again."""
-        ...
+    def forget_sent(self, kind: MessageKind) -> None: ...
 
     def forget_before(self, moment: datetime) -> None:
         """Forget messages sent before `moment`, and unsent ones created before it, whose channel no longer exists."""

@@ -28,8 +28,6 @@ UNSIGNED = "no signing key is set: anyone who can write to Redis can command age
 
 
 class ClockWatch(Protocol):
-    """Observed steps of the machine's clock."""
-
     @property
     def ahead(self) -> float:
         """Seconds by which the machine's clock is ahead of the time in use; 0 while it is followed."""
@@ -124,9 +122,7 @@ class Notifier(Protocol):
 class HttpReply(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
-    """Lower-case names."""
     body: str
-    """Text, truncated if too long."""
 
 
 class HttpCaller(Protocol):

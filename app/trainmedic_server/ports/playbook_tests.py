@@ -24,7 +24,6 @@ class PlayedTests(Struct, frozen=True):
     problems: tuple[FileProblem, ...] = ()
     """Errors in the file or in its playbook, for which no test was run."""
     unfinished: str = ""
-    """Why there is no result; empty if there is one."""
 
     @property
     def passed(self) -> bool:

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 class UsedVersion(Struct, frozen=True):
     version: str
-    """Hash of its text."""
     first_used_at: datetime
     last_used_at: datetime | None = None
     """When its newest run was created, if any was counted."""

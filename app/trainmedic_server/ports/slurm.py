@@ -34,7 +34,6 @@ class SlurmNode(Struct, frozen=True):
     reason: str
     """Why it is drained or down; may be empty. Release 24.11 keeps it when the node is available again."""
     reason_set_by: str = ""
-    """User name."""
     resume_after: datetime | None = None
     """When Slurm resumes it by itself (aware UTC), or None."""
     partitions: tuple[str, ...] = ()
@@ -68,10 +67,8 @@ class SlurmJob(Struct, frozen=True):
     may_requeue: bool
     """True if Slurm restarts it after a node's failure, and takes a requeue."""
     restarts: int
-    """Number of requeues."""
     excluded_nodes: tuple[str, ...] = ()
     why_pending: str = ""
-    """Slurm's word, such as ``JobHeldAdmin``."""
     admin_comment: str = ""
     """A text that operators of Slurm can set and users can read."""
 
@@ -82,10 +79,7 @@ class SlurmJob(Struct, frozen=True):
 
 
 class SlurmRelease(Struct, frozen=True):
-    """The server that answered, and its optional changes."""
-
     version: str
-    """Release of slurmctld, such as ``26.05.5``."""
     can_requeue: bool
     """True if `Slurm.requeue` works: over REST from 26.05."""
 
@@ -148,6 +142,4 @@ class Slurm(Protocol):
         """Replace the nodes that the job must not get. Raises ClusterRefused unless the job is pending."""
         ...
 
-    async def set_admin_comment(self, job_id: str, text: str) -> None:
-        """Replace only the job's admin comment."""
-        ...
+    async def set_admin_comment(self, job_id: str, text: str) -> None: ...

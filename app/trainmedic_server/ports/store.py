@@ -30,7 +30,6 @@ class LinkedRun(Struct, frozen=True):
     playbook: str
     target_key: str
     status: str
-    """A `Status`, or one of a later release."""
     decision: str
     """A `Decision`, or one of a later release."""
 
@@ -162,9 +161,7 @@ class Transaction(KeptTables, Protocol):
         """Return the number of alerts linked to each run, without runs that have none."""
         ...
 
-    def unfinished(self) -> list[Run]:
-        """Return runs that are open or owe an undo, oldest first."""
-        ...
+    def unfinished(self) -> list[Run]: ...
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
         """Return IDs of runs that began a step of one of these actions and are open, owe an undo, or are linked to an
@@ -182,9 +179,7 @@ class Transaction(KeptTables, Protocol):
     def append(self, events: Sequence[Event]) -> None: ...
     def events_of(self, run_id: str, kind: str) -> list[Event]: ...
 
-    def time_gaps(self) -> list[TimeGap]:
-        """Return the detected gaps in order."""
-        ...
+    def time_gaps(self) -> list[TimeGap]: ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
     def job_lives(self) -> list[JobLife]: ...
@@ -263,7 +258,6 @@ class HistoryFilter(Struct, frozen=True):
     by: Values = None
     """Person who approved, rejected, cancelled or undid it."""
     has_acted: bool = False
-    """True selects only runs that began to change something."""
 
 
 class ActFilter(Struct, frozen=True):

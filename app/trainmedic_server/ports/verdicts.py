@@ -18,16 +18,13 @@ class VerdictRecord:
     at: datetime
     """When the job failed (aware UTC)."""
     cause: str
-    """Class such as ``gpu``, ``storage`` or ``unknown``."""
     confidence: str
-    """``high``, ``medium`` or ``low``."""
     node: str | None = None
     """Set only with high confidence."""
     gpu: str | None = None
     summary: str = ""
     advice: str = ""
     ranks: tuple[int, ...] = ()
-    """First failed ranks, ascending."""
     is_slow: bool = False
 
 
