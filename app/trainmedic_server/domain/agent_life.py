@@ -11,7 +11,6 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Period for which a lost agent is reported."""
 SEEN_AGAIN = timedelta(minutes=10)
 """Interval at which a present agent is recorded. After a restart it counts as seen then."""
 

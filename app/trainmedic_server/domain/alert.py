@@ -28,7 +28,6 @@ It vouches for the alert's own name: alert maps cannot set it, and remove it fro
 SHIPPED_RULE = "1"
 
 BY_HAND = "by-hand-"
-"""Fingerprint prefix of stand-in alerts of manually started runs."""
 
 
 class AlertStatus(StrEnum):
@@ -83,7 +82,6 @@ class Alert(Struct, frozen=True, dict=True):
         return self.labels.get("alertname", "")
 
     def as_data(self) -> dict[str, Any]:
-        """Return the alert for expressions, with Alertmanager's member names."""
         return {
             "name": self.name,
             "status": str(self.status),
@@ -109,9 +107,9 @@ class AlertRecord(Struct, frozen=True):
     resolved_because: str | None = None
     """None while it fires, otherwise:
 
-    - ``alertmanager``: a resolved alert was delivered
-    - ``superseded``: the same alert was reported with a later start
-    - ``asked``: Alertmanager answered that it no longer fires
+    - ``alertmanager``: delivered as resolved
+    - ``superseded``: reported with a later start
+    - ``asked``: Alertmanager answered so
     - ``assumed``: no report for too long
     """
     reactions: tuple[Reaction, ...] = ()
@@ -160,7 +158,6 @@ class RejectedAlert(Struct, frozen=True):
 
     @property
     def is_end(self) -> bool:
-        """True if it reports an end, for which the identity suffices."""
         return self.identity is not None and self.status is AlertStatus.RESOLVED
 
 

@@ -27,8 +27,6 @@ class StepAhead(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """Terms of a question: approvers, and what follows without an answer."""
-
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
     """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""

@@ -28,7 +28,6 @@ class Change(Struct, frozen=True):
     """As reported by the action; None if unknown."""
     after: str | None
     is_certain: bool
-    """False if it is unknown whether the action was applied."""
     since: datetime
     undo: UndoTrigger
     is_reversible: bool

@@ -19,7 +19,6 @@ EVERY = timedelta(seconds=30)
 AROUND = timedelta(minutes=2)
 """Period of the medians before and after, and maximum age of the value at the act."""
 LEAST_CHANGE = 0.1
-"""Minimum change, as a share of the larger value."""
 
 
 class EffectVerdict(StrEnum):

@@ -57,7 +57,6 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _expanded(part: str, depth: int) -> Iterator[str]:
-    """Yield the hosts of a part such as ``rack[1-2]-node[01-03]``."""
     begin = part.find("[")
     if begin < 0:
         yield part

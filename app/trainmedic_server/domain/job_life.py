@@ -20,7 +20,6 @@ from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, J
 GONE_AFTER = timedelta(minutes=1)
 """Silence of a gone job. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Period for which gone and ended jobs are remembered."""
 OLDEST_NOTICE = timedelta(hours=12)
 """Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 
@@ -30,6 +29,7 @@ _SILENT = "nothing has been heard of it, and it did not say that it ended"
 
 class LifeState(StrEnum):
     """State of a job."""
+
     PRESENT = "present"
     ENDED = "ended"
     GONE = "gone"

@@ -37,7 +37,6 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Return whether `host` is an IP address or loopback name."""
     if host in ("", "localhost"):
         return True
     if not (host[0].isdigit() or ":" in host):  # fast path for nearly all names
@@ -122,7 +121,6 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
-        """Return the nodes that this name or address may mean."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)

@@ -32,8 +32,6 @@ NOT_A_NUMBER: Final = "is not a number"
 
 
 class Comparison(Struct, frozen=True):
-    """Comparison in one branch of an alert's rule."""
-
     query: str
     operator: str
     """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""

@@ -117,13 +117,10 @@ class Attempt(Struct, frozen=True):
 
     number: int
     command_id: str
-    """UUIDv7 for the receiver. After an unknown outcome the next attempt has the same ID, so that nothing is applied
-    twice.
-    """
+    """UUIDv7. After an unknown outcome the next attempt has the same, so that nothing is applied twice."""
     started_at: datetime
     """When it was persisted, before any request to act."""
     deadline: datetime
-    """When it times out and its command expires."""
     status: str = "running"
     """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown`` (it may have
     been applied).
@@ -204,12 +201,10 @@ class Run(Struct, frozen=True):
     status: Status
     decision: Decision
     alert: Identity
-    """The alert of its admission."""
     alert_name: str
     alert_labels: Mapping[str, str]
     created_at: datetime
     steps: tuple[StepState, ...] = ()
-    """Ordered by phase: approval, ``steps``, ``on_success``, ``on_failure``."""
     ended_at: datetime | None = None
     """None while open."""
     acted_at: datetime | None = None
@@ -344,12 +339,9 @@ class Controls(Struct, frozen=True):
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
     alive_at: datetime | None = None
-    """Last heartbeat."""
     pauses: tuple[OperatorPause, ...] = ()
     breaker_closed_at: datetime | None = None
-    """When a person last closed the breaker; only later acts count. None if never, or if the clock was set back to
-    before it.
-    """
+    """When a person last closed the breaker; only later acts count. None if never, or if that is in the future."""
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
         """Return the time after which acts count: the window's start or the last closing."""

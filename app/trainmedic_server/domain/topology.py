@@ -1,14 +1,8 @@
 """Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-Four sources, none of which overwrites another:
-
-- `JobTopology`: ranks reported by jobs
-- `AgentTopology`: GPUs and processes seen by agents
-- `ClusterTopology`: nodes and pods of Kubernetes
-- `WrittenTopology`: the inventory
-
-Answers that may differ by source are returned separately. Anyone who can write to Redis can write presences, so invalid
-data in them is skipped.
+Jobs (`JobTopology`), agents, the cluster and the inventory are separate sources, none of which overwrites another;
+answers that may differ are returned by source. Anyone who can write to Redis can write presences, so invalid data in
+them is skipped.
 """
 
 from __future__ import annotations
@@ -69,7 +63,6 @@ class Gpu(Struct, frozen=True):
     pods: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
-        """Yield all its lookup keys (`gpu_names.key`)."""
         yield gpu_names.key(self.uuid)
         if self.index is not None:
             yield f"{self.node}/{self.index}"
@@ -206,7 +199,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
     answers: bool = True
     """True if nodes and pods were listed and the API server still answers."""
     listed_names: NodeNames | None = None
-    """Names of `nodes`, which change more rarely than pods."""
 
     @cached_property
     def names(self) -> NodeNames:
@@ -291,7 +283,6 @@ class Topology(Struct, frozen=True, dict=True):
     """By job, for failures within the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
     agents_answer: bool = True
-    """True if the list of connected agents is current."""
 
     @cached_property
     def known(self) -> KnownNodes:
@@ -353,7 +344,6 @@ class Topology(Struct, frozen=True, dict=True):
         return frozenset(nodes)
 
     def _listed_as(self, node: str) -> str:
-        """Return the cluster's name for a node, which may differ from its agent's."""
         names = self.cluster.names
         if node in names.names:
             return node

@@ -39,7 +39,6 @@ class Upcoming(Struct, frozen=True):
     params: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
     note: str | None = None
-    """Why its condition or parameters are not known yet."""
     outcome: str | None = None
     """How the run ends if no step is left: ``succeeded``, ``failed``, or ``cancelled`` (by a person, waiting only for
     work in progress).

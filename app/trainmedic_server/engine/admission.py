@@ -47,7 +47,6 @@ class AdmissionFacts(Struct):
     guards: dict[Key, GuardFacts]
     controls: Controls
     nodes_acted_on: set[str]
-    """Within the breaker's window."""
     known_nodes: set[str]
     topology: Topology = field(default_factory=Topology)
 

@@ -32,7 +32,6 @@ class AdmissionChanges(Struct, frozen=True):
     controls: Controls | None
     started: Sequence[StartedRun]
     touched: Set[str]
-    """Runs whose drivers must reload."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
         """Write everything except playbook texts."""

@@ -1,7 +1,7 @@
 """The breaker: blocks runs that would touch too many nodes.
 
-A run's target node counts at admission; other nodes count before each attempt, all or none. Nodes that the run touched
-before never block it. After a person closes the breaker, only later acts count. Undos do not.
+A run's target node counts at admission; others count before each attempt, all or none. Nodes that the run touched
+before never block it. After a person closes it, only later acts count. Undos do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Execution of one run: plan, commit, act, commit, repeated until nothing is due.
 
-Only its driver changes a run that is open or owes an undo. External changes (alerts, operator commands, pauses) are
-stored separately and read after `touch`. So runs need no locks and lose no updates.
+Only its driver changes a run that is open or owes an undo. External changes are stored separately and read after
+`touch`. So runs need no locks and lose no updates.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Driver:
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def take_back_unbegun(self) -> None:
-        """Take back a persisted attempt that has not started; the next server could not know that."""
+        """Take back a persisted attempt that has not started, which the next server could not know."""
         act = self._then
         if isinstance(act, PerformAttempt) and not act.undo and not act.resumed:
             draft = self._draft()
@@ -273,7 +273,7 @@ class Driver:
         return _call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """The driver stays touched, so that the next plan reads the change too."""
+        """Return the clearance. The driver stays touched, so that the next plan reads the change too."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"

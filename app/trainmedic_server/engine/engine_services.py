@@ -45,7 +45,6 @@ class EngineServices(Struct, frozen=True):
     controls: Callable[[], Controls]
     breaker: Breaker
     fence: Fence
-    """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
     """Reloads it for an unknown target. Waits briefly and never raises."""

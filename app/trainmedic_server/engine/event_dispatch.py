@@ -32,9 +32,7 @@ class EventListener(Protocol):
         ...
 
     @property
-    def at_once(self) -> int:
-        """Maximum events per call."""
-        ...
+    def at_once(self) -> int: ...
 
     async def take(self, events: Sequence[Event]) -> None:
         """Take events in order, possibly repeated. Raises TrainmedicError to get them again."""

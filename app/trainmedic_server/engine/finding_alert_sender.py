@@ -1,7 +1,7 @@
 """Delivery of finding alerts to Alertmanager, or directly to the intake.
 
-The schedule (`KnownFinding.tell_at`) is committed with the finding, so outages and kills lose nothing. Repeats are
-harmless: labels and start time identify an alert.
+The schedule (`KnownFinding.tell_at`) is committed with the finding, so nothing is lost. Repeats are harmless: labels
+and start time identify an alert.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from trainmedic_server.engine.finding_alerts import is_before_boot
 from trainmedic_server.engine.node_watch import JobProgress
 
 SILENCE = timedelta(minutes=15)
-"""Silence that ends a finding without a loaded rule."""
 FORGOTTEN_AFTER = timedelta(days=7)
 """Silence of its node or job that ends a waiting finding."""
 

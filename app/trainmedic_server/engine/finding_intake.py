@@ -41,9 +41,7 @@ log = telemetry.logger(__name__)
 
 
 class _Group(NamedTuple):
-    """Findings of a node under one limit, so that one job's output hides neither kernel reports nor other jobs'
-    findings.
-    """
+    """Findings of a node under one limit, so that one job's output hides no others."""
 
     node: str
     is_printed: bool
@@ -58,7 +56,6 @@ class _Group(NamedTuple):
 class _Work(Struct):
     known: dict[str, KnownFinding]
     open_ids: dict[str, str]
-    """IDs of open findings by `KnownFinding.key`."""
     episodes: dict[EpisodeKey, Episode]
     changed: set[str] = field(default_factory=set)
     changed_episodes: set[EpisodeKey] = field(default_factory=set)

@@ -46,8 +46,6 @@ class AdmittedBatch(Struct, frozen=True):
 
 
 class DeliveryIntake:
-    """After each commit, `on_admitted` gets the changes."""
-
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services, metrics = services, services.metrics
         self._on_admitted = on_admitted

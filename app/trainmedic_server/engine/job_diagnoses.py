@@ -108,9 +108,7 @@ class JobDiagnoses:
         """Instances of the last processes and launchers by job, oldest first."""
         self._stepping: dict[str, Stepping] = {}
         self._seen: dict[str, datetime] = {}
-        """Last presence by job."""
         self._agents: dict[str, datetime] = {}
-        """Last agent presence by node."""
         self._launchers: dict[str, datetime] = {}
         """Last presence of end-reporting launchers, by job."""
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None

@@ -23,7 +23,6 @@ MOST_JOBS = 10_000
 class JobEvaluations:
     def __init__(self) -> None:
         self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
-        """By job and metric."""
         self._recorded_at: dict[str, datetime] = {}
         self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}
 

@@ -142,7 +142,6 @@ class JobWatch:
         jobs: Sequence[Presence],
         launchers: Sequence[Presence],
     ) -> Iterator[LifeChange]:
-        """Yield the changes in order and apply them to `lives`."""
         now = self._clock.now()
         # If the records are full, skip new names. Dropping old ones would let invented names hide a job's death.
         room = MOST_JOBS - sum(life.state is not LifeState.ENDED for life in lives.values())
@@ -179,7 +178,6 @@ class JobWatch:
         return heard
 
     def _dropped(self, lives: dict[str, JobLife]) -> list[JobLife]:
-        """Remove and return expired and excess records."""
         kept_since = self._ago(job_life.KEPT)
         dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
         for life in dropped:

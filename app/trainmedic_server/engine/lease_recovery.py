@@ -1,8 +1,8 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
 If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
-renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``,
-``docs/explanation/guarantees.md``). While it waits, the reason is in the history (``set_again_held``).
+renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``). While it waits, the reason
+is in the history (``set_again_held``).
 
 Without an Alertmanager to ask, an alert fires if it was reported after this server's start. After `RESENT_AFTER`, every
 unresolved alert counts: missed resolutions have been sent again by then.
@@ -68,7 +68,6 @@ class LeaseRecovery:
         self._started_at = services.clock.now()
         self._started_at_loop_time = 0.0
         self._recorded_losses: set[tuple[str, str]] = set()
-        """(Command ID, node) of recorded losses."""
         self._looked_up: set[str] = set()
         self._busy_runs: set[str] = set()
         self._attempt_numbers = itertools.count()

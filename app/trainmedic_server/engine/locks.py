@@ -1,14 +1,14 @@
 """Target locks: one change at a time per target.
 
-A run locks its claim (``claims``) from start to close. Claims are granted in order of arrival; a run passes another
-waiter only if its claim overlaps (`Claim.overlaps`) neither a locked claim nor an earlier waiter's. Undos take no lock.
-They only wait until no attempt is in flight on what they overlap.
+A run locks its claim (``claims``) from start to close. Claims are granted in order of arrival, except that a run passes
+earlier waiters whose claims do not overlap its own. Undos take no lock; they only wait for attempts in flight on what
+they overlap.
 
-A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs still run
-one at a time. Their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
+A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs run one at
+a time, and their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
 
-At admission, the run's target is reserved for its first plan (``first_plans``). If it is not free, later runs cannot
-reserve what overlaps it. The locks are in memory; drivers of open runs take them again after a restart.
+At admission, the target is reserved for the first plan (``first_plans``). If it is not free, later runs cannot reserve
+what overlaps it. The locks are in memory; drivers of open runs take them again after a restart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class TargetLocks:
         self._held = _Claims()
         self._keepers: set[str] = set()
         self._turned_away = _Claims()
-        """Claims refused to keepers. Runs that they admit wait before later ones."""
         self._waiting = _Claims()
         self._grants: dict[str, asyncio.Future[None]] = {}
         self._acting = _Claims()

@@ -50,8 +50,6 @@ class Started(Struct, frozen=True):
 
 
 class ManualStarter:
-    """`on_admitted` gets the changes once durable."""
-
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services = services
         self._on_admitted = on_admitted

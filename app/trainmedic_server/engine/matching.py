@@ -57,7 +57,6 @@ class MatchedAlert(Struct, frozen=True):
         return "failure" if has_failed else "conditions"
 
     def too_late(self) -> tuple[Reaction, ...]:
-        """Return the reactions if the alert's first report is its end."""
         if self.refused:
             return (_not_accepted(self.refused),)
         why = "its first report was its end, so no run starts"

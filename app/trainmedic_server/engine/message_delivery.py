@@ -1,7 +1,7 @@
-"""At-least-once messages to people, from history events through an outbox.
+"""At-least-once messages to people, from history events through an outbox. Only the leader runs it.
 
-Messages are stored with IDs derived from the events, and sent per channel. A kill loses none and repeats only one that
-was being sent. A silent channel blocks nothing. Only the leader runs it.
+Message IDs are derived from the events. A kill loses none and repeats only one that was being sent. A silent channel
+blocks nothing.
 """
 
 from __future__ import annotations

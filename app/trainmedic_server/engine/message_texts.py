@@ -237,7 +237,6 @@ def _story(run: Run) -> str:
 
 
 def _reason(step: StepState) -> str:
-    """Return why it failed, or was skipped after an attempt."""
     why = step.error or (step.message if step.status is StepStatus.SKIPPED else None)
     return f", {why}" if why else ""
 

@@ -1,7 +1,6 @@
 """Pauses: which one holds a run, and how they begin and end. Pure.
 
-A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them. Only
-the time decides whether it is active, so kills cannot affect it.
+A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them.
 """
 
 from __future__ import annotations

@@ -61,8 +61,6 @@ class OutsideState(Struct, frozen=True):
 
 
 class PerformAttempt(Struct, frozen=True):
-    """Make the last attempt of this step or its undo."""
-
     key: tuple[str, int]
     undo: bool = False
     resumed: bool = False
@@ -107,7 +105,6 @@ class AttemptOutcome(Struct, frozen=True):
     may_be_repeated: bool = True
     """False if it was applied without the requested effect: a retry would apply it twice."""
     barred_by: Decision | None = None
-    """Guard that blocked it."""
 
 
 CALLED_OFF = AttemptOutcome("called_off")
@@ -128,8 +125,6 @@ class PlanningContext(Struct, frozen=True):
 
 
 class RunDraft:
-    """A run during planning, changed in place."""
-
     def __init__(self, run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> None:
         self.run = run
         self.outside = outside
@@ -190,7 +185,6 @@ class RunDraft:
         self.refused = (decision, reason)
 
     def scope(self) -> Scope:
-        """Names for expressions, built on first access because most steps use none."""
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
         url, topology = self.context.external_url, self.context.topology
         return scope.LazyScope(

@@ -1,7 +1,7 @@
 """Batched commits of run changes, and reads of external changes.
 
-A driver continues only after `record` returns: intent before act, outcome after. An unavailable store is retried,
-because a known outcome must not be lost.
+A driver continues only after `record` returns: intent before act, outcome after. An unavailable store is retried, to
+lose no known outcome.
 """
 
 from __future__ import annotations

@@ -53,8 +53,6 @@ _MOST_AHEAD_MS = 12 * 3_600_000
 
 
 class Engine:
-    """Call `start` before use and `stop` after."""
-
     _in_force: frozenset[str] = frozenset()
 
     def __init__(
@@ -279,7 +277,6 @@ class Engine:
         return self._controls
 
     def _put_in_force(self, controls: Controls) -> None:
-        """Apply durable switches to all drivers."""
         before, self._controls = (self._controls.breaker_open, self._in_force), controls
         self._in_force = pausing.in_force(controls, self._clock.now())
         self._metrics.paused.set(controls.paused)
@@ -303,7 +300,6 @@ class Engine:
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:
-        """Return the time this far back, excluding downtimes."""
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:

@@ -71,7 +71,6 @@ class SilentAlerts:
         return "assumed" if record.last_heard_at <= silent_since else None
 
     def _record_still_firing(self, tx: Transaction, record: AlertRecord) -> None:
-        """Record that the alert fires, unless a newer report arrived."""
         current = _unchanged(tx, record)
         if current is not None:
             tx.save_alerts([replace(current, last_heard_at=self._services.clock.now())])

@@ -1,8 +1,8 @@
 """Verdicts on slow jobs, created while an alert reports slowness and renewed every 15 min.
 
 Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median and are not named.
-Without it, the log counts: its figures on data waits, or NCCL timeouts as a hint, which is shown but raises no alert
-and reaches no playbook. A verdict that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
+Without it, the log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no
+playbook. A verdict that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
 """
 
 from __future__ import annotations

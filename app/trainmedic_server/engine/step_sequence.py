@@ -58,8 +58,8 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | None) ->
     """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
     ``on_success``.
 
-    These final phases continue after a failed action, because later steps may notify a person. Steps after a rejection
-    or a timed-out wait or approval depend on it and do not run.
+    These final phases continue after a failed action, because later steps may notify a person, but not after a
+    rejection or a timed-out wait or approval, on which later steps depend.
     """
     phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success")
     for state in run.steps:

@@ -15,7 +15,6 @@ from trainmedic_server.domain.time_gaps import SHORTEST, Ago, TimeGap
 from trainmedic_server.ports.outside import Clock
 
 HEARTBEAT = timedelta(seconds=10)
-"""Interval, and so the precision of a measured downtime."""
 
 
 class Timeline:

@@ -60,7 +60,6 @@ class TopologyWatch:
         self._cluster = cluster
         self.verdicts = JobVerdicts(clock)
         self.remembered: Callable[[], NodeNames] = NodeNames
-        """Nodes of agents within the retention, set by ``agent_watch``."""
         self._known = _NOTHING
         """Replaced as a whole: the store's thread reads it."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None

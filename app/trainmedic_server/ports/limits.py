@@ -15,7 +15,6 @@ class EngineLimits(Struct, frozen=True):
     mode: Mode = Mode.OBSERVE
     max_age: timedelta = timedelta(minutes=15)
     assume_resolved_after: timedelta = timedelta(hours=12)
-    """An alert without a report for this long counts as resolved."""
     breaker_window: timedelta = timedelta(minutes=10)
     breaker_share: float = 0.5
     """Share of known nodes, 0 to 1, that runs may act on within the window."""

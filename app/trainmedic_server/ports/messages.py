@@ -10,9 +10,7 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    def add(self, messages: Sequence[Message]) -> None:
-        """Insert messages to send. Known IDs stay unchanged."""
-        ...
+    def add(self, messages: Sequence[Message]) -> None: ...
 
     def waiting(self, channel: str, limit: int) -> list[Message]: ...
 

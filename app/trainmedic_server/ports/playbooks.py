@@ -29,7 +29,6 @@ class Match(Struct, frozen=True):
     failed: bool = False
     """True if a condition could not be evaluated, which counts as no match."""
     unproven: bool = False
-    """True if only the proof required by ``on.proof`` is missing."""
 
 
 class Shortlist(Struct, frozen=True):

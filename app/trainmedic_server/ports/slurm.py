@@ -26,7 +26,6 @@ class SlurmNode(Struct, frozen=True):
     name: str
     """NodeName, by which Slurm's commands name it."""
     hostname: str
-    """NodeHostName."""
     address: str
     """NodeAddr: a name or an IP address."""
     states: frozenset[str]
@@ -74,7 +73,6 @@ class SlurmJob(Struct, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """True if it runs no more and will not run again."""
         return not ENDED.isdisjoint(self.states)
 
 
@@ -106,9 +104,7 @@ class Slurm(Protocol):
         """
         ...
 
-    async def set_reason(self, node: str, reason: str) -> None:
-        """Replace only the reason of a drained node."""
-        ...
+    async def set_reason(self, node: str, reason: str) -> None: ...
 
     async def undrain(self, node: str) -> None:
         """End the drain. A node that is down stays down."""

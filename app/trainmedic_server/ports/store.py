@@ -76,9 +76,7 @@ class Transaction(KeptTables, Protocol):
 
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
-    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        """Return the unresolved alerts of these fingerprints, with any start time."""
-        ...
+    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]: ...
 
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
         """Return up to `limit` unresolved alerts, only of `names` unless None."""
@@ -197,8 +195,6 @@ class Transaction(KeptTables, Protocol):
 
 
 class RunStore(Protocol):
-    """The source of truth on alerts, runs, steps, undos and events."""
-
     async def transact(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a transaction and return its result when it is durable. Raises StoreUnavailable.
 
