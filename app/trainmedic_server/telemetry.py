@@ -42,6 +42,7 @@ class JobMetrics(Collector):
         self._gpus: Sequence[tuple[str, str, str]] = ()
 
     def show_gpus(self, gpus: Collection[tuple[str, str, str]]) -> None:
+        """Set the GPUs in use, as (job, node, UUID), at most `MOST_GPUS_SHOWN`."""
         self._gpus = sorted(gpus)[:MOST_GPUS_SHOWN]
 
     def show(self, lives: Collection[JobLife]) -> None:

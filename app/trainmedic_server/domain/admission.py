@@ -12,8 +12,10 @@ class PlaybookDecision(Struct, frozen=True):
     run_id: str
     playbook: str
     target: str
+    """Target key; empty if the labels name none."""
     decision: Decision
     why: str = ""
+    """For a person; may be empty."""
 
 
 class Admission(Struct, frozen=True):

@@ -16,6 +16,8 @@ SEEN_AGAIN = timedelta(minutes=10)
 
 
 class AgentLife(Struct, frozen=True):
+    """One agent, by node name. Times are aware UTC."""
+
     name: str
     seen_at: datetime
     lost_at: datetime | None = None

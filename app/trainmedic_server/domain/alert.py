@@ -65,6 +65,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def every_label(self) -> Mapping[str, str]:
+        """Labels, including those that an alert map removed."""
         return self.labels if self.original is None else {**self.original, **self.labels}
 
     @property
@@ -143,6 +144,7 @@ class RejectedAlert(Struct, frozen=True):
 
     index: int
     name: str
+    """Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
     """As (path, message). Messages contain no values of the entry."""
     identity: Identity | None = None
@@ -158,6 +160,7 @@ class RejectedAlert(Struct, frozen=True):
 
     @property
     def is_end(self) -> bool:
+        """True if it reports an end, for which the identity suffices."""
         return self.identity is not None and self.status is AlertStatus.RESOLVED
 
 

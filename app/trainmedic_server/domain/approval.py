@@ -22,6 +22,7 @@ class StepAhead(Struct, frozen=True):
     targets: tuple[str, ...]
     nodes: tuple[str, ...]
     gpus: int | None
+    """None if unknown."""
     note: str | None = None
     """For a person: what determines whether or how it runs."""
 
@@ -47,6 +48,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
+        """Number of GPUs; None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 

@@ -54,6 +54,7 @@ class MessageRule(Struct, frozen=True):
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
+    """Empty for all."""
 
 
 _INFO, _WARNING, _CRITICAL = (MessageRule(severity) for severity in Severity)
@@ -90,6 +91,7 @@ class Message(Struct, frozen=True):
     """Earliest time of sending. Until then, messages are grouped by topic, and short-lived conditions dropped."""
     run_id: str | None = None
     link: str = ""
+    """Empty without an external URL."""
 
 
 _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")

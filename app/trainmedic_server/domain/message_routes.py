@@ -82,6 +82,7 @@ class MessageRoutes(Struct, frozen=True):
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
+        """Return a channel's routes as texts; empty if no routes are set."""
         if not self.are_set:
             return []
         said = [str(route) for route in self.routes.get(name, ())]
@@ -90,6 +91,7 @@ class MessageRoutes(Struct, frozen=True):
 
     @property
     def caveat(self) -> str:
+        """A warning if a message may need a missing default channel."""
         if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
             return ""
         return (

@@ -37,6 +37,7 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
+    """Return whether `host` is an IP address or loopback name."""
     if host in ("", "localhost"):
         return True
     if not (host[0].isdigit() or ":" in host):  # fast path for nearly all names
@@ -121,6 +122,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
+        """Return the nodes that this name may mean, several if ambiguous."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)

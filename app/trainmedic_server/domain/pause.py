@@ -54,6 +54,7 @@ class OperatorPause(Struct, frozen=True):
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
+    """None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False

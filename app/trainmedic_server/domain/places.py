@@ -21,6 +21,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
+    """Return the jobs that run on a target; for a job, itself."""
     match target.kind:
         case TargetKind.JOB:
             return frozenset({target.job}) if target.job else _NOWHERE

@@ -31,6 +31,7 @@ class Reaction(Struct, frozen=True):
     """Empty in ``not_accepted``, and in the reaction that counts playbooks without a stored reason."""
     decision: str
     reason: str = ""
+    """For a person; may be empty."""
     run_id: str | None = None
     """The run started or joined, or the history item that states why not; None for a `NoReaction`."""
 

@@ -216,6 +216,7 @@ class Run(Struct, frozen=True):
     touched: tuple[str, ...] = ()
     """Nodes that it changed or was about to change, sorted. Filled only on reading the history."""
     started_by: str | None = None
+    """Operator of a manual start; None for an alert."""
     repeats: str | None = None
     request_key: str | None = None
     original_labels: Mapping[str, str] | None = None
@@ -248,6 +249,7 @@ class Run(Struct, frozen=True):
 
     @property
     def target_key(self) -> str:
+        """Empty without a target."""
         return self.target.key if self.target else ""
 
     @property

@@ -344,6 +344,7 @@ class Topology(Struct, frozen=True, dict=True):
         return frozenset(nodes)
 
     def _listed_as(self, node: str) -> str:
+        """Return the cluster's name for a node, which may differ from its agent's."""
         names = self.cluster.names
         if node in names.names:
             return node

@@ -160,6 +160,7 @@ _LAPSED = {
 
 
 def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+    """Remind or ask again, if due."""
     lapsed, question = Terms.of(state).lapsed, definition.question
     every = question.ask_again if lapsed else question.remind
     if every is None or state.retry_at is None:

@@ -76,6 +76,7 @@ class Driver:
         self._planned = asyncio.Event()
 
     def touch(self) -> None:
+        """Make the driver reload external changes before it plans again."""
         self._touched.set()
         self._planned.clear()
         self._in_flight, self._times_touched = None, self._times_touched + 1

@@ -125,6 +125,7 @@ def alone(
     topology: Topology = Topology(),
     alert_map: AlertMap = NO_ALERT_MAP,
 ) -> tuple[ExplainedAlert, ...]:
+    """Explain the alerts as if there were no earlier runs, switches or other targets."""
     mapped = [alert_map.apply(alert) for alert in alerts]
     delivery = prepared(playbooks_for, mapped, topology)
     facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), matching.nodes_named([delivery]), topology)

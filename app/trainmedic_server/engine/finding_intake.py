@@ -35,6 +35,7 @@ MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
 recorder dumps, which every node of a job has.
 """
 MOST_OPEN_OF_NODE = 500
+"""Open findings per `_Group`; further ones are dropped."""
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)

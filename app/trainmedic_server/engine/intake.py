@@ -36,6 +36,7 @@ _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
+"""Seconds between log lines on the same playbook and alertname."""
 
 log = telemetry.logger(__name__)
 

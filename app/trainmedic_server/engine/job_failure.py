@@ -160,6 +160,7 @@ def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: t
 
 
 def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
+    """Return whether the job stepped after a sign of a hang."""
     return sign.is_wait and stepping is not None and bool(stepping.usual) and stepping.since > sign.at + _PRESENCE_LAGS
 
 

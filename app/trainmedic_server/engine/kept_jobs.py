@@ -15,6 +15,8 @@ MOST = 10_000
 
 
 class KeptJobs:
+    """Jobs whose findings and verdicts are retained at any age."""
+
     def __init__(self, store: RunStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock

@@ -274,6 +274,7 @@ def _targets_of(action: LeasedAction, effect: LeasedEffect) -> Iterable[Target]:
 
 
 def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
+    """Return whether a reapplication began and is unfinished."""
     return last_event(tx, run_id, SetAgainStarted, command_id) > last_event(tx, run_id, SetAgainDone, command_id)
 
 

@@ -43,6 +43,7 @@ class MatchedAlert(Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     misses: tuple[Reaction, ...] = ()
     refused: str = ""
+    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
@@ -57,6 +58,7 @@ class MatchedAlert(Struct, frozen=True):
         return "failure" if has_failed else "conditions"
 
     def too_late(self) -> tuple[Reaction, ...]:
+        """Return the reactions if the alert's first report is its end."""
         if self.refused:
             return (_not_accepted(self.refused),)
         why = "its first report was its end, so no run starts"

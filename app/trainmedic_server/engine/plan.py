@@ -38,6 +38,7 @@ def advance(draft: RunDraft) -> RunPlan:
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
+    """Apply an attempt's outcome and plan, to be committed together."""
     if outcome is not CALLED_OFF:
         (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
     elif not act.resumed:  # otherwise a killed server may have made it

@@ -32,6 +32,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 class OutsideState(Struct, frozen=True):
     alerts: tuple[AlertRecord, ...]
+    """Linked alerts, the initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
     breaker: str | None = None

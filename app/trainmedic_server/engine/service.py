@@ -300,6 +300,7 @@ class Engine:
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:
+        """Return the time this far back, excluding downtimes."""
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:

@@ -16,6 +16,7 @@ _FRESH_FOR_TIMES = 10
 _LONGEST_FRESH = 4.5
 """Seconds; below the loops' 5 s, so that each check gets new data."""
 _LONG_REST = 2.0
+"""Seconds; after a reading of 0.2 s, too long for people to wait."""
 _RECENT = 10.0
 """Seconds for which people get older data: the loops' longest pause."""
 
@@ -30,6 +31,7 @@ class SharedReading:
         self._known: list[Presence] = []
         self._read_at: float | None = None
         self._rest = 0.0
+        """Seconds of pause after a reading."""
 
     async def fresh(self) -> list[Presence]:
         """Return the cached list while fresh. Read errors are raised and not cached."""

@@ -41,6 +41,7 @@ class SilentAlerts:
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
+        """Check until cancelled, but not at once: the start is busy."""
         rest = loops.by_clock(self._services.clock)
         await rest(self.interval.total_seconds())
         await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, rest=rest)

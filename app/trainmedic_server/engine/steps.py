@@ -232,6 +232,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
 
 
 def _was_held_up(run: Run) -> bool:
+    """Return whether the run was delayed after admission, when the breaker was closed."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
@@ -295,6 +296,7 @@ def _undo_of(
 def _known_undo(
     context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
 ) -> Undo | None:
+    """Return the undo by the action's output, which may contain the earlier state."""
     action = context.actions.action_class(definition.action)
     if action is None:
         return state.undo

@@ -65,6 +65,7 @@ class TopologyWatch:
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None
+        """Earliest next reading by `renew`; None before the first."""
 
     def topology(self) -> Topology:
         jobs, agents = self._known

@@ -23,6 +23,7 @@ LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
+"""Stored attempts: the first and the last ones."""
 _WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 _ENDED = {
     Status.FAILED: "the run failed",

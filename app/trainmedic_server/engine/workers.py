@@ -173,6 +173,7 @@ class Workers:
         return self._read_before[key]
 
     def driven(self, run_id: str) -> RunSnapshot | None:
+        """Return the driver's view of a run; None without a driver."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 

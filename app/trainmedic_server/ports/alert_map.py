@@ -12,6 +12,7 @@ from trainmedic_server.domain.alert import Alert
 class MappedAlert(Struct, frozen=True):
     alert: Alert
     refused: str = ""
+    """For a person; empty if accepted."""
 
 
 class AlertMap(Protocol):

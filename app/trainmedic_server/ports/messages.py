@@ -10,7 +10,9 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    def add(self, messages: Sequence[Message]) -> None: ...
+    def add(self, messages: Sequence[Message]) -> None:
+        """Insert messages to send. Known IDs stay unchanged."""
+        ...
 
     def waiting(self, channel: str, limit: int) -> list[Message]: ...
 

@@ -24,6 +24,7 @@ class PlayedTests(Struct, frozen=True):
     problems: tuple[FileProblem, ...] = ()
     """Errors in the file or in its playbook, for which no test was run."""
     unfinished: str = ""
+    """Why there is no result; may be empty."""
 
     @property
     def passed(self) -> bool:

@@ -73,6 +73,7 @@ class SlurmJob(Struct, frozen=True):
 
     @property
     def has_ended(self) -> bool:
+        """True if it runs no more and will not run again."""
         return not ENDED.isdisjoint(self.states)
 
 
@@ -104,7 +105,9 @@ class Slurm(Protocol):
         """
         ...
 
-    async def set_reason(self, node: str, reason: str) -> None: ...
+    async def set_reason(self, node: str, reason: str) -> None:
+        """Replace only the reason of a drained node."""
+        ...
 
     async def undrain(self, node: str) -> None:
         """End the drain. A node that is down stays down."""
@@ -138,4 +141,6 @@ class Slurm(Protocol):
         """Replace the nodes that the job must not get. Raises ClusterRefused unless the job is pending."""
         ...
 
-    async def set_admin_comment(self, job_id: str, text: str) -> None: ...
+    async def set_admin_comment(self, job_id: str, text: str) -> None:
+        """Replace only the job's admin comment."""
+        ...
