@@ -20,7 +20,7 @@ class Claim(Struct, frozen=True):
     def overlaps(self, other: Claim) -> bool:
         """Return whether runs with these claims could change the same thing.
 
-        A node covers its disks and GPUs, which do not overlap.
+        The cluster covers everything, a node its disks and GPUs, which do not overlap.
         """
         if self.nothing or other.nothing:
             return False

@@ -243,7 +243,10 @@ class Driver:
         return plan.is_called_off(self._draft(), act)
 
     async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
-        """Record the destinations of an action that determines them; return the outcome if it cannot."""
+        """Record the destinations of an action that determines them; return the outcome if it cannot.
+
+        An undo uses the recorded ones.
+        """
         action = _multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None:
             return None

@@ -1,7 +1,7 @@
 """History events for evaluation results in job presences.
 
-An event has the changed values, at most once a minute per job and at its end. After a restart the newest values are
-repeated; readers recognise this by the time.
+An event has the changed values, at most once a minute per job. A gone job's last values are recorded too. After a
+restart the newest values are repeated; readers recognise this by the time.
 """
 
 from __future__ import annotations
