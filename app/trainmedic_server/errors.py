@@ -5,39 +5,39 @@ Adapters translate and chain library errors where they occur. Errors shared with
 
 The tree::
 
-    TrainmedicError                 base, from the SDK (``trainmedic.errors``)
-    ├── ConfigurationError          from the SDK: invalid setting, file or flag; the process cannot start
-    ├── PlaybookError               cannot load a playbook; the text has file, line and column
-    ├── PayloadError                invalid webhook body
-    ├── NotFound                    unknown run, playbook or other name
-    ├── Conflict                    request does not fit the state, such as approving a closed run
-    ├── NotEntitled                 caller may not perform the operation
-    ├── Saturated                   bounded queue full; retry later
-    ├── StoreUnavailable            run store unreachable or not writable
-    │   └── StoreSlow               read timed out
-    ├── ArchiveUnavailable          archive of old runs unavailable
-    ├── BusUnavailable              Redis unreachable
-    │   └── BusExplained            Redis unusable for a stated reason
-    │       └── BusFull             Redis accepts no more clients
-    ├── MetricsUnavailable          Prometheus unreachable or without an answer
-    │   └── MetricsRefused          Prometheus rejects the query as invalid
-    ├── LogsUnavailable             no log source available
-    ├── LogQueryRefused             log source rejects the query
-    └── ActionFailure               step attempt failed
-        ├── TemporaryFailure        another attempt may succeed
-        │   ├── ClusterUnavailable  Kubernetes API unreachable, overloaded or failing
-        │   ├── ObjectChanged       Kubernetes object changed after it was read
-        │   └── EvictionBlocked     PodDisruptionBudget blocks the eviction
-        ├── PermanentFailure        retrying cannot help (rejected, unsupported, invalid parameters)
-        │   ├── ObjectMissing       Kubernetes object not found
-        │   ├── ObjectExists        Kubernetes object already exists
-        │   ├── ChannelMissing      notification channel not configured
-        │   ├── ChatRefused         Slack rejects the call
-        │   └── ClusterRefused      Kubernetes API denies the request or finds it invalid
-        ├── NotSetUp                server not set up for the step; the step is skipped
-        ├── NoLongerWanted          attempt ended early because the alert resolved
-        ├── EffectDisproved         applied, but without the requested effect
-        └── OutcomeUnknown          the effect may or may not have happened
+    TrainmedicError  (from the SDK: ``trainmedic.errors``)
+    ├── ConfigurationError  (from the SDK)
+    ├── PlaybookError
+    ├── PayloadError
+    ├── NotFound
+    ├── Conflict
+    ├── NotEntitled
+    ├── Saturated
+    ├── StoreUnavailable
+    │   └── StoreSlow
+    ├── ArchiveUnavailable
+    ├── BusUnavailable
+    │   └── BusExplained
+    │       └── BusFull
+    ├── MetricsUnavailable
+    │   └── MetricsRefused
+    ├── LogsUnavailable
+    ├── LogQueryRefused
+    └── ActionFailure
+        ├── TemporaryFailure
+        │   ├── ClusterUnavailable
+        │   ├── ObjectChanged
+        │   └── EvictionBlocked
+        ├── PermanentFailure
+        │   ├── ObjectMissing
+        │   ├── ObjectExists
+        │   ├── ChannelMissing
+        │   ├── ChatRefused
+        │   └── ClusterRefused
+        ├── NotSetUp
+        ├── NoLongerWanted
+        ├── EffectDisproved
+        └── OutcomeUnknown
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from trainmedic.errors import TrainmedicError as TrainmedicError
 
 
 class PlaybookError(TrainmedicError):
-    """A playbook cannot be loaded."""
+    """A playbook cannot be loaded. The text has file, line and column."""
 
 
 class PayloadError(TrainmedicError):
     """A webhook body is not a valid Alertmanager payload.
 
-    ``field`` is the path of the first invalid member, such as ``alerts.0.startsAt``. ``problems`` lists all as (field,
+    ``field`` is the path of the first invalid member, such as ``alerts.0.startsAt``; ``problems`` lists all, as (field,
     message).
     """
 
@@ -77,7 +77,7 @@ class NotFound(TrainmedicError):
 
 
 class Conflict(TrainmedicError):
-    """The request does not fit the current state."""
+    """The request does not fit the current state, such as approving a closed run."""
 
 
 class NotEntitled(TrainmedicError):
@@ -150,7 +150,7 @@ class TemporaryFailure(ActionFailure):
 
 
 class PermanentFailure(ActionFailure):
-    """Another attempt would fail in the same way."""
+    """Another attempt would fail in the same way: rejected, unsupported, invalid parameters."""
 
 
 class NotSetUp(ActionFailure):

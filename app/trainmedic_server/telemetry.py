@@ -34,18 +34,15 @@ MOST_JOBS_SHOWN = 1000
 """Limit of jobs with series: anyone who can write to Redis can name jobs."""
 
 MOST_GPUS_SHOWN = 32_768
-"""Limit of GPUs with a series."""
 
 
 class JobMetrics(Collector):
-    """Metrics of jobs and of the GPUs that they use."""
-
     def __init__(self) -> None:
         self._lives: Sequence[JobLife] = ()
         self._gpus: Sequence[tuple[str, str, str]] = ()
 
     def show_gpus(self, gpus: Collection[tuple[str, str, str]]) -> None:
-        """Set the GPUs in use, as (job, node, UUID). At most `MOST_GPUS_SHOWN` are shown."""
+        """Set the GPUs in use, as (job, node, UUID), at most `MOST_GPUS_SHOWN`."""
         self._gpus = sorted(gpus)[:MOST_GPUS_SHOWN]
 
     def show(self, lives: Collection[JobLife]) -> None:
@@ -216,7 +213,6 @@ class Metrics:
         return watch
 
     async def watch_event_loop(self) -> None:
-        """Measure the event loop's lag four times a second."""
         time = asyncio.get_running_loop().time
         while True:
             due = time() + _LOOK_AT_LOOP_SECONDS
@@ -265,6 +261,7 @@ class Metrics:
 
 
 def _gauged(run: Run) -> tuple[bool, bool, bool]:
+    """Return whether an undo is pending, an undo is delayed, and an approval is pending."""
     return run.owes_undo, run.delayed_undo is not None, run.status is Status.AWAITING_APPROVAL
 
 

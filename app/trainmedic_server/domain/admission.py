@@ -9,19 +9,17 @@ from trainmedic_server.domain.run import Decision
 
 
 class PlaybookDecision(Struct, frozen=True):
-    """One playbook's decision on one alert."""
-
     run_id: str
     playbook: str
     target: str
     """Target key; empty if the labels name none."""
     decision: Decision
     why: str = ""
-    """For a person; empty if the decision needs no explanation."""
+    """For a person; may be empty."""
 
 
 class Admission(Struct, frozen=True):
-    """Outcome of one delivery. All of it is durable."""
+    """Durable outcome of one delivery."""
 
     delivery_id: str
     alerts: int
@@ -31,4 +29,3 @@ class Admission(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members without consequences, as (path, message)."""

@@ -1,4 +1,4 @@
-"""Persisted state of agents: present, lost or recovered. Pure."""
+"""Persisted state of agents: present, lost or recovered."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 LOST_AFTER = timedelta(minutes=1)
-"""Silence after which an agent counts as lost. A presence expires after 15 s."""
+"""Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Period for which a lost agent is reported. Its node stays known as long as runs are retained."""
 SEEN_AGAIN = timedelta(minutes=10)
 """Interval at which a present agent is recorded. After a restart it counts as seen then."""
 
@@ -22,12 +21,10 @@ class AgentLife(Struct, frozen=True):
     name: str
     seen_at: datetime
     lost_at: datetime | None = None
-    """When the loss was detected; None while present."""
+    """None while present."""
 
 
 class AgentChanges(Struct, frozen=True):
-    """Changes from one check of the agents."""
-
     save: tuple[AgentLife, ...] = ()
     forget: tuple[str, ...] = ()
     lost: tuple[AgentLife, ...] = ()

@@ -1,4 +1,4 @@
-"""Alerts as Alertmanager reports them, and the server's records of them."""
+"""Alerts as Alertmanager reports them, and the server's records of them. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
-"""Problems listed in the reason of a rejected alert."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""Label of all shipped alert rules, required by playbooks that can do harm. It vouches for the alert's own name, so
-alert maps cannot set it and remove it from renamed alerts.
+"""Label of all shipped alert rules, required by playbooks that can do harm.
+
+It vouches for the alert's own name: alert maps cannot set it, and remove it from renamed alerts.
 """
 SHIPPED_RULE = "1"
 
 BY_HAND = "by-hand-"
-"""Fingerprint prefix of a stand-in alert of a manually started run."""
 
 
 class AlertStatus(StrEnum):
@@ -43,11 +42,10 @@ class Identity(NamedTuple):
 
     fingerprint: str
     starts_at: datetime
-    """Aware UTC."""
 
 
 class Alert(Struct, frozen=True, dict=True):
-    """One entry of ``alerts[]`` in a delivery. Times are aware UTC."""
+    """One entry of ``alerts[]`` in a delivery."""
 
     fingerprint: str
     status: AlertStatus
@@ -58,7 +56,7 @@ class Alert(Struct, frozen=True, dict=True):
     """None while it fires (Alertmanager sends the year 0001)."""
     generator_url: str = ""
     original: Mapping[str, str] | None = None
-    """Labels as sent, which alone determine the identity. None if no alert map changed them."""
+    """Labels as sent, by which an alert is identified. None if no alert map changed them."""
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
@@ -85,7 +83,6 @@ class Alert(Struct, frozen=True, dict=True):
         return self.labels.get("alertname", "")
 
     def as_data(self) -> dict[str, Any]:
-        """Return the alert for expressions, with Alertmanager's member names."""
         return {
             "name": self.name,
             "status": str(self.status),
@@ -99,7 +96,7 @@ class Alert(Struct, frozen=True, dict=True):
 
 
 class AlertRecord(Struct, frozen=True):
-    """An alert with its reports. Times are aware UTC."""
+    """An alert with its reports."""
 
     alert: Alert
     first_heard_at: datetime
@@ -111,9 +108,9 @@ class AlertRecord(Struct, frozen=True):
     resolved_because: str | None = None
     """None while it fires, otherwise:
 
-    - ``alertmanager``: a resolved alert was delivered
-    - ``superseded``: the same alert was reported with a later start
-    - ``asked``: Alertmanager answered that it no longer fires
+    - ``alertmanager``: delivered as resolved
+    - ``superseded``: reported with a later start
+    - ``asked``: Alertmanager answered so
     - ``assumed``: no report for too long
     """
     reactions: tuple[Reaction, ...] = ()
@@ -136,19 +133,18 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the run's alerts whose end means that the cause has ended.
-
-    Stand-ins do not resolve, so they count only until a real alert joins.
+    """Return the run's alerts whose end means that the cause has ended: stand-ins, which do not resolve, only without
+    others.
     """
     return [record for record in records if not record.is_stand_in] or records
 
 
 class RejectedAlert(Struct, frozen=True):
-    """Malformed entry of ``alerts[]``. No playbook sees it."""
+    """Malformed entry of ``alerts[]``, which no playbook sees."""
 
     index: int
     name: str
-    """The ``alertname`` label. Empty if unreadable."""
+    """Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
     """As (path, message). Messages contain no values of the entry."""
     identity: Identity | None = None
@@ -164,15 +160,14 @@ class RejectedAlert(Struct, frozen=True):
 
     @property
     def is_end(self) -> bool:
-        """True if it reports the end of an alert, for which the identity suffices."""
+        """True if it reports an end, for which the identity suffices."""
         return self.identity is not None and self.status is AlertStatus.RESOLVED
 
 
 class Delivery(Struct, frozen=True):
-    """One webhook POST. Times are aware UTC."""
+    """One webhook POST."""
 
     id: str
-    """UUIDv7."""
     received_at: datetime
     receiver: str
     group_key: str
@@ -181,7 +176,7 @@ class Delivery(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members without consequences, treated as absent, as (path, message)."""
+    """Malformed members without consequences, as (path, message)."""
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Labels of an alert for target lookup: case-insensitive, without blank values. Pure."""
+"""Labels of an alert for target lookup: case-insensitive, without blank values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ EXPORTED = "exported_"
 
 
 class Label(NamedTuple):
-    """A non-empty label."""
-
     name: str
     value: str
 
@@ -34,8 +32,6 @@ _LONGEST_KEPT = 255
 
 
 class AlertLabels:
-    """Labels of one alert."""
-
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
         names = tuple(labels)
@@ -52,7 +48,6 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Return the first value of a label; empty if absent."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
@@ -60,7 +55,7 @@ class AlertLabels:
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
-        """Return the labels of these names, most trusted first. Exported forms come before the name itself."""
+        """Return the labels of these names, most trusted first, exported forms before the name itself."""
         labels = self._read.get(names)
         return labels if labels is not None else self._labels_of(names, self._names.of(names))
 
@@ -70,11 +65,10 @@ class AlertLabels:
 
 
 class _LabelNames:
-    """Label names of an alert, cached because all alerts of a rule share them."""
+    """Cached because all alerts of a rule share them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.written: dict[str, tuple[str, ...]] = {}
-        """Spellings of the labels, by their names in lower case."""
         self._found: dict[tuple[str, ...], tuple[str, ...]] = {}
         for name in names:
             lower = name.lower()

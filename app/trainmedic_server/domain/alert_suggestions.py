@@ -1,4 +1,4 @@
-"""Suggestions which shipped alert matches an alert of another rule set, by meaning. Pure.
+"""Suggestions which shipped alert matches an alert of another rule set, by meaning.
 
 Evidence, in this order: words of the alert's name, metrics of its rule (from ``generatorURL``), labels, annotations.
 Names in any language are understood if the rule reads a known metric.
@@ -17,18 +17,15 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000
-"""Characters of a text that are read."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
 _SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
 _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
-"""Shared file systems, which no node agent cleans."""
 _QUOTED = re.compile(r'"[^"]*"')
 _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
-"""Words of alerts about missing values, which do not state that a value is too high or too low."""
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {
@@ -71,16 +68,12 @@ _GPU_LABELS = frozenset({"uuid", "gpu_uuid", "gpu", "gpu_id"})
 
 
 class Suggestion(Struct, frozen=True):
-    """A possible rename entry of an alert map."""
-
     name: str
     because: str
     matchers: tuple[str, ...] = ()
 
 
 class _Topic(Struct, frozen=True):
-    """Subject of a shipped alert."""
-
     name: str
     words: tuple[tuple[str, ...], ...]
     """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
@@ -202,7 +195,6 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""Alertnames by kube-state-metrics's ``condition`` label."""
 
 
 def suggest(
@@ -213,9 +205,9 @@ def suggest(
     *,
     is_complete: bool = True,
 ) -> Suggestion | None:
-    """Return the best rename to one of `names`, None if none fits.
+    """Return the best rename to one of `names`, None if none fits. `texts` are the annotations.
 
-    `texts` are the annotations. A rule's expression may replace `generator_url`; then its labels are not `is_complete`.
+    A rule's expression may replace `generator_url`; then its labels are not `is_complete`.
     """
     name = labels.get("alertname", "")
     words = _words(name)
@@ -244,9 +236,7 @@ def suggest(
 
 
 def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
-    """Require that the alert has an XID code, because only the code states whether the GPU is at fault. None without
-    one.
-    """
+    """Require that the alert has an XID code: only it states whether the GPU is at fault. None without one."""
     if not is_complete:
         return replace(suggestion, matchers=('err_code=~".+"',))
     code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
@@ -294,7 +284,7 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
     """Return whether a rule fires while its value is good, such as a temperature below a bound.
 
-    Judges only unambiguous expressions: one comparison of one kind of metric without subtraction.
+    Judges only one comparison of one kind of metric without subtraction.
     """
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:
@@ -354,7 +344,7 @@ def _is_begun(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's expression from the URL of its Prometheus page. Other text is returned unchanged."""
+    """Return the rule's expression from the URL of its Prometheus page, or the text itself."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

@@ -1,7 +1,4 @@
-"""Persisted approvals: questions of a run to people.
-
-A question's terms are stored in its step's parameters as plain data.
-"""
+"""Persisted approvals: questions of a run to people, stored as plain data in a step's parameters."""
 
 from __future__ import annotations
 
@@ -16,23 +13,21 @@ from trainmedic_server.domain.run import OperatorOrder, Run, Status, StepState, 
 
 
 class StepAhead(Struct, frozen=True):
-    """A step that would follow an approval, as known when the question is asked."""
+    """A step after an approval, as known when the question is asked."""
 
     id: str
     action: str
     params: Mapping[str, Any]
-    """Rendered parameters; empty if they depend on the run."""
+    """Rendered; empty if they depend on the run."""
     targets: tuple[str, ...]
     nodes: tuple[str, ...]
     gpus: int | None
-    """Number of GPUs concerned; None if unknown."""
+    """None if unknown."""
     note: str | None = None
     """For a person: what determines whether or how it runs."""
 
 
 class Terms(Struct, frozen=True):
-    """Terms of a question: approvers, and what follows without an answer."""
-
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
     """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""
@@ -53,7 +48,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """Number of GPUs concerned (all steps share one target); None if unknown."""
+        """Number of GPUs; None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 
@@ -62,7 +57,7 @@ class Terms(Struct, frozen=True):
 
     @classmethod
     def of(cls, step: StepState) -> Terms:
-        """Return the terms of a question. Questions of earlier releases have the defaults."""
+        """Read a question's terms, with defaults for earlier releases."""
         if not step.params:
             return cls()
         written = dict(step.params)
@@ -96,7 +91,7 @@ class Unanswered(StrEnum):
 
 
 class AskedQuestion(Struct, frozen=True):
-    """The question that a person saw, so that the answer counts for no other."""
+    """The question that a person saw; the answer counts for no other."""
 
     step: str
     asked: int
@@ -115,7 +110,7 @@ def waiting_step(run: Run) -> StepState | None:
 def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOrder]:
     """Return the answers to the step's current question, oldest first.
 
-    A repeated question is rendered again and may differ, so answers to an earlier one do not count.
+    A repeated question may differ, so answers to an earlier one do not count.
     """
     terms = Terms.of(step)
 

@@ -1,4 +1,4 @@
-"""Changes made by runs, with their earlier values and when they are reverted. Pure."""
+"""Changes made by runs, with their earlier values and when they are reverted."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ class Change(Struct, frozen=True):
     action: str
     params: Mapping[str, Any]
     before: str | None
-    """Value before, as reported by the action; None if unknown."""
+    """As reported by the action; None if unknown."""
     after: str | None
     is_certain: bool
-    """False if it is unknown whether the action was applied."""
     since: datetime
-    """When it was made or last tried."""
     undo: UndoTrigger
     is_reversible: bool
     given_back: str
     not_before: datetime | None
     latest: datetime | None
-    """When the run's current wait times out and ends the run. None if it does not wait."""
+    """When the run's current wait times out and ends the run, if it waits."""
     lease: timedelta | None
-    """How long it lasts without renewal; None if it does not expire."""
+    """None if it does not expire."""
     undo_error: str | None
 
 
@@ -54,8 +52,7 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
 def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
     """Return the run's certain or possible changes without a pending undo, newest first.
 
-    Excludes actions for which `leaves_change` returns False, changes that a later step reverted, and those that a
-    person closed.
+    Excludes actions without `leaves_change`, changes that a later step reverted, and those that a person closed.
     """
     given_back: set[str] = set()
     for step in reversed(run.steps):

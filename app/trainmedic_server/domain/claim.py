@@ -1,7 +1,4 @@
-"""The part of a target that an open run locks. Pure.
-
-``engine.claims`` makes claims, ``engine.locks`` grants them.
-"""
+"""The part of a target that an open run locks."""
 
 from __future__ import annotations
 
@@ -11,12 +8,10 @@ from trainmedic_core.target import Target, TargetKind
 
 
 class Claim(Struct, frozen=True):
-    """A target, or part of one, for one run at a time."""
-
     target: Target
     disks_only: bool = False
     nothing: bool = False
-    """True for a run without changes, which blocks no run and waits for none."""
+    """True for a run without changes, which neither blocks nor waits."""
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:
@@ -25,7 +20,7 @@ class Claim(Struct, frozen=True):
     def overlaps(self, other: Claim) -> bool:
         """Return whether runs with these claims could change the same thing.
 
-        A node covers its disks and GPUs; disks and GPUs do not overlap.
+        The cluster covers everything, a node its disks and GPUs, which do not overlap.
         """
         if self.nothing or other.nothing:
             return False

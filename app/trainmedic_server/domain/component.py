@@ -1,6 +1,5 @@
-"""Component of an alert, run, finding or verdict, for message routing. Pure.
-
-Shipped alerts and log rules have the label ``component``. Otherwise it is derived.
+"""Component of an alert, run, finding or verdict, for message routing: the label ``component``, otherwise derived.
+Pure.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("training", "gradient", "loss", "job", "rank", "learning"), Component.TRAINING),
     "trainmedic": Component.TRAINMEDIC,
 }
-"""By words of the alert's or playbook's name. The first known word counts."""
+"""Components by the first known word of the alert's or playbook's name."""
 
 _OF_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.GPU: Component.GPU,
@@ -63,7 +62,7 @@ _LONGEST_NAME = 200
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
     """Return the component of an alert with these labels, or of its run.
 
-    A verdict has the component of its cause. With low confidence or without other information, it is the job's.
+    A verdict has its cause's, or the job's with low confidence or another cause.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"

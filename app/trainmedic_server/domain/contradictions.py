@@ -1,7 +1,6 @@
-"""Contradictions between reported locations of jobs and agents. Pure.
+"""Contradictions between reported locations of jobs and agents, either of which may lie.
 
-A job reports its ranks' nodes, an agent its node's GPUs; either may be wrong or lie. No action uses contradicted
-locations, because a power cap could affect another job's GPU.
+No action uses contradicted locations: a power cap could affect another job's GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measured effect of a run: the alert's metric before, at, and 10 minutes after its first act. Pure."""
+"""Measured effect of a run: the alert's metric before, at, and 10 minutes after its first act."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from trainmedic_server.domain.promql import Comparison
 BEFORE = timedelta(minutes=10)
 AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
-"""Distance of the measured points."""
 AROUND = timedelta(minutes=2)
 """Period of the medians before and after, and maximum age of the value at the act."""
 LEAST_CHANGE = 0.1
-"""Minimum change, as a share of the larger value."""
 
 
 class EffectVerdict(StrEnum):
@@ -39,21 +37,18 @@ class Effect(Struct, frozen=True):
     run_id: str
     playbook: str
     acted_at: datetime
-    """When its first harmful act was recorded."""
     due_at: datetime | None
-    """Time of the next measurement; None if finished."""
+    """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    """For a person: basis of the verdict, or why it is not measured."""
+    """For a person: basis of the verdict, or why there is none."""
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
     """``playbook`` or ``rule``: origin of the query."""
     better: str | None = None
-    """``lower`` or ``higher``."""
     operator: str | None = None
     limit: float | None = None
-    """Number in the alert's condition, if its rule compares with one."""
     before: float | None = None
     at: float | None = None
     after: float | None = None
@@ -67,8 +62,7 @@ class Effect(Struct, frozen=True):
 def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
     """Return the effect from the points of one series, from `BEFORE` to `AFTER` the act.
 
-    ``comparison`` is the alert's condition, if the query is from its rule. Without values at and after the act there is
-    no verdict.
+    ``comparison`` is the alert's condition, if the query is from its rule. A verdict needs values at and after the act.
     """
     act = effect.acted_at.timestamp()
     before = _median(points, act - BEFORE.total_seconds(), act - (BEFORE - AROUND).total_seconds())

@@ -1,7 +1,7 @@
 """Conversion between `Event` and its typed content.
 
-Rows of other releases may lack members or have other types. Such a member reads as its default, or as None. Unknown
-members are ignored but stay in `Event.data`.
+Missing or mistyped members in rows of other releases read as their default, or as None. Unknown members stay in
+`Event.data`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def name_of(kind: type[EventKind]) -> str:
 
 
 def names(*parents: type[EventKind]) -> frozenset[str]:
-    """Return the names of these kinds and of the kinds in these sections."""
+    """Return the names of these kinds and of these sections' kinds."""
     return frozenset(name_of(kind) for parent in parents for kind in kinds_of(parent))
 
 
@@ -89,6 +89,7 @@ def _fits(value: Any, type_: Any) -> bool:
 
 @cache
 def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
+    """Return the kind's name, its required members, and the others with their defaults."""
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})

@@ -1,4 +1,4 @@
-"""Location of an exporter by its labels: on the node it measures, or central. Pure."""
+"""Location of an exporter by its labels: on the node it measures, or central."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ _CENTRAL = re.compile(
     "kube-?_?state-?_?metrics|push-?_?gateway|blackbox|slurm-?_?exporter|federat|snmp|thanos|opencost|kubecost|"
     "cluster-?_?autoscaler|ceph-?_?mgr|(^| )(slurm|slurmctld|trainmedic|trainmedic-server|prometheus)( |$)"
 )
-"""Label parts of exporters that measure other machines."""
 _OF_A_NODE = re.compile(
     "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
     "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
 )
-"""Name parts of exporters that run on each node."""
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
 """Prometheus, Pushgateway, blackbox, SNMP, Ceph manager, Slurm."""
 _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
@@ -25,15 +23,12 @@ _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
-"""Longest cached text. Real names have at most 253 characters."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
 
 def is_central(labels: AlertLabels, exported: bool = False) -> bool:
-    """Return whether the exporter measures other machines. `exported` selects the exporter after a federation or
-    gateway.
-    """
+    """Return whether the exporter measures other machines; with `exported`, the one before a federation or gateway."""
     port = labels.value("exported_instance" if exported else "instance").rpartition(":")[2]
     if port in _CENTRAL_PORTS:
         return True
@@ -68,7 +63,7 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:
-    """Return whether a host name is that of an exporter's container, which is no node."""
+    """Return whether a host name is an exporter's container."""
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

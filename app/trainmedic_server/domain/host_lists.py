@@ -1,4 +1,4 @@
-"""Host lists of Slurm and similar tools: ``gpu-[01-03,7],login[1-9:2]``. Pure."""
+"""Host lists of Slurm and similar tools: ``gpu-[01-03,7],login[1-9:2]``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 MOST_HOSTS = 4096
-"""Limit for one list. More would delay other alerts, and no run works on so many."""
+"""More would delay other alerts, and no run works on so many."""
 LONGEST = 65_536
 _LONGEST_NAME = 512
-"""Limit of a host name; real ones have at most 253."""
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
 _DEEPEST = 5
 
@@ -19,7 +18,6 @@ class UnreadableHostList(ValueError):
 
 
 def is_host_list(text: str) -> bool:
-    """Return whether the text has the form of a host list: brackets or commas."""
     if text.startswith("[") and ":" in text:
         return False  # an IPv6 address with a port
     return "," in text or ("[" in text and "]" in text)
@@ -59,7 +57,6 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _expanded(part: str, depth: int) -> Iterator[str]:
-    """Yield the hosts of a part such as ``rack[1-2]-node[01-03]``."""
     begin = part.find("[")
     if begin < 0:
         yield part

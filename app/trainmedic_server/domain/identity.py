@@ -1,4 +1,4 @@
-"""Labels that name a target, and the result if they name none. Pure."""
+"""Labels that name a target, and the result if they name none."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from msgspec import Struct
 
 
 class Unresolved(Struct, frozen=True):
-    """Refusal of labels that name no target, or several."""
-
     reason: str
     """``target_unknown``, ``target_ambiguous``, or ``not_accepted`` (refused by the alert map, without lookup)."""
     why: str
-    """For a person: missing or contradictory labels."""
 
 
 class IdentityLabels(Struct, frozen=True):
-    """Labels that name a target, most trusted first, case-insensitive.
+    """Labels that name a target, most trusted first, case-insensitive, with their ``exported_`` forms.
 
     Defaults: dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi, Telegraf, OpenTelemetry,
-    Trainmedic's exporter and common scrape configurations. Each name's ``exported_`` form is looked up too.
+    Trainmedic's exporter and common scrape configurations.
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
@@ -37,8 +34,9 @@ class IdentityLabels(Struct, frozen=True):
         "hostname",
     )
     node_if_known: tuple[str, ...] = ("host", "host_name", "machine", "nodeid", "node_ip", "host_ip", "hostip")
-    """Ambiguous labels, such as a virtual host, which count only if the value is a known node. They are ignored in the
-    server's own log alerts, because anyone may write them.
+    """Ambiguous labels, such as a virtual host, which count only if the value is a known node.
+
+    Ignored in the server's own log alerts, because anyone may write them.
     """
     job: tuple[str, ...] = (
         "job_name",

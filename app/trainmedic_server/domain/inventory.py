@@ -1,13 +1,11 @@
 """Inventory in a file or playbook test, as a mapping from text to names.
 
-==========================  =========================================================================== key
-value ==========================  =========================================================================== an address
-its node's name ``pod:<namespace>/<name>``  the pod's job; as below, one job or a list ``node:<node>``             the
-node's job, according to the cluster ``gpu:<GPU>``               the GPU's job, according to its agent; GPU as UUID,
-``<node>/<index>`` or
-                            ``<node>/<PCI address>``
-``told:node:<node>``        the node's job, according to the job ``told:gpu:<GPU>``          the GPU's job, according to
-the job ==========================  ===========================================================================
+- an address: its node
+- ``pod:<namespace>/<name>``: the pod's job; here and below, one job or a list
+- ``node:<node>``: the node's job, according to the cluster
+- ``gpu:<GPU>``: the GPU's job, according to its agent; GPU as UUID, ``<node>/<index>`` or ``<node>/<PCI address>``
+- ``told:node:<node>``: the node's job, according to the job
+- ``told:gpu:<GPU>``: the GPU's job, according to the job
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State of jobs: present, ended or gone. Pure.
+"""State of jobs: present, ended or gone.
 
 A job is **gone** if neither it nor its launcher reported for a while and no end was reported, or if its launcher gave
 it up.
@@ -18,9 +18,8 @@ from trainmedic.wire.notice import Notice
 from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, JobRestarted, JobReturned, LifeEvent
 
 GONE_AFTER = timedelta(minutes=1)
-"""Silence after which a job counts as gone. A presence expires after 15 s."""
+"""Silence of a gone job. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Period for which gone and ended jobs are remembered."""
 OLDEST_NOTICE = timedelta(hours=12)
 """Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 
@@ -43,7 +42,7 @@ class JobLife(Struct, frozen=True):
     state: LifeState
     since: datetime
     instance: str = ""
-    """Process that reported last; empty if only its launcher did."""
+    """Process that reported last, if any did."""
     reason: str = ""
     """For a person: why it is gone, or how the last process or attempt ended."""
     failures: int = 0
@@ -53,8 +52,6 @@ class JobLife(Struct, frozen=True):
 
 
 class LifeChange(Struct, frozen=True):
-    """A new job record and its event, if any."""
-
     life: JobLife
     event: LifeEvent | None = None
 
@@ -145,7 +142,7 @@ def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
 def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
     """Return the change if a person states that a gone job was meant to end; None if it is not gone.
 
-    Any later report counts as the job again, even from the same process.
+    Any later report counts as the job again.
     """
     if life.state is not LifeState.GONE:
         return None

@@ -1,4 +1,4 @@
-"""Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``. Pure.
+"""Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
 
 Sources, in this order:
 
@@ -6,9 +6,9 @@ Sources, in this order:
 - the alert's labels, which name the job or its pod
 - the node's agent, which sees the processes
 
-The first source that knows one job decides, because names differ: only a job knows the name under which it takes
-commands. If a source knows several, the labels decide, unless a source denies it. Names not reported by jobs may be
-another job's. A job that runs elsewhere is rejected.
+The first source that knows one job decides: only a job knows the name under which it takes commands; other names may be
+another job's. If a source knows several, the labels decide, unless a source denies it. A job that runs elsewhere is
+rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_THE_ALERT = "alert"
 def resolve_job(
     reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
 ) -> str | Unresolved:
-    """Return the job that `reference` names. Other forms are a job's name."""
+    """Return the job that `reference` names; other forms are a job's name."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if not colon or form not in ("node", "gpu", "pod"):
@@ -114,7 +114,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
-    """Return the job of the first source that knows one. Unresolved if any source knows several."""
+    """Return the job of the first source that knows one; Unresolved if any knows several."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

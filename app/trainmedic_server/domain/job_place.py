@@ -1,4 +1,4 @@
-"""Comparison of a job's known location with the alert's: namespace, nodes and GPUs. Pure.
+"""Comparison of a job's known location with the alert's: namespace, nodes and GPUs.
 
 Jobs of two teams may share a name, to which commands are sent. A job that runs elsewhere is another job.
 """
@@ -21,7 +21,7 @@ _NOWHERE: frozenset[str] = frozenset()
 def contradiction(
     job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels, used: str | None = None
 ) -> Unresolved | None:
-    """Return why the alert is not about the known job of this name, or None.
+    """Return why the alert is not about the known job of this name.
 
     `used` is the key of a GPU that it is said to use (`gpu_names.key`).
     """
@@ -40,7 +40,7 @@ def contradiction(
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
-    """Return why the job does not run on the node, or None."""
+    """Return why the job does not run on the node."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None
@@ -73,7 +73,7 @@ def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence
 
 
 def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
-    """Return the namespace of the alert's subject. Empty if the labels have only the exporter's."""
+    """Return the namespace of the alert's subject; empty if only the exporter's is known."""
     exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
     if exported or not namespace:
         return exported
@@ -86,7 +86,7 @@ def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvide
 
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
-    """Return the namespaces of connected jobs of this name, otherwise of all jobs of this name."""
+    """Return the namespaces of connected jobs of this name, otherwise of all its jobs."""
     namespace = topology.jobs.namespace_by_job.get(job)
     if namespace is not None:
         return frozenset({namespace})
@@ -114,7 +114,7 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return whether the pod computes and so reports about itself. Exporters have no job and request no GPU."""
+    """Return whether the pod reports about itself: unlike exporters, it has a job or requests a GPU."""
     return pod.job is not None or bool(pod.gpus)
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 THROUGHPUT_DROP = "TrainingThroughputDrop"
 SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
-"""Alerts about slow jobs. The slowness has lasted 5 min."""
+"""The slowness has lasted 5 min."""
 CURRENT_FOR = timedelta(hours=1)
 """Time after a failure's first sign. Later alerts of the job concern something else."""
 
@@ -19,14 +19,11 @@ class JobVerdict(Struct, frozen=True):
     """A verdict on a job. Without one all members are empty, so that comparisons are false and never errors."""
 
     cause: str | None = None
-    """Class such as ``gpu`` or ``unknown``."""
     confidence: str | None = None
-    """``high``, ``medium`` or ``low``."""
     advice: str | None = None
     node: str | None = None
     """Faulty node; only with high confidence."""
     ranks: tuple[int, ...] = ()
-    """First failed ranks, ascending."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> JobVerdict:
@@ -45,8 +42,6 @@ class JobVerdict(Struct, frozen=True):
 
 
 class VerdictsOnJob(Struct, frozen=True):
-    """The newest verdicts on a job's failure and on its slowness. Neither replaces the other."""
-
     failure: JobVerdict | None = None
     slowness: JobVerdict | None = None
 

@@ -1,4 +1,4 @@
-"""Links to pages of the server, for messages. Without an external URL there is no link. Pure."""
+"""Links to pages of the server, for messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def short_id(run_id: str) -> str:
 
 
 def run_link(base: str, run_id: str) -> str:
-    """Return the URL of a run's page; empty if `base`, the external URL, is empty."""
+    """Return the URL of a run's page; empty without an external URL `base`."""
     return link(base, "runs", run_id)
 
 
 def link(base: str, *path: str) -> str:
-    """Return a page's URL with each part of `path` escaped; empty if `base`, the external URL, is empty."""
+    """Return a page's URL with each part of `path` escaped; empty without an external URL `base`."""
     return "/".join((base, *(quote(part, safe="") for part in path))) if base else ""

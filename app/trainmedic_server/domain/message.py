@@ -1,7 +1,4 @@
-"""Messages that the server sends by itself, and their settings. Pure.
-
-They cover events that no playbook can report with ``notify``.
-"""
+"""Messages that the server sends by itself, on events that no playbook can report with ``notify``."""
 
 from __future__ import annotations
 
@@ -54,12 +51,10 @@ class MessageKind(StrEnum):
 
 
 class MessageRule(Struct, frozen=True):
-    """Settings of a kind."""
-
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
-    """Channel names; empty for all."""
+    """Empty for all."""
 
 
 _INFO, _WARNING, _CRITICAL = (MessageRule(severity) for severity in Severity)
@@ -83,7 +78,7 @@ class Message(Struct, frozen=True):
     """One message to one channel. Times are aware UTC."""
 
     id: str
-    """Derived from subject and channel, so that repeats are detected."""
+    """Derived from subject and channel, to detect repeats."""
     channel: str
     kind: MessageKind
     severity: Severity
@@ -93,11 +88,10 @@ class Message(Struct, frozen=True):
     """Further lines, shown if the message is not grouped; may be empty."""
     at: datetime
     due_at: datetime
-    """Earliest time of sending. Until then, messages of its topic are grouped, and short-lived conditions are dropped.
-    """
+    """Earliest time of sending. Until then, messages are grouped by topic, and short-lived conditions dropped."""
     run_id: str | None = None
     link: str = ""
-    """Page with details; empty without an external URL."""
+    """Empty without an external URL."""
 
 
 _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")

@@ -1,7 +1,7 @@
-"""Routing of messages to channels by component, severity and kind. Pure.
+"""Routing of messages to channels by component, severity and kind.
 
 A channel takes messages that match one of its routes, or all if it has no route. Unmatched messages go to the default
-channels, otherwise to all, so that none is lost.
+channels, otherwise to all.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _Choice = TypeVar("_Choice")
 
 
 class RouteField(StrEnum):
-    """A message field in route conditions."""
-
     COMPONENT = "component"
     SEVERITY = "severity"
     KIND = "kind"
@@ -60,28 +58,21 @@ class MessageRoute(Struct, frozen=True):
 
 
 class ChosenChannels(Struct, frozen=True):
-    """The channels of one message."""
-
     names: tuple[str, ...]
     is_taken: bool = True
-    """False if no route matched and the message goes to the default channels."""
 
 
 class MessageRoutes(Struct, frozen=True):
-    """The routes of all channels."""
-
     channels: tuple[str, ...] = ()
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """By channel name. Channels that are only defaults have none."""
+    """Routes by channel name. Channels that are only defaults have none."""
     defaults: tuple[str, ...] = ()
-    """Channels for unmatched messages, sorted."""
 
     @property
     def are_set(self) -> bool:
         return bool(self.routes or self.defaults)
 
     def choose(self, component: Component, severity: Severity, kind: str) -> ChosenChannels:
-        """Return the channels for a message. All, if none matches and no default is set."""
         names = tuple(name for name in self.channels if self._takes(name, component, severity, kind))
         if names or not self.channels:
             return ChosenChannels(names)
@@ -91,7 +82,7 @@ class MessageRoutes(Struct, frozen=True):
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
-        """Return a channel's routes as texts. Empty if no routes are set."""
+        """Return a channel's routes as texts; empty if no routes are set."""
         if not self.are_set:
             return []
         said = [str(route) for route in self.routes.get(name, ())]
@@ -100,7 +91,7 @@ class MessageRoutes(Struct, frozen=True):
 
     @property
     def caveat(self) -> str:
-        """A warning if a message may need a missing default channel; otherwise empty."""
+        """A warning if a message may need a missing default channel."""
         if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
             return ""
         return (

@@ -1,4 +1,4 @@
-"""Playbooks whose notification channels are not configured. Pure."""
+"""Playbooks whose notification channels are not configured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 5
 
 
 def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
-    """Return a warning that lists playbooks with channels outside `channels`. Empty for none."""
+    """Return a warning that lists playbooks with channels outside `channels`; empty for none."""
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
         telling = sorted(name for name, wanted in named.items() if wanted)
@@ -26,7 +26,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """Yield the channels of its steps. Empty for all channels, or for one that only a run determines."""
+    """Yield the channels of its steps: an empty text for all channels, or for one that only a run determines."""
     for step in chain(playbook.steps, playbook.on_success, playbook.on_failure):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))

@@ -1,9 +1,8 @@
-"""The node that an alert is about, from all labels that name one. Pure.
+"""The node that an alert is about, from all labels that name one.
 
-Names are resolved among agents, cluster and inventory before they are compared, so that spellings do not matter. In
-this order:
+Names are compared after resolution among agents, cluster and inventory. In this order:
 
-1. A GPU UUID that one agent reports is proof, whatever other labels state.
+1. A GPU UUID that one agent reports is proof.
 2. The subject's own labels: ``exported_instance``, ``exported_node``, then ``node`` and similar. Different known nodes
   are ambiguous. An unknown name is not replaced by a less trusted label, which may be the exporter's host.
 3. Without a subject: the exporter's node, if the exporter measures its own node.
@@ -29,16 +28,13 @@ LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodel
 UNKNOWN = "is no node that is known"
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
-"""Hosts resolved of a list. Longer lists name several nodes anyway."""
 _NONE: Nodes = frozenset()
 
 
 class Naming(Struct, frozen=True):
-    """A label and its possible nodes."""
-
     label: Label
     nodes: Nodes
-    """Known nodes: none if the name is unknown, several if ambiguous."""
+    """Empty if the name is unknown, several if ambiguous."""
     host: str = ""
 
     def told(self, topology: Topology) -> str:
@@ -52,15 +48,13 @@ class Naming(Struct, frozen=True):
 
 
 class NodeEvidence:
-    """Node information in the labels of one alert."""
-
     def __init__(self, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> None:
         self._labels = labels
         self._topology = topology
         self._identity = identity
 
     def node(self) -> str | Unresolved:
-        """Return the known node, or an unknown name as the label spells it."""
+        """Return the known node, or an unknown name as spelled."""
         listed = self._listed
         if isinstance(listed, Unresolved):
             return listed
@@ -88,7 +82,7 @@ class NodeEvidence:
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
-        """Return known nodes in the subject's labels. Empty if only the exporter's location is known."""
+        """Return known nodes in the subject's labels; empty if only the exporter's location is known."""
         if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
             return _NONE
         if self.by_gpu is not None:
@@ -103,7 +97,7 @@ class NodeEvidence:
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
-        """The node whose agent reports the GPU's UUID; None if no agent does."""
+        """The node whose agent reports the GPU's UUID, or None."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None
@@ -180,7 +174,7 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """The single host in host-list labels, or why it is not unique. None without such labels."""
+        """The single host in host-list labels, if any, or why it is not unique."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -239,7 +233,7 @@ class NodeEvidence:
         return self._not_measured_elsewhere(node) or node
 
     def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
-        """Return why the node is wrong because the exporter's pod measures another one, or None."""
+        """Return why the node is wrong because the exporter's pod measures another one."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -392,6 +386,7 @@ def _common(namings: Sequence[Naming]) -> Nodes:
 
 
 def _agree(naming: Naming, other: Naming) -> bool:
+    """Return whether two labels of different names mean the same host."""
     return naming.label.name.lower() != other.label.name.lower() and _agree_on_host(naming, other)
 
 

@@ -1,8 +1,7 @@
-"""Node names and their equivalence: short names, full names, cloud names, addresses. Pure.
+"""Node names and their equivalence: short names, full names, cloud names, addresses.
 
-A short and a full name mean one node if one is the prefix of the other (``gpu-7``, ``gpu-7.site.example``) and nothing
-else fits. With ``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes
-several.
+A name that is another's prefix (``gpu-7``, ``gpu-7.site.example``) means the same node if nothing else fits; with
+``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes several.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Return whether `host` is an IP address or loopback name, which names no node."""
+    """Return whether `host` is an IP address or loopback name."""
     if host in ("", "localhost"):
         return True
     if not (host[0].isdigit() or ":" in host):  # fast path for nearly all names
@@ -108,26 +107,22 @@ class NodeNames(Struct, frozen=True, dict=True):
 
 
 class KnownNodes(Struct, frozen=True, dict=True):
-    """Nodes of all sources under unique names."""
-
     agents: NodeNames
     cluster: NodeNames
     written: NodeNames
     remembered: NodeNames
-    """Nodes of lost agents."""
 
     @cached_property
     def _found(self) -> dict[str, Nodes]:
-        """Cache: a fleet's alerts name the same nodes repeatedly."""
         return {}
 
     @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
-        """Sources by precedence. Commands need the agent's name for a node."""
+        """Sources by precedence: commands need the agent's name for a node."""
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
-        """Return the nodes that this name or address may mean, several if ambiguous."""
+        """Return the nodes that this name may mean, several if ambiguous."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)
@@ -189,7 +184,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset(map(self.name_of, nodes))
 
     def name_of(self, node: str) -> str:
-        """Return the name to use for a known node: its agent's, if it has one."""
+        """Return the name to use for a known node: its agent's, if any."""
         sources = self.sources
         rank = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
         if rank == 0:
@@ -228,12 +223,12 @@ def _in(source: NodeNames, name: str) -> Nodes:
 
 
 def _back(source: NodeNames, name: str) -> Nodes:
-    """Return all nodes of a source that the name may mean. Two mean that it is ambiguous."""
+    """Return all nodes of a source that the name may mean."""
     return source.called(name) | (_NONE if is_address(name) else source.related(name))
 
 
 def _shorter(name: str) -> Iterator[str]:
-    """Yield ``a`` and ``a.b`` for ``a.b.c``. Nothing for an address."""
+    """Yield ``a`` and ``a.b`` for ``a.b.c``; nothing for an address."""
     if "." not in name or is_address(name):
         return
     parts = name.split(".", _MOST_PARTS)

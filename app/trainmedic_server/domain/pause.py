@@ -1,4 +1,4 @@
-"""Pauses ordered by operators. Pure."""
+"""Pauses ordered by operators. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):
-    """Runs to which a pause applies: all given conditions must hold. Without any it applies to all runs."""
+    """Runs to which a pause applies: all given conditions must hold. None given: all runs."""
 
     playbook: str | None = None
     node: str | None = None
-    """Shell pattern for node names that the run touches, directly or through a job."""
+    """Shell pattern for names of nodes that the run touches, directly or through a job."""
     job: str | None = None
     """Shell pattern for job names: the target, or a job running on it."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -46,25 +46,22 @@ EVERYTHING = Scope()
 
 
 class OperatorPause(Struct, frozen=True):
-    """A pause. Times are aware UTC."""
-
     id: str
     """Eight letters and digits, unique among stored pauses."""
     by: str
     at: datetime
     starts_at: datetime
-    """Start of the pause or of its first window."""
     ends_at: datetime | None = None
-    """End of the pause or of its first window; None until a person ends it."""
+    """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
-    """Recurrence interval; None for once."""
+    """None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False
-    """True if covered runs are recorded as in mode observe, and not held."""
+    """True if covered runs are recorded as in mode observe, not held."""
 
     def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
-        """Return the open or next window; None if the pause is over."""
+        """Return the open or next window; None if over."""
         if self.every is None or self.ends_at is None or now < self.ends_at:
             return None if self.ends_at is not None and now >= self.ends_at else (self.starts_at, self.ends_at)
         length = self.ends_at - self.starts_at
@@ -132,8 +129,6 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """An operator's order for a pause, before it has an ID. Times are aware UTC."""
-
     scope: Scope = EVERYTHING
     note: str = ""
     starts_at: datetime | None = None

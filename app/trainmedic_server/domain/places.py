@@ -1,4 +1,4 @@
-"""Nodes, jobs and GPU count of a target, as known from the topology. Pure."""
+"""Nodes, jobs and GPU count of a target, from all sources of the topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOWHERE: frozenset[str] = frozenset()
 
 
 def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
-    """Return the target's nodes; for a job, from all sources. Empty for the cluster."""
+    """Return the target's nodes; empty for the cluster."""
     match target.kind:
         case TargetKind.GPU | TargetKind.NODE:
             return frozenset({target.node}) if target.node else _NOWHERE
@@ -21,7 +21,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
-    """Return the jobs that run on a target, from all sources; for a job, itself."""
+    """Return the jobs that run on a target; for a job, itself."""
     match target.kind:
         case TargetKind.JOB:
             return frozenset({target.job}) if target.job else _NOWHERE

@@ -1,4 +1,4 @@
-"""The subset of PromQL needed to find an alert rule's comparison and to quote text. Pure."""
+"""The subset of PromQL needed to find an alert rule's comparison and to quote text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 LONGEST_QUERY = 16_384
-"""Characters."""
 MOST_LABELS = 64
-"""Limit of labels that narrow an expression."""
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -34,17 +32,14 @@ NOT_A_NUMBER: Final = "is not a number"
 
 
 class Comparison(Struct, frozen=True):
-    """Comparison in one branch of an alert's rule."""
-
     query: str
     operator: str
     """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
     limit: float | None
-    """The other side, if it is a number."""
 
     @property
     def better(self) -> str | None:
-        """``lower`` or ``higher``; None if the operator does not determine it."""
+        """``lower`` or ``higher``, if the operator determines it."""
         return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
 
     def holds(self, value: float) -> bool | None:

@@ -1,7 +1,7 @@
-"""Proof that an alert must give before a harmful playbook reacts (``on.proof``). Pure.
+"""Proof that an alert must give before a harmful playbook reacts (``on.proof``).
 
-An alertname proves nothing, because other rule sets use the same names for other conditions. ``api.own_alerts`` ensures
-that only the server's own alerts have ``source``.
+An alertname proves nothing: other rule sets use the same names for other conditions. ``api.own_alerts`` ensures that
+only the server's own alerts have ``source``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"
 """Lower-case names of labels with an XID, from exporters and common rules."""
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
-"""Prefix of the ``runbook_url`` of shipped rules."""
 _MEANT_BY: Mapping[str, str] = {
     "none": "asks for no repair",
     "restart_program": "is an error of the program",
@@ -39,7 +38,7 @@ class AlertProof(StrEnum):
 
 
 def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
-    """Return why the alert has no `accepted` proof. Empty if it has one or none is required."""
+    """Return why the alert has no `accepted` proof; empty if it has one or none is required."""
     codes = list(_codes(alert.labels))
     if not accepted or (AlertProof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
         return ""

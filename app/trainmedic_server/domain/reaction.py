@@ -1,4 +1,4 @@
-"""A playbook's reaction to an alert, stored with the alert, so that alerts without a run are traceable."""
+"""A playbook's reaction to an alert, stored with the alert to make alerts without a run traceable."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ _LONGEST_REASON = 500
 
 
 class Reaction(Struct, frozen=True):
-    """One playbook's reaction to one alert."""
-
     playbook: str
     """Empty in ``not_accepted``, and in the reaction that counts playbooks without a stored reason."""
     decision: str
     reason: str = ""
-    """For a person; empty if the decision needs none."""
+    """For a person; may be empty."""
     run_id: str | None = None
     """The run started or joined, or the history item that states why not; None for a `NoReaction`."""
 

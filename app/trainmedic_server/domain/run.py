@@ -1,4 +1,4 @@
-"""Runs: one execution of a playbook for one target, with steps, attempts and undos. Frozen values."""
+"""Runs: one execution of a playbook for one target, with steps, attempts and undos. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ PASSING = frozenset(
         Decision.NOT_ACCEPTED,
     }
 )
-"""Reasons not to start that may no longer hold when the alert is repeated."""
+"""Reasons not to start that may no longer hold at the alert's next report."""
 
 
 class StepStatus(StrEnum):
@@ -113,17 +113,14 @@ class UndoStatus(StrEnum):
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt of an action or its undo. Times are aware UTC."""
+    """One attempt of an action or its undo."""
 
     number: int
     command_id: str
-    """UUIDv7 for the receiver. An attempt after one of unknown outcome has the same ID, so that nothing is applied
-    twice.
-    """
+    """UUIDv7. After an unknown outcome the next attempt has the same, so that nothing is applied twice."""
     started_at: datetime
     """When it was persisted, before any request to act."""
     deadline: datetime
-    """When it times out and its command expires."""
     status: str = "running"
     """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown`` (it may have
     been applied).
@@ -149,7 +146,7 @@ class Undo(Struct, frozen=True):
     because: str | None = None
     """For a person: why it was begun, dropped or closed; None before."""
     attempts: tuple[Attempt, ...] = ()
-    """Oldest first; only the first and the last ones if there were very many."""
+    """Oldest first; only the first and the last ones of very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     retry_at: datetime | None = None
@@ -157,17 +154,14 @@ class Undo(Struct, frozen=True):
 
 
 class StepState(Struct, frozen=True):
-    """One step of a run. Times are aware UTC."""
-
     phase: str
     """``approval`` (mode approve's first question), ``steps``, ``on_success`` or ``on_failure``."""
     index: int
     id: str
     """ID in the playbook, or ``step-<n>``, for operators and expressions."""
     kind: str
-    """``action``, ``wait_for`` or ``approve``."""
     action: str | None = None
-    """Action name; None for other kinds."""
+    """None for other kinds."""
     status: StepStatus = StepStatus.PENDING
     params: Mapping[str, Any] = field(default_factory=dict)
     attempts: tuple[Attempt, ...] = ()
@@ -194,13 +188,12 @@ class StepState(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One item of the history: an execution of a playbook, or a decision not to start one. Times are aware UTC."""
+    """One item of the history: an execution of a playbook, or a decision not to start one."""
 
     id: str
     """UUIDv7, sortable by time."""
     playbook: str
     version: str
-    """Hash of the playbook's text, under which the text is stored."""
     target: Target | None
     """None if the labels named no target."""
     mode: Mode
@@ -208,13 +201,10 @@ class Run(Struct, frozen=True):
     status: Status
     decision: Decision
     alert: Identity
-    """The alert of its admission. The store has those that joined."""
     alert_name: str
     alert_labels: Mapping[str, str]
-    """All labels, as changed by the alert map."""
     created_at: datetime
     steps: tuple[StepState, ...] = ()
-    """Ordered by phase: approval, ``steps``, ``on_success``, ``on_failure``."""
     ended_at: datetime | None = None
     """None while open."""
     acted_at: datetime | None = None
@@ -224,12 +214,11 @@ class Run(Struct, frozen=True):
     message: str = ""
     """For a person: current wait or problem, finally the outcome."""
     touched: tuple[str, ...] = ()
-    """Nodes that it changed or was about to change, sorted. Filled only when the history is read."""
+    """Nodes that it changed or was about to change, sorted. Filled only on reading the history."""
     started_by: str | None = None
-    """Operator who started it manually; None for an alert."""
+    """Operator of a manual start; None for an alert."""
     repeats: str | None = None
     request_key: str | None = None
-    """Idempotency key of the manual start."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
 
@@ -251,7 +240,6 @@ class Run(Struct, frozen=True):
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """Labels, including those that an alert map removed."""
         return self.alert_labels if self.original_labels is None else {**self.original_labels, **self.alert_labels}
 
     @property
@@ -285,6 +273,7 @@ class Run(Struct, frozen=True):
 
     @property
     def delayed_undo(self) -> Undo | None:
+        """The first begun undo whose last attempt failed."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
         return next((undo for undo in begun if undo.error is not None), None)
 
@@ -297,7 +286,7 @@ class Run(Struct, frozen=True):
 
     @property
     def success(self) -> bool | None:
-        """True or False for a closed run that acted; None for other runs."""
+        """True or False for a closed run that acted; otherwise None."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED
@@ -314,8 +303,6 @@ class OrderKind(StrEnum):
 
 
 class OperatorOrder(Struct, frozen=True):
-    """An operator command to a run. Times are aware UTC."""
-
     id: str
     run_id: str
     kind: OrderKind
@@ -325,11 +312,11 @@ class OperatorOrder(Struct, frozen=True):
     step: str | None = None
     """ID of the approved or rejected step; None for other kinds."""
     asked: int | None = None
-    """Round of the question that is answered. None for other kinds and from earlier releases."""
+    """Round of the answered question. None for other kinds and from earlier releases."""
 
 
 class Event(Struct, frozen=True):
-    """One entry of the append-only history. Times are aware UTC."""
+    """One entry of the append-only history."""
 
     kind: str
     """Such as ``step_started``; see ``docs/reference/events.md``."""
@@ -338,16 +325,15 @@ class Event(Struct, frozen=True):
     """None if it concerns no run."""
     actor: str = "trainmedic"
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Members depend on the kind."""
     seq: int | None = None
     """Position in the history, from 1, assigned by the store; None before."""
 
 
 class Controls(Struct, frozen=True):
-    """Switches that survive restarts. Times are aware UTC."""
+    """Switches that survive restarts."""
 
     paused: bool = False
-    """True if everything was paused at the last check. Decisive are the ``pauses``."""
+    """True if everything was paused at the last check; the ``pauses`` decide."""
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False
@@ -355,13 +341,9 @@ class Controls(Struct, frozen=True):
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
     alive_at: datetime | None = None
-    """Last heartbeat, from which the next start computes the downtime."""
     pauses: tuple[OperatorPause, ...] = ()
-    """Current and future pauses, in order of ordering."""
     breaker_closed_at: datetime | None = None
-    """When a person last closed the breaker; only later acts count. None if never, or if the clock was set back to
-    before it.
-    """
+    """When a person last closed the breaker; only later acts count. None if never, or if that is in the future."""
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
         """Return the time after which acts count: the window's start or the last closing."""

@@ -1,4 +1,4 @@
-"""Chat messages that show a run's questions. Pure."""
+"""Chat messages that show a run's questions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from msgspec import Struct
 
 
 class ShownQuestion(Struct, frozen=True):
-    """A chat message that shows a question."""
-
     run_id: str
     step: str
     channel: str

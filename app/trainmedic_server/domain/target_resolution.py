@@ -1,7 +1,4 @@
-"""Resolution of targets from labels or from names that people write. Pure.
-
-``topology`` maps addresses to nodes; ``job_lookup`` finds the job that uses a GPU or node.
-"""
+"""Resolution of targets from labels or from names that people write."""
 
 from __future__ import annotations
 
@@ -184,7 +181,7 @@ def _single(
     same: Callable[[str], str] = str,
     is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """Return the value on which the labels of these names agree. `same` maps values to a comparable form."""
+    """Return the value on which these labels agree. `same` maps values to a comparable form."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_passed_over(label):

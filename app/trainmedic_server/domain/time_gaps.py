@@ -1,7 +1,7 @@
 """Gaps in the wall clock without a working server: downtimes and forward clock steps.
 
-They must not age out stored data, so periods such as "90 days ago" skip them. A backward step makes no gap; older data
-then looks younger and is retained longer.
+Periods such as "90 days ago" skip them, so that they age out no data. A backward step makes no gap; older data is then
+retained longer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TimeGap(Struct, frozen=True):
     ended_at: datetime
     length: timedelta
     is_downtime: bool
-    """True if no server ran, as far as known. Otherwise the clock was set, or the machine slept."""
+    """True if no server ran; otherwise the clock was set, or the machine slept."""
 
 
 def ago(now: datetime, span: timedelta, gaps: Sequence[TimeGap]) -> datetime:

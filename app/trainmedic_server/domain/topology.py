@@ -1,14 +1,8 @@
-"""Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`. Pure.
+"""Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-Four sources, none of which overwrites another:
-
-- `JobTopology`: ranks reported by jobs
-- `AgentTopology`: GPUs and processes seen by agents
-- `ClusterTopology`: nodes and pods of Kubernetes
-- `WrittenTopology`: the inventory
-
-If sources may differ, answers are returned separately and the caller decides. Anyone who can write to Redis can write
-presences, so invalid data in them is skipped.
+Jobs (`JobTopology`), agents, the cluster and the inventory are separate sources, none of which overwrites another;
+answers that may differ are returned by source. Anyone who can write to Redis can write presences, so invalid data in
+them is skipped.
 """
 
 from __future__ import annotations
@@ -36,8 +30,6 @@ _NO_JOBS: Jobs = frozenset()
 
 
 class ClusterNode(Struct, frozen=True):
-    """A node in Kubernetes."""
-
     name: str
     addresses: tuple[str, ...]
 
@@ -57,24 +49,20 @@ class Pod(Struct, frozen=True):
     is_per_node: bool | None = None
     """True if each node has one, as with a DaemonSet. None if the pod has no owner."""
     is_ending: bool = False
-    """True if it is being deleted. Its address may already belong to another pod."""
+    """True if it is being deleted: its address may already belong to another pod."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
 
 class Gpu(Struct, frozen=True):
-    """A GPU reported by an agent."""
-
     node: str
     uuid: str
     index: int | None = None
     pci: str | None = None
-    """PCI address (`gpu_names.normal_pci`)."""
     pods: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
-        """Yield all its lookup keys (`gpu_names.key`)."""
         yield gpu_names.key(self.uuid)
         if self.index is not None:
             yield f"{self.node}/{self.index}"
@@ -83,8 +71,6 @@ class Gpu(Struct, frozen=True):
 
 
 class Rank(Struct, frozen=True):
-    """A rank of a job, with its reported location."""
-
     job: str
     rank: Any
     """Number from 0, or invalid data from the presence."""
@@ -93,7 +79,7 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
-    """Jobs that use something, by source. Their names may differ: see ``job_lookup``."""
+    """Jobs that use something, by source. Their names may differ (``job_lookup``)."""
 
     reported: Jobs
     observed: Jobs
@@ -114,7 +100,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return cls(gpus_by_node)
 
     def prepare(self) -> None:
-        """Compute the lookup tables, which takes 0.1 s for thousands of nodes."""
+        """Compute the lookup tables; 0.1 s for thousands of nodes."""
         _ = self.gpus_by_key, self.names.by_spelling, self.names.by_beginning, self.names.longer_names
 
     @cached_property
@@ -128,13 +114,13 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_of(self, name: str, node: str) -> str:
-        """Return the UUID key of the GPU of this name on the node, if an agent reports it."""
+        """Return the UUID key of a GPU on the node, if an agent reports it."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
-        """Return the agent's name for a node; otherwise the given name."""
+        """Return the agent's name for a node, or the given one."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -160,14 +146,12 @@ class AgentTopology(Struct, frozen=True, dict=True):
 
 
 class JobTopology(Struct, frozen=True):
-    """Nodes and GPUs reported by jobs."""
-
     jobs_by_node: JobsByName = field(default_factory=dict)
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Nodes, by job, on which a rank's GPU is unknown to the agents. It may use any GPU there."""
+    """Nodes, by job, on which a rank's GPU is unknown to the agents; it may be any."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
 
@@ -208,17 +192,13 @@ class JobTopology(Struct, frozen=True):
 
 
 class ClusterTopology(Struct, frozen=True, dict=True):
-    """Nodes and pods in Kubernetes. Indexes are built on first use, because pods change constantly and most values are
-    barely queried.
-    """
+    """Nodes and pods in Kubernetes. Indexes are built on first use: pods change constantly, and queries are rare."""
 
     nodes: Sequence[ClusterNode] = ()
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    """By UID."""
     answers: bool = True
     """True if nodes and pods were listed and the API server still answers."""
     listed_names: NodeNames | None = None
-    """Precomputed names of `nodes`, which change more rarely than pods."""
 
     @cached_property
     def names(self) -> NodeNames:
@@ -226,9 +206,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def nodes_by_address(self) -> Mapping[str, str]:
-        """Nodes by address. Host-network pods share their node's address. Addresses on several nodes are excluded as
-        ambiguous.
-        """
+        """Nodes by their own or a pod's address, without addresses on several nodes."""
         of_pods = {address: pod.node for address, pod in self.pods_by_address.items() if pod is not None}
         of_nodes = {alias: next(iter(whose)) for alias, whose in self.names.aliases.items() if len(whose) == 1}
         return {address: node for address, node in of_pods.items() if address not in self.names.aliases} | of_nodes
@@ -246,7 +224,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_full_name(self) -> Mapping[str, Pod]:
-        """Pods by ``<namespace>/<name>``."""
         return {str(pod): pod for pod in self.pods.values()}
 
     @cached_property
@@ -306,7 +283,6 @@ class Topology(Struct, frozen=True, dict=True):
     """By job, for failures within the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
     agents_answer: bool = True
-    """True if the list of connected agents is current."""
 
     @cached_property
     def known(self) -> KnownNodes:
@@ -335,7 +311,6 @@ class Topology(Struct, frozen=True, dict=True):
         return next(iter(nodes)) if len(nodes) == 1 else None
 
     def jobs_of_pod(self, pod: str) -> Jobs:
-        """Return the jobs of the pod ``<namespace>/<name>``."""
         return _first(pod, self.written.jobs_by_pod, self.cluster.jobs_by_pod)
 
     def jobs_on_node(self, node: str) -> JobsBySource:
@@ -354,7 +329,6 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def _nodes_by_job(self) -> dict[str, frozenset[str]]:
-        """Cache: jobs may have thousands of ranks and many alerts."""
         return {}
 
     def _places(self, names: frozenset[str]) -> frozenset[str]:
@@ -403,7 +377,7 @@ def _frozen(sets: Mapping[str, set[str]]) -> Mapping[str, frozenset[str]]:
 
 
 def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:
-    """Return the ranks placed by a job's presence. Entries without a node are skipped."""
+    """Return the ranks placed by a job's presence, without entries that have no node."""
     return [
         Rank(job, entry.get("rank"), node, _text(entry.get("gpu")))
         for entry in _mappings(details.get("placement"))

@@ -1,4 +1,4 @@
-"""The next actions of a run, as far as known."""
+"""The next actions of a run, as far as known. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
-    """A run that blocks another one. Times are aware UTC."""
-
     run_id: str
     playbook: str
     target: str
@@ -19,33 +17,28 @@ class HeldBy(Struct, frozen=True):
     since: datetime
     doing: str
     until: datetime | None = None
-    """Latest end of that activity; None without a limit. More steps may follow."""
+    """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
 
 
 class Upcoming(Struct, frozen=True):
-    """Current step, wait and next step of a run. Times are aware UTC."""
-
     now: str | None = None
     waits_for: str | None = None
-    """For a person: what the run waits for; None while it works."""
+    """For a person; None while it works."""
     holder: str | None = None
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None
     """Earliest automatic continuation, such as the next attempt."""
     deadline: datetime | None = None
-    """Timeout of the current activity; None for none."""
     at_deadline: str | None = None
     step: str | None = None
     """ID of the next step. None if the run ends next (see ``outcome``)."""
     kind: str | None = None
-    """``action``, ``wait_for``, ``approve`` or ``undo``."""
     action: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
     note: str | None = None
-    """Why its condition or parameters are not known yet."""
     outcome: str | None = None
     """How the run ends if no step is left: ``succeeded``, ``failed``, or ``cancelled`` (by a person, waiting only for
     work in progress).

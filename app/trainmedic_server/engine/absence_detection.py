@@ -8,10 +8,9 @@ from datetime import timedelta
 
 
 class AbsenceDetection:
-    """Reports names missing for `counts_after` without interruption.
+    """Reports names missing for `counts_after` without interruption, by a monotonic clock ``elapsed`` in seconds.
 
-    More than `latest_look` between two checks means that the server was stalled, and all counts restart. ``elapsed`` is
-    a monotonic clock in seconds.
+    More than `latest_look` between two checks is a server stall.
     """
 
     def __init__(
@@ -24,7 +23,6 @@ class AbsenceDetection:
         self._looked_at: float | None = None
 
     def forget(self) -> None:
-        """Restart all counts, because Redis did not answer."""
         self._since.clear()
         self._looked_at = None
 

@@ -1,7 +1,6 @@
 """Decisions on alerts: new, repeated or resolved, and whether a playbook starts a run, joins one, or neither. Pure.
 
-Deliveries of one transaction are decided in order, as if each were committed alone. ``guards`` decides whether a run
-may start.
+Deliveries of one transaction are decided as if each were committed alone.
 """
 
 from __future__ import annotations
@@ -40,24 +39,19 @@ _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class AdmissionFacts(Struct):
-    """Stored data on the deliveries. Each decision updates it for the next."""
-
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
-    """Firing alerts by fingerprint, for fingerprints that resolve in these deliveries."""
+    """By fingerprint, only for those that resolve in these deliveries."""
     linked: dict[Identity, list[LinkedRun]]
     open_runs: dict[Key, str]
     guards: dict[Key, GuardFacts]
     controls: Controls
     nodes_acted_on: set[str]
-    """Within the breaker's window."""
     known_nodes: set[str]
     topology: Topology = field(default_factory=Topology)
 
 
 class Admitter:
-    """Decides on deliveries in order and collects the changes."""
-
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
     ) -> None:
@@ -80,9 +74,7 @@ class Admitter:
         self._touched: set[str] = set()
 
     def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
-        """Return all changes, with first plans of starting runs. Runs that changed again in the same transaction are
-        left to their drivers.
-        """
+        """Return all changes, without first plans for runs that changed again in the same transaction."""
         runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
         for run_id, started in self._to_drive.items():
             first = first_plan(started, self._now) if first_plan is not None and run_id not in self._touched else None
@@ -102,12 +94,11 @@ class Admitter:
         )
 
     def take_touched(self) -> set[str]:
-        """Return and forget the IDs of touched runs, for deliveries that are only explained."""
         touched, self._touched = self._touched, set()
         return touched
 
     def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
-        """Start a run manually, subject to the same guards. Return it, or the record of why it did not start.
+        """Start a run manually. Return it, or the record of why the guards refuse it.
 
         The alert may be of any age. Raises Conflict if a run of the playbook is open on the target.
         """
@@ -154,9 +145,9 @@ class Admitter:
         )
 
     def _resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
-        """Record a resolved alert; return True if it was known.
+        """Record a resolved alert; return True if its end was already known.
 
-        An alert has one firing start time at a time. Older ones whose end was lost resolve with it.
+        Older alerts of the fingerprint, whose end was lost, resolve with it.
         """
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved:
@@ -174,7 +165,7 @@ class Admitter:
                 self._resolve(older, "superseded")
 
     def _rejected(self, rejected: RejectedAlert) -> None:
-        """Apply what a malformed report shows by its identity: a known alert ended or still fires."""
+        """Apply what a malformed report's identity shows: a known alert ended or still fires."""
         if rejected.identity is None:
             return
         earlier = self._facts.records.get(rejected.identity)
@@ -220,7 +211,7 @@ class Admitter:
         return earlier is not None, decisions
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Handle a firing report after its resolution: do nothing, and record that once."""
+        """Record, once, a firing report that arrived after its resolution."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -280,7 +271,7 @@ class Admitter:
         return self._mode(playbook)[0]
 
     def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
-        """Return the mode and the reason if an operator restricted it. Constant during an admission."""
+        """Return the mode, and the reason if an operator restricted it."""
         version = playbook.definition.playbook, playbook.version
         if version not in self._modes:
             mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
@@ -405,9 +396,7 @@ def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
 
 
 def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:
-    """Return the alert with its earlier mapped labels. A changed map must not turn a handled or ended alert into
-    another one.
-    """
+    """Return the alert with its earlier mapped labels, so that a changed map does not make it another alert."""
     if alert.labels == earlier.labels or (alert.original is None and earlier.original is None):
         return alert
     return replace(alert, labels=earlier.labels, original=earlier.original)

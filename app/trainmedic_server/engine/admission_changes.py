@@ -15,17 +15,14 @@ from trainmedic_server.ports.store import Transaction
 
 
 class StartedRun(Struct, frozen=True):
-    """A run to drive."""
-
     run: Run
     playbook: CompiledPlaybook
     alert: AlertRecord
     then: Instruction | None = None
-    """First instruction, if persisted with the admission."""
 
 
 class AdmissionChanges(Struct, frozen=True):
-    """Changes to write. ``started`` and ``touched`` are handled once these are durable."""
+    """``started`` and ``touched`` are handled once these are durable."""
 
     records: Mapping[Identity, AlertRecord]
     runs: Sequence[Run]
@@ -35,7 +32,6 @@ class AdmissionChanges(Struct, frozen=True):
     controls: Controls | None
     started: Sequence[StartedRun]
     touched: Set[str]
-    """IDs of runs whose drivers must reload."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
         """Write everything except playbook texts."""
@@ -50,11 +46,7 @@ class AdmissionChanges(Struct, frozen=True):
 
 
 class ByHand(Struct, frozen=True):
-    """A person's request to start a run."""
-
     actor: str
     note: str = ""
     repeats: str | None = None
-    """ID of the run to repeat."""
     key: str | None = None
-    """Idempotency key."""

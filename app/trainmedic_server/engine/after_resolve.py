@@ -2,11 +2,9 @@
 
 A changing step starts only while an alert of the run fires. Exceptions:
 
-- steps after the run's own ``wait_for: resolved`` (`is_behind_wait`)
+- `is_behind_wait`
 - steps that only revert (``Action.gives_back``)
-- runs whose own step may have silenced the alert (`may_be_silenced`)
-
-Undos are handled in ``undoing``.
+- `may_be_silenced`
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ NOT_BEGUN = "the alert resolved before it began"
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the step changes something and must not start, because all alerts of the run resolved."""
+    """Return whether the step must not start: it changes something and all alerts of the run resolved."""
     if not draft.outside.resolved or state.action is None:
         return False
     action = draft.context.actions.action_class(state.action)
@@ -34,9 +32,10 @@ def is_unwanted(draft: RunDraft, state: StepState) -> bool:
 
 
 def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bool:
-    """Return whether the step is meant for the time after resolution: a ``wait_for: resolved`` before it succeeded.
+    """Return whether a ``wait_for: resolved`` before the step succeeded.
 
-    A wait with ``on_timeout: continue`` only gives a repair time. Steps after it count only if no other wait follows.
+    After a wait with ``on_timeout: continue``, which only gives a repair time, this counts only if no other wait
+    follows.
     """
     before = [wait for wait in _waits(run) if _place(run, wait) < _place(run, state)]
     ended = [wait for wait in before if wait.status is StepStatus.SUCCEEDED]
@@ -51,7 +50,7 @@ def next_wait(run: Run, state: StepState) -> StepState | None:
 
 
 def may_be_silenced(draft: RunDraft) -> bool:
-    """Return whether a step may have ended the alert without a repair, by stopping its source (``Action.silences``)."""
+    """Return whether a step may have ended the alert by stopping its source (``Action.silences``)."""
     target = draft.run.target
     resolved_at = max(
         (record.resolved_at for record in decisive(draft.outside.alerts) if record.resolved_at), default=None
@@ -72,8 +71,7 @@ def may_be_silenced(draft: RunDraft) -> bool:
 def skip_to_wait(draft: RunDraft, first: StepState) -> None:
     """Skip the pending steps from `first` to the next ``wait_for: resolved``, or all.
 
-    They include messages about the skipped step. In ``on_failure`` only `first` is skipped, because later steps report
-    the failure.
+    In ``on_failure`` only `first`, because later steps report the failure.
     """
     wait = next_wait(draft.run, first)
     end = len(draft.run.steps) if wait is None else _place(draft.run, wait)
@@ -91,7 +89,7 @@ def left_out(run: Run) -> Iterator[StepState]:
 
 
 def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the question is moot: all alerts resolved, and the step does not follow the run's wait for it."""
+    """Return whether all alerts resolved, and the step does not follow the run's wait for it."""
     if not draft.outside.resolved or may_be_silenced(draft):
         return False
     return not is_behind_wait(draft.run, draft.playbook, state)

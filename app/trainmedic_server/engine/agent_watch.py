@@ -1,7 +1,6 @@
-"""Detection of lost agents, across restarts.
+"""Detection of lost agents, from records in the run store.
 
-Records are in the run store. An agent lost while the server was down counts as lost since its last recorded report.
-Redis outages do not count.
+An agent lost while the server was down counts as lost since its last recorded report. Redis outages do not count.
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ log = telemetry.logger(__name__)
 
 
 class AgentSource(Protocol):
-    """Source of agents' presences."""
-
     async def agents(self) -> list[Presence]: ...
 
 
 class AgentWatch:
-    """Watches agents. Lost agents and their nodes stay known for ``retention``.
+    """Lost agents and their nodes stay known for ``retention``.
 
     ``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds.
     """
@@ -70,7 +67,7 @@ class AgentWatch:
         return self._names
 
     async def load(self) -> None:
-        """Read the persisted agents once. Raises StoreUnavailable."""
+        """Call once. Raises StoreUnavailable."""
         await self._loaded()
 
     async def _loaded(self) -> dict[str, AgentLife]:

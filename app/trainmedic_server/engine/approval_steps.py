@@ -1,7 +1,4 @@
-"""Progress of approve steps: question, answers, timeouts. Pure.
-
-``answers`` refuses answers of people who may not give them.
-"""
+"""Progress of approve steps: question, answers, timeouts. Pure."""
 
 from __future__ import annotations
 
@@ -64,9 +61,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
-    """Return the effective deadline. The persisted one excludes time that does not count, so that it is not added
-    twice.
-    """
+    """Return the adjusted deadline; the persisted one is never adjusted twice."""
     return draft.timely(state, is_question=True).deadline
 
 

@@ -1,6 +1,6 @@
 """Batching of concurrent requests, such as deliveries in one transaction or commits of many runs.
 
-The next batch collects while others are handled, so a lone caller never waits for more requests.
+The next batch collects while others are handled, so a lone caller never waits for more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ Watch: TypeAlias = Callable[[int, float, float], None]
 
 
 class _Waiting(NamedTuple, Generic[Asked, Answer]):
-    """A waiting request; ``since`` is event-loop time."""
-
     entry: Asked
     answer: asyncio.Future[Answer]
     since: float
@@ -30,9 +28,8 @@ class _Waiting(NamedTuple, Generic[Asked, Answer]):
 class Batcher(Generic[Asked, Answer]):
     """Passes entries to `handle` in ordered batches, at most `at_once` at a time.
 
-    `handle` returns one answer per entry. If it raises, nothing was stored and entries are handled singly, except in a
-    store outage, which fails the whole batch. `limit` bounds waiting entries, `most` the weight of a batch with several
-    entries.
+    `handle` returns one answer per entry. If it raises, nothing was stored and entries are handled singly; a store
+    outage fails the whole batch. `limit` bounds waiting entries, `most` a batch's weight, unless it has one entry.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class Batcher(Generic[Asked, Answer]):
         return len(self._waiting)
 
     async def ask(self, entry: Asked) -> Answer:
-        """Return the answer for `entry`. Raises Saturated, or what `handle` raised."""
+        """Raises Saturated, or what `handle` raised."""
         if self._limit is not None and len(self._waiting) >= self._limit:
             raise errors.Saturated(f"{len(self._waiting)} {self._entries} are waiting already")
         loop = asyncio.get_running_loop()

@@ -1,8 +1,7 @@
 """The breaker: blocks runs that would touch too many nodes.
 
-A run's target node counts at admission. Other nodes, such as a job's, are counted before each attempt, all or none.
-Nodes touched before by the run never block it. After a person closes the breaker, only later acts count. Undos are not
-counted. `guards.trips_breaker` has the limits.
+A run's target node counts at admission; others count before each attempt, all or none. Nodes that the run touched
+before never block it. After a person closes it, only later acts count. Undos do not.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = telemetry.logger(__name__)
 
 
 class Breaker:
-    """Counts touched nodes. `on_opened` is called after the change is durable."""
+    """`on_opened` is called after the change is durable."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class Breaker:
     async def why_barred(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
         """Record that the run touches these nodes and return None, or return why it must not.
 
-        `has_acted`: it has changed its target's node before.
+        `has_acted`: on its target's node.
         """
         if not nodes:
             return None

@@ -1,7 +1,7 @@
 """Claims of runs and attempts, from their actions. Pure.
 
-A run locks its target. A run that only cleans disks locks the node's disks, so that a full disk does not wait for a hot
-GPU. A run without changes on a node or GPU locks nothing. Unknown actions count as changing.
+A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU.
+Without changes on a node or GPU it locks nothing. Unknown actions count as changing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 def of_run(run: Run, actions: Actions) -> Claim:
-    """Return the run's claim, from persisted data only, so that a restart does not change it."""
+    """Return the claim, from persisted data only, so that a restart does not change it."""
     assert run.target is not None
     return _claim(run.target, (step.action for step in run.steps if step.action), actions)
 

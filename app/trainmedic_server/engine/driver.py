@@ -1,8 +1,7 @@
-"""Execution of one run: plan, commit, act, commit, repeated until nothing is due. ``plan`` decides what is next.
+"""Execution of one run: plan, commit, act, commit, repeated until nothing is due.
 
-Only its driver changes a run that is open or owes an undo. External changes (alerts, operator commands, pauses) are
-stored next to the run and the driver is touched, which makes it reload before planning. So runs need no locks and lose
-no updates.
+Only its driver changes a run that is open or owes an undo. External changes are stored separately and read after
+`touch`. So runs need no locks and lose no updates.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ log = telemetry.logger(__name__)
 
 
 class Driver:
-    """Owns one run."""
-
     def __init__(
         self,
         run: Run,
@@ -71,10 +68,9 @@ class Driver:
         self._context = services.planning_context(playbook)
         self._received_at = received_at
         self._then = then
-        """Persisted next instruction that has not started. None while planning and during an attempt."""
+        """Persisted next instruction. None while planning and during an attempt."""
         self._touches: set[str] = set()
         self._in_flight: OutsideState | None = None
-        """External state for the current attempt, as of the last touch."""
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
@@ -94,7 +90,7 @@ class Driver:
         return self._touched.is_set()
 
     async def reload(self) -> None:
-        """Reload the run from the store, because memory may be ahead of it after an error."""
+        """Reload the run: after an error, memory may be ahead of the store."""
         self._then = None
         snapshot = await self._services.recorder.snapshot(self.run.id)
         if snapshot is not None:
@@ -102,7 +98,7 @@ class Driver:
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def take_back_unbegun(self) -> None:
-        """Take back a persisted attempt that has not started, because the next server could not know that."""
+        """Take back a persisted attempt that has not started, which the next server could not know."""
         act = self._then
         if isinstance(act, PerformAttempt) and not act.undo and not act.resumed:
             draft = self._draft()
@@ -137,6 +133,7 @@ class Driver:
                 self._then = next_plan.then
 
     async def _carry_out(self) -> EndedAttempt | None:
+        """Wait, or make the attempt and return it with its outcome. None after a wait."""
         match self._then:
             case Wait(until):
                 self._release_if_closed()
@@ -173,6 +170,7 @@ class Driver:
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
+        """Return reason and decision if the run must not start after waiting for its target."""
         if plan.has_begun(self.run):
             return None  # it acted before a restart and continues
         if self._outside.breaker is not None:
@@ -238,7 +236,7 @@ class Driver:
         return None
 
     async def _is_called_off(self, act: PerformAttempt, waited: bool = False) -> bool:
-        """Return whether later events cancel the attempt before start. Undos are never cancelled."""
+        """Return whether later events cancel the attempt before start; never for undos."""
         if act.undo or not (waited or self._touched.is_set() or self._pause() is not None):
             return False
         await self._read_outside(most=10)
@@ -279,7 +277,7 @@ class Driver:
         return _call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """Return whether the attempt may continue. The driver stays touched: the next plan must read the change too."""
+        """Return the clearance. The driver stays touched, so that the next plan reads the change too."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"
@@ -289,7 +287,7 @@ class Driver:
         return "hold" if self._pause() is not None else "go_on"
 
     async def _outside_in_flight(self) -> OutsideState:
-        """Return the external state as of the last touch, read once per touch."""
+        """Read the external state once per touch."""
         while self._touched.is_set() and self._in_flight is None:
             touches = self._times_touched
             snapshot = await self._services.recorder.snapshot(self.run.id)
@@ -306,11 +304,11 @@ class Driver:
     async def _commit(self, planned: RunPlan) -> bool:
         """Make a plan durable, then notify actions of durable outcomes and count a closed run.
 
-        Returns False without storing anything in two cases:
+        Returns False without storing anything if the plan has not seen:
 
-        - An alert joined that the plan has not seen, and the plan closes the run or starts its undo. That alert's reply
-          stated that this run handles it.
-        - A rejection was accepted that the plan has not seen. It must end the pending question.
+        - an alert that joined, if it closes the run or starts its undo: the alert's reply stated that this run handles
+          it
+        - an accepted rejection, which must end the pending question
         """
         before, after = self.run, planned.run
         closes = before.is_open and not after.is_open
@@ -375,7 +373,7 @@ class Driver:
 
 
 def _attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """Return the persisted attempts of the step or its undo. The last is to be made."""
+    """Return the attempts of the step or its undo; the last is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -388,8 +386,9 @@ def _call_of(
     report_wait: Callable[[str], Awaitable[None]],
     clearance: Callable[[], Awaitable[Clearance]],
 ) -> Call:
-    """Return the call for the attempt. If its time ran out before the start, it gets its full time from `now`. Raises
-    ConfigurationError or ValueError.
+    """Return the call for the attempt, with its full time from `now` if that ran out before the start.
+
+    Raises ConfigurationError or ValueError.
     """
     state = run.step(act.key)
     undo = state.undo if act.undo else None
@@ -424,7 +423,7 @@ def _was_applied(state: StepState, command_id: str) -> bool:
 
 @functools.cache
 def _has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Cached by class, because Python 3.11 takes tens of microseconds per check."""
+    """Cached by class: Python 3.11 takes tens of microseconds per check."""
     return isinstance(action_class, protocol)
 
 
@@ -437,7 +436,7 @@ def _multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """Return the attempt's targets. Reading actions do not disturb a job's nodes, so these are excluded."""
+    """Return the attempt's targets, without a job's nodes if it only reads."""
     assert run.target is not None
     state = run.step(act.key)
     undo = state.undo if act.undo else None
@@ -452,8 +451,9 @@ def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Tar
 
 
 def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequence[Target]) -> set[str]:
-    """Return the nodes that the breaker counts. None for reading actions and undos. Raises ConfigurationError if the
-    action fails to state them.
+    """Return the nodes that the breaker counts: none for reading actions and undos.
+
+    Raises ConfigurationError if the action does not state them.
     """
     state = run.step(act.key)
     action_class = actions.action_class(state.action or "")
@@ -477,7 +477,6 @@ def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
 
 
 def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
-    """Return the run with the attempt's deadline reset to its full timeout from `now`."""
     state = run.step(act.key)
     *earlier, last = _attempts_of(state, act)
     moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
@@ -489,7 +488,7 @@ def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
 def _unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
     """Return the outcome of an attempt that this server cannot make.
 
-    Undos are retried, perhaps by another release. If a killed server may have made the attempt, the outcome is unknown.
+    Undos are retried, perhaps by another release. The outcome is unknown if a killed server may have made the attempt.
     """
     if act.undo:
         return AttemptOutcome("failed", error=reason)
@@ -512,7 +511,6 @@ def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
 
 
 async def _outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
-    """Run the call and map every ending to an `AttemptOutcome`."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):

@@ -1,7 +1,7 @@
 """Measurement of an alert's metric after a run has acted.
 
-`EffectRecorder` stores an effect at a run's first act, due 10 minutes later. `EffectMeasuring` then queries Prometheus
-for the whole period. Restarts and outages lose none, and no run waits for it. ``domain.effect`` has the verdict.
+An effect is stored at a run's first act. From 10 minutes later, `EffectMeasuring` queries Prometheus for the whole
+period. So restarts and outages lose none, and no run waits.
 """
 
 from __future__ import annotations
@@ -26,23 +26,17 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
-"""Events of a possible first act."""
 SETTLES = timedelta(seconds=30)
-"""Delay after the measured period, so that the last scrape is included."""
 GIVE_UP_AFTER = timedelta(days=1)
-"""Maximum time after the act to wait for Prometheus."""
 _AGAIN = timedelta(minutes=1)
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 20
 _MOST_BRANCHES = 4
-"""Rule branches that are tried, one query each."""
 
 log = telemetry.logger(__name__)
 
 
 class EffectRecorder:
-    """Records due effects; implements `event_dispatch.EventListener`."""
-
     name = "effects"
     kinds = ACTED
     at_once = 500
@@ -86,8 +80,6 @@ class EffectRecorder:
 
 
 class EffectMeasuring:
-    """Measures due effects with Prometheus."""
-
     def __init__(self, store: RunStore, prometheus: MetricsAndRules, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._store = store
         self._prometheus = prometheus
@@ -133,7 +125,7 @@ class EffectMeasuring:
         return replace(effect, due_at=now + _AGAIN, reason=reason)
 
     async def _measured(self, effect: Effect, run: Run) -> Effect:
-        """Return the effect with its verdict. Raises MetricsUnavailable."""
+        """Raises MetricsUnavailable."""
         if run.acted_at is None:
             return effect.not_measured("the act was cancelled before start")
         if effect.query is not None:

@@ -28,12 +28,10 @@ log = telemetry.logger(__name__)
 
 
 async def nothing_to_renew() -> None:
-    """Do nothing, for a fixed topology as in simulations."""
+    """Do nothing, as for a simulation's fixed topology."""
 
 
 class EngineServices(Struct, frozen=True):
-    """Services of one engine."""
-
     store: RunStore
     catalog: Catalog
     recorder: Recorder
@@ -46,12 +44,10 @@ class EngineServices(Struct, frozen=True):
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
     breaker: Breaker
-    """Checked before each changing attempt."""
     fence: Fence
-    """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
-    """Reloads it if a target is unknown. Waits briefly and never raises."""
+    """Reloads it for an unknown target. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:

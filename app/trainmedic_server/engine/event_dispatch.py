@@ -1,7 +1,7 @@
 """Ordered, at-least-once delivery of history events to listeners.
 
-The run store advances each listener's position after the listener has taken the events. Each listener has its own loop.
-So outages and kills lose nothing and block no run. New listeners start at the present.
+The run store advances a listener's position after it has taken the events. Each has its own loop. So outages and kills
+lose nothing and block no run. New listeners start at the present.
 """
 
 from __future__ import annotations
@@ -23,36 +23,28 @@ _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
 
 
 class EventListener(Protocol):
-    """Receiver of events."""
-
     @property
     def name(self) -> str: ...
 
     @property
     def kinds(self) -> Collection[str]:
-        """Event kinds it receives; empty for all."""
+        """Empty for all."""
         ...
 
     @property
-    def at_once(self) -> int:
-        """Maximum events per call, which are repeated after a kill."""
-        ...
+    def at_once(self) -> int: ...
 
     async def take(self, events: Sequence[Event]) -> None:
-        """Take events in order. Any may be repeated. Raises TrainmedicError to get them again."""
+        """Take events in order, possibly repeated. Raises TrainmedicError to get them again."""
         ...
 
 
 class EventSource(Protocol):
-    """Reader of events, such as `ports.store.History`."""
-
     async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]: ...
     async def last_seq(self) -> int: ...
 
 
 class EventDispatcher:
-    """Delivers events to one listener."""
-
     def __init__(
         self,
         store: RunStore,
@@ -93,9 +85,7 @@ class EventDispatcher:
         return len(events)
 
     async def begin(self) -> int:
-        """Load or create the listener's position and return it. Events after the first call are delivered in any case.
-        Raises StoreUnavailable.
-        """
+        """Load or create the listener's position; later events are certainly delivered. Raises StoreUnavailable."""
         if self._position is None:
             newest = await self._source.last_seq()
             self._position = await self._store.transact(lambda tx: self._kept_or(newest, tx))

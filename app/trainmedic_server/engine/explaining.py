@@ -1,4 +1,4 @@
-"""Explanations of alerts from the server's current state: runs, switches, guards, locks, targets. Changes nothing."""
+"""Explanations of alerts from the server's current state, without changes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from trainmedic_server.engine.explanation import ExplainContext, ExplainedAlert
 
 
 class Explainer:
-    """Explains alerts."""
-
     def __init__(self, services: EngineServices) -> None:
         self._services = services
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Return the reaction of each playbook for the alertname if the alerts were delivered now.
+        """Return each playbook's reaction if the alerts were delivered now. Raises StoreUnavailable.
 
-        `at` sets the time only for the alerts' age. Raises StoreUnavailable.
+        `at` sets the time only for the alerts' age.
         """
         services = self._services
         topology = services.topology()

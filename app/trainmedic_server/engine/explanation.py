@@ -30,14 +30,12 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
 
 _IMAGINED = "imagined-"
-"""ID prefix of hypothetical runs."""
 _ACTING = (Decision.STARTED, Decision.JOINED)
 
 
 class Explanation(Struct, frozen=True):
-    """One playbook's reaction to one alert. ``guards`` and ``steps`` are empty without a reaction.
-
-    ``decision`` is None without a reaction or for a resolved alert.
+    """One playbook's reaction to one alert. Without one, ``guards`` and ``steps`` are empty and ``decision`` is None,
+    as it is for a resolved alert.
     """
 
     playbook: str
@@ -49,7 +47,7 @@ class Explanation(Struct, frozen=True):
     mode: Mode | None = None
     target: str | None = None
     target_from: tuple[str, ...] = ()
-    """Sentences on labels that name a node, with sources. Empty if the target has no node."""
+    """Sentences on labels that name a node, with sources; empty if the target has none."""
     decision: Decision | None = None
     run_id: str | None = None
     waits_for: str | None = None
@@ -58,24 +56,20 @@ class Explanation(Struct, frozen=True):
 
 
 class ExplainedAlert(Struct, frozen=True):
-    """Reactions of all playbooks to one alert."""
-
     alert: Alert
     playbooks: tuple[Explanation, ...]
     told: tuple[str, ...] = ()
-    """Runs that would be notified of the end of the alert and may end or revert changes."""
+    """Runs that would learn of the alert's end and may end or revert changes."""
     refused: str = ""
-    """Why the alert map refuses the alert. Empty if accepted."""
+    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def acting(self) -> tuple[str, ...]:
-        """Playbooks that would act. Several act independently, one after the other."""
+        """Playbooks that would act, one after the other."""
         return tuple(each.playbook for each in self.playbooks if each.decision in _ACTING)
 
 
 class ExplainContext(Struct, frozen=True):
-    """Inputs of an explanation."""
-
     actions: Actions
     limits: EngineLimits
     now: datetime
@@ -101,10 +95,7 @@ def prepared(
 def explain(
     playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain each alert of the delivery for each matched playbook.
-
-    As in a delivery, each decision assumes that earlier alerts were admitted.
-    """
+    """Explain each alert for each matched playbook, assuming that earlier alerts were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
     guard_facts = dict(facts.guards)
     numbers = itertools.count(1)
@@ -153,7 +144,7 @@ def for_a_test(
     actions: Actions,
     limits: EngineLimits,
 ) -> tuple[ExplainedAlert, ...]:
-    """Return what a playbook test would see of each alert: alone, at its start, in mode enforce."""
+    """Explain what a playbook test would see: each alert alone, at its start, in mode enforce."""
     enforcing = replace(limits, mode=Mode.ENFORCE)
     return tuple(
         explained

@@ -1,7 +1,7 @@
 """Delivery of finding alerts to Alertmanager, or directly to the intake.
 
-The schedule (`KnownFinding.tell_at`) is committed with the finding, so outages and kills lose nothing. Repeats are
-harmless: labels and start time identify an alert.
+The schedule (`KnownFinding.tell_at`) is committed with the finding, so nothing is lost. Repeats are harmless: labels
+and start time identify an alert.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from trainmedic_server.ports.store import RunStore, Transaction
 RECEIVER = "log findings"
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 200
-"""Alerts per call."""
 
 
 class IntakeAlertSender:
-    """Sends alerts to the intake without an Alertmanager; implements `ports.findings.AlertSender`."""
-
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
         self._clock = clock
@@ -40,7 +37,7 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """Sends due alerts. Firing ones are repeated after ``repeat_every``."""
+    """Firing alerts are repeated after ``repeat_every``."""
 
     def __init__(
         self,
@@ -86,7 +83,7 @@ class FindingAlertSender:
         return len(due)
 
     def _note_told(self, tx: Transaction, told: Sequence[KnownFinding], now: datetime) -> None:
-        """Schedule the repeats of open findings. Those changed since are left due."""
+        """Schedule the repeats of open findings. Those changed since stay due."""
         stored = tx.findings.with_ids([known.id for known in told])
         noted = []
         for before in told:

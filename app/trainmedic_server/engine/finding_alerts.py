@@ -19,9 +19,9 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.own_source import LOG, SOURCE
 
 OLDEST = timedelta(hours=1)
-"""Older lines raise no alert, because the state they describe may have changed."""
+"""Older lines raise no alert: the state may have changed."""
 _BOOT_ERROR = timedelta(seconds=5)
-"""Maximum error of the boot time, which is computed from two clocks."""
+"""The boot time is computed from two clocks."""
 SUSPECTED = "suspected: waits for "
 _LONGEST_RANKS = 1000
 _IDENTITY = IdentityLabels()
@@ -33,7 +33,7 @@ _NAMES_OF_TARGETS = frozenset(
 
 
 def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
-    """Return the labels that the loaded rule adds, without those that name a target."""
+    """Return the labels that the rule adds, without those that name a target."""
     named = rule.alert.labels.keys() if rule is not None and rule.alert is not None else frozenset()
     return {
         name: value
@@ -43,7 +43,7 @@ def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> str:
-    """Return why the finding raises no alert, apart from confirmation; empty if it may."""
+    """Return why the finding raises no alert; empty if it may. Ignores confirmation."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:

@@ -1,7 +1,7 @@
 """Target and job of a finding, as far as its node is trusted.
 
 A node reports only about itself. A job counts if it is known to be on that node, or if the log is its pod's. Otherwise
-the finding is the node's and the job's name a claim: anyone who can write a file on the node can name it after a job.
+its name is a claim: anyone who can write a file there can name it after a job.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from trainmedic_server.domain.topology import Topology
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""
 MOST_CLAIMED_OF_NODE = 200
-"""Findings with a claimed job that a node may begin within `COUNTED`. Less than half of its open findings, so that
-invented names leave capacity for the kernel's reports.
+"""Findings with a claimed job that a node may begin within `COUNTED`: less than half of its open findings, which leaves
+capacity for the kernel's reports.
 """
 COUNTED = timedelta(days=1)
 _LONGEST_CLAIM = 253
@@ -63,15 +63,13 @@ def claimed_job(finding: Finding, placed: Finding) -> str:
 
 
 class ClaimedFindings:
-    """Counts findings with claimed jobs by node, so that invented names cannot fill the run store.
-
-    For one thread. Counts restart with the process.
-    """
+    """Counts findings with claimed jobs by node, from process start. For one thread."""
 
     def __init__(self) -> None:
         self._times: dict[str, dict[str, datetime]] = {}
 
     def admits(self, node: str, key: str, now: datetime) -> bool:
+        """Count a finding; return False if the node has too many."""
         times = self._times.setdefault(node, {})
         if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
             self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}

@@ -22,16 +22,12 @@ from trainmedic_server.engine.finding_alerts import is_before_boot
 from trainmedic_server.engine.node_watch import JobProgress
 
 SILENCE = timedelta(minutes=15)
-"""Silence that ends a finding without a loaded rule."""
 FORGOTTEN_AFTER = timedelta(days=7)
-"""Silence of the node or job that ends a finding waiting for it."""
+"""Silence of its node or job that ends a waiting finding."""
 
 
 class EndFacts(Struct, frozen=True):
-    """Inputs at one moment."""
-
     ago: Ago
-    """Excludes downtimes."""
     booted_at: Mapping[str, datetime] = field(default_factory=dict)
     progress: Mapping[str, JobProgress] = field(default_factory=dict)
     lives: Mapping[str, JobLife] = field(default_factory=dict)
@@ -39,6 +35,7 @@ class EndFacts(Struct, frozen=True):
 
 
 def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> FindingEnd | None:
+    """Return how the finding ended; None while it is open."""
     if known.is_suspected and rule is not None and rule.alert is not None and rule.alert.confirm is not None:
         return FindingEnd.UNCONFIRMED if known.heard_at <= facts.ago(rule.alert.confirm.within) else None
     until = rule.until if rule is not None else ""

@@ -1,7 +1,7 @@
 """Intake of findings: new, continued, ended or suspected.
 
-Updates that arrive together share a transaction and are acknowledged once durable. An update contains its whole
-episode, so repeats change nothing (``trainmedic_logs.domain.known_finding``).
+Concurrent updates share a transaction and are acknowledged once durable. An update contains its whole episode, so
+repeats change nothing (``trainmedic_logs.domain.known_finding``).
 """
 
 from __future__ import annotations
@@ -35,16 +35,14 @@ MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
 recorder dumps, which every node of a job has.
 """
 MOST_OPEN_OF_NODE = 500
-"""Open findings per `_Group`. Further ones are dropped."""
+"""Open findings per `_Group`; further ones are dropped."""
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)
 
 
 class _Group(NamedTuple):
-    """Findings of a node under one limit, so that output of one job hides neither kernel reports nor other jobs'
-    findings.
-    """
+    """Findings of a node under one limit, so that one job's output hides no others."""
 
     node: str
     is_printed: bool
@@ -57,12 +55,8 @@ class _Group(NamedTuple):
 
 
 class _Work(Struct):
-    """Data read and changed in one transaction."""
-
     known: dict[str, KnownFinding]
-    """By ID."""
     open_ids: dict[str, str]
-    """IDs of open findings by `KnownFinding.key`."""
     episodes: dict[EpisodeKey, Episode]
     changed: set[str] = field(default_factory=set)
     changed_episodes: set[EpisodeKey] = field(default_factory=set)
@@ -81,9 +75,7 @@ class _Work(Struct):
 
 
 class FindingIntake:
-    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts`` is called when an
-    alert is due.
-    """
+    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts``: an alert is due."""
 
     def __init__(
         self,
@@ -115,14 +107,14 @@ class FindingIntake:
         await loops.repeat(self.check, CHECK_EVERY, "findings", self._metrics, rest=loops.by_clock(self._clock))
 
     async def take(self, updates: Sequence[FindingUpdate]) -> None:
-        """Return once the updates are durable. Raises StoreUnavailable."""
+        """Return once durable. Raises StoreUnavailable."""
         for update in updates:
             self._nodes.note_boot(update.node, update.booted_at)
         work = await self._store.transact(lambda tx: self._take(tx, updates))
         self._count(updates, work)
 
     async def check(self) -> None:
-        """Check all open findings once. Raises StoreUnavailable."""
+        """Check all open findings. Raises StoreUnavailable."""
         open_findings, has_alerts = await self._store.transact(self._check)
         self._open = Counter(map(_Group.of, open_findings))
         self._metrics.open_findings.set(len(open_findings))
@@ -195,6 +187,7 @@ class FindingIntake:
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
+        """Begin a finding; None if its group has too many."""
         known = known_finding.begun(self._new_id(), finding, now)
         group = _Group.of(known)
         if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
@@ -249,6 +242,7 @@ class FindingIntake:
     # --- checks by time ---------------------------------------------------------------------------
 
     def _check(self, tx: Transaction) -> tuple[list[KnownFinding], bool]:
+        """Return the findings that are still open, and whether an alert is due."""
         now, rules = self._clock.now(), self._rules().by_name
         open_findings = tx.findings.all_open()
         for known in open_findings:
@@ -307,7 +301,7 @@ def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool
 
 
 def _with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
-    """Add proof from another stream of the same line. A rank's exception record has no stack frames, its output has."""
+    """Add proof from another stream: a rank's exception record has no stack frames, its output has."""
     if finding.line != before.line or PROOF not in finding.fields or PROOF in before.fields:
         return before
     return replace(before, fields={**before.fields, PROOF: finding.fields[PROOF]})

@@ -1,7 +1,7 @@
-"""Forecast of a playbook's steps from an alert alone. Pure.
+"""Forecast of a playbook's steps from an alert alone; those that depend on earlier results are undetermined. Pure.
 
-Steps that depend on earlier steps' results are undetermined. `plan.observe` is not used: it does not distinguish run,
-failed and undetermined steps, and omits questions, ``on_success`` and ``on_failure``.
+`plan.observe` does not suit: it does not distinguish run, failed and undetermined steps, and omits questions,
+``on_success`` and ``on_failure``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 _RUN_ID = "00000000-0000-7000-8000-000000000000"
-"""ID of the hypothetical run, for templates."""
 
 
 class StepForecast(StrEnum):
@@ -39,7 +38,7 @@ class StepForecast(StrEnum):
 
 
 class StepPlan(Struct, frozen=True):
-    """Forecast of one step. The fields are those of the JSON output.
+    """Forecast of one step, with the field names of the JSON output.
 
     ``params`` are rendered and checked; None without parameters or if undetermined.
     """
@@ -98,6 +97,7 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
 
 
 def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
+    """Return the result by the step's ``when``, with a reason for people."""
     if spec.when and _uses_steps(spec.when, is_expression=True):
         return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
     try:

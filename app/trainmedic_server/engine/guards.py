@@ -1,6 +1,6 @@
 """Start conditions of a run: guards, mode and breaker. Pure.
 
-The first reason that applies is the decision, so they are ordered by usefulness to people.
+The first reason that applies is the decision, so the most useful to people come first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from trainmedic_server.ports.store import GuardFacts
 
 
 class GuardDecision(Struct, frozen=True):
-    """Decision on the start of a run, with its reason."""
-
     decision: Decision
     why: str = ""
 
@@ -39,7 +37,7 @@ def decide(
 ) -> GuardDecision:
     """Return whether a run may start, apart from the breaker's count (`trips_breaker`).
 
-    `ago` counts back from now; `pause` is the one that would hold the run.
+    `ago` counts back from now; `pause` would hold the run.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))
@@ -65,10 +63,7 @@ def decide(
 
 
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
-    """Return why acting on `nodes` opens the breaker, or None.
-
-    `acted_on` are the nodes that count within the breaker's window. Acting on them again adds nothing.
-    """
+    """Return why acting on `nodes` opens the breaker, or None. `acted_on` already count within its window."""
     new = nodes - acted_on
     count, total = len(acted_on) + len(new), len(known_nodes | nodes)
     if not new or count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:

@@ -1,6 +1,5 @@
-"""Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses.
-
-From the last heartbeat, the next start computes the downtime.
+"""Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses. The next start
+computes the downtime from it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ log = telemetry.logger(__name__)
 
 
 class Heartbeat:
-    """One per server. Data not yet written is included in the next beat."""
+    """One per server. Unwritten data is included in the next beat."""
 
     def __init__(self, clock: Clock, timeline: Timeline, watch: ClockWatch, metrics: telemetry.Metrics) -> None:
         self._clock = clock
@@ -68,7 +67,7 @@ class Heartbeat:
         return alive
 
     def written(self) -> bool:
-        """Mark the last beat as durable. Return whether the clock was set back, so that future times need a check."""
+        """Mark the last beat as durable. Return whether the clock was set back; future times then need a check."""
         was_set_back = bool(self._set_back_by)
         self._events, self._gaps, self._set_back_by = [], [], timedelta(0)
         return was_set_back

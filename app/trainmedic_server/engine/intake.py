@@ -1,7 +1,6 @@
 """Intake of deliveries: match, decide, commit, then answer.
 
-Concurrent deliveries share a transaction. If the bounded queue is full, a delivery is refused at once, and Alertmanager
-retries it.
+Concurrent deliveries share a transaction. A full queue refuses a delivery at once, and Alertmanager retries it.
 """
 
 from __future__ import annotations
@@ -31,27 +30,23 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
-"""Compromise between the wait of the first alert and the number of commits."""
+"""Compromise between the first alert's wait and the number of commits."""
 
 _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
-"""Seconds between log lines on the same playbook and alertname, because firing alerts repeat."""
+"""Seconds between log lines on the same playbook and alertname."""
 
 log = telemetry.logger(__name__)
 
 
 class AdmittedBatch(Struct, frozen=True):
-    """Outcome of one transaction."""
-
     replies: tuple[Admission, ...]
     changes: AdmissionChanges
 
 
 class DeliveryIntake:
-    """Admits deliveries. After each commit, `on_admitted` gets the changes."""
-
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services, metrics = services, services.metrics
         self._on_admitted = on_admitted
@@ -81,7 +76,7 @@ class DeliveryIntake:
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
         """Map each alert and find its playbooks and targets, without the store.
 
-        Matching of a large delivery takes seconds, so other tasks get turns.
+        A large delivery takes seconds, so other tasks get turns.
         """
         topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
@@ -115,7 +110,6 @@ class DeliveryIntake:
         return matched
 
     def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:
-        """Log a refusal for lack of proof, once an hour per playbook and alertname."""
         key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
         if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
             self._unproven_logged[key] = now
@@ -152,7 +146,7 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
-        """Store the playbook texts of new runs, so that a restart finds their versions."""
+        """Store the texts of new runs, so that a restart finds their versions."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook

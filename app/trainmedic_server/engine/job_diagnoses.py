@@ -1,8 +1,7 @@
 """Verdicts on failed and hanging jobs: created, stored, and sent as alerts.
 
-Every few seconds the server checks open findings, gone jobs and reported failures. The verdict and the alert
-`TrainingFailed` follow 5 s after the first sign, and are updated with late data for 2 min. While a launcher reports a
-running attempt, the job's output is no failure. All durable state is in the run store.
+The verdict and the alert `TrainingFailed` follow 5 s after the first sign, and are updated with late data for 2 min.
+While a launcher reports a running attempt, the job's output is no failure. All durable state is in the run store.
 """
 
 from __future__ import annotations
@@ -41,51 +40,41 @@ from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
 SETTLING = timedelta(seconds=5)
-"""Delay from the first sign to the verdict, so that the output of all nodes arrives."""
+"""Delay from the first sign to the verdict, for the output of all nodes."""
 UNREAD_SETTLING = timedelta(seconds=15)
-"""Delay if the report names an error whose lines were not read yet, because the alert keeps its first cause."""
+"""Delay if lines of a reported error were not read yet: the alert keeps its first cause."""
 TAKEN_IN = timedelta(minutes=2)
 """Period after the first sign that belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
-"""How long a job's last location is remembered."""
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 _GONE_AFTER = timedelta(seconds=30)
 _LAUNCHER_LASTS = timedelta(seconds=20)
-"""How long a launcher counts as present after its last presence. Its reports are read every few seconds."""
+"""Silence after which a launcher counts as absent. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-"""Alerts searched for those of jobs that ended normally."""
 _PODS_END = timedelta(seconds=5)
 """A container ends at about the time of its job's report."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_PAGES = 10
-"""Pages of claimed findings that are searched for those on the job's nodes."""
 _MOST_RANKS = 100_000
-"""Larger reported sizes count as unknown."""
+"""Larger sizes count as unknown."""
 
 log = telemetry.logger(__name__)
 
 
 class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
-    """The run store with finding excerpts and job events."""
-
     async def events_of_jobs(
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
     ) -> list[Event]: ...
 
 
 class JobDiagnoses:
-    """Watches for failures.
-
-    Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for playbooks. `ids` returns a new
-    ID each time.
-    """
+    """Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for playbooks."""
 
     def __init__(
         self,
@@ -108,32 +97,25 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}
-        """Kubernetes namespaces of connected jobs. None if not reported."""
+        """Kubernetes namespaces of connected jobs; None if not reported."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
-        """Last reading of presences."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
-        """Last locations of ranks by job."""
         self._placements: dict[str, Any] = {}
-        """Last reported placements by job."""
         self._sizes: dict[str, int] = {}
         self._processes: dict[str, tuple[str, ...]] = {}
-        """Instances of the last processes and launchers by job, in order of appearance."""
+        """Instances of the last processes and launchers by job, oldest first."""
         self._stepping: dict[str, Stepping] = {}
-        """By job."""
         self._seen: dict[str, datetime] = {}
-        """Last presence by job."""
         self._agents: dict[str, datetime] = {}
-        """Last agent presence by node."""
         self._launchers: dict[str, datetime] = {}
-        """Last presence of end-reporting launchers by job."""
+        """Last presence of end-reporting launchers, by job."""
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None
         self._reports: dict[str, list[ReportedEnd]] = {}
         self._ended: dict[str, datetime] = {}
-        """Normal ends by job, if that is the last report."""
+        """Normal ends, if that is the job's last report."""
         self._launched_on: dict[str, frozenset[str]] = {}
-        """Launcher nodes by job, as reported."""
 
     async def watch(self) -> None:
         await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)
@@ -167,7 +149,7 @@ class JobDiagnoses:
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
         """Return the ends that jobs and launchers reported in the last hour, by job.
 
-        Each report changes the job's record, so events are read again only after such a change.
+        Events are read only after a change of the job's record, which each report makes.
         """
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
@@ -178,7 +160,7 @@ class JobDiagnoses:
         return {job: ends for job, ends in recent.items() if ends}
 
     def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return the signs that count. A present launcher reports each end, so only stopped steps count as a hang."""
+        """Return the signs that count: under a present launcher, which reports each end, only stopped steps."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
@@ -342,7 +324,7 @@ class JobDiagnoses:
     async def _past(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
         """Return the newest findings of the job, ended ones included, and claimed ones on its nodes.
 
-        Claims on other nodes are skipped page by page, so that invented claims cannot hide the job's own.
+        Claims on other nodes are skipped by pages: they cannot hide the job's own.
         """
         own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         places = {*nodes, *(node for each in own if each.origin.job == job for node in each.nodes)}
@@ -356,7 +338,7 @@ class JobDiagnoses:
         return [*own, *claimed[:_MOST_PAST]]
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
-        """Return signs of failures in pod statuses, by job. Pods that end with a normally ended job show no failure."""
+        """Return signs of failures in pod statuses, without pods that end with a normally ended job."""
         now, by_job = self._clock.now(), dict[str, list[Sign]]()
         for job, faults in self._pods.faults().items():
             life = lives.get(job)
@@ -423,6 +405,7 @@ class JobDiagnoses:
         return lasts_until if now >= lasts_until else None
 
     def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
+        """Return when to repeat the alert; None once it ended."""
         if self._over_at(verdict, now) is not None:
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
@@ -434,7 +417,7 @@ def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[Kno
 
 
 def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
-    """Return the alert of a verdict. It fires if ``over_at`` is None."""
+    """Return the alert of a verdict, firing if ``over_at`` is None."""
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),

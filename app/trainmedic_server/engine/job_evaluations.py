@@ -1,8 +1,7 @@
 """History events for evaluation results in job presences.
 
-A presence has each metric's newest value, an event the changed values, at most once a minute per job. A gone job's last
-values are recorded too. After a server restart the newest values are recorded again; readers recognise repeats by the
-time.
+An event has the changed values, at most once a minute per job. A gone job's last values are recorded too. After a
+restart the newest values are repeated; readers recognise this by the time.
 """
 
 from __future__ import annotations
@@ -22,14 +21,10 @@ MOST_JOBS = 10_000
 
 
 class JobEvaluations:
-    """Compares presences with recorded values."""
-
     def __init__(self) -> None:
         self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
-        """By job and metric."""
         self._recorded_at: dict[str, datetime] = {}
         self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}
-        """Last values in each job's presence."""
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
         """Return the events to record. Call `recorded` once they are stored."""

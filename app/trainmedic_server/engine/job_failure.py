@@ -1,6 +1,6 @@
 """Signs and facts of a job's failure, from stored findings. Pure.
 
-The server has only excerpts of logs and digests of dumps. `trainmedic diagnose --dir` gets more from the files.
+The server has only excerpts of logs and digests of dumps; `trainmedic diagnose --dir` reads the files.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
-"""Longest wait for a step after a sign of a hang."""
 _PRESENCE_LAGS = timedelta(seconds=15)
-"""Delay with which a step from before the sign may be seen: presences are written and read every 5 s."""
+"""Delay until a step is seen; presences are written and read every 5 s."""
 _SHORTEST_WATCH = timedelta(seconds=22)
-"""Shortest wait for a step: the lag and one more presence."""
+"""The lag and one more presence."""
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
     """Return whether a finding is about a job or from the kernel of one of its nodes.
 
-    A log file that names the job counts on the job's nodes, because it may be read before the job is known there.
+    A log file there that names the job counts too: its location may not be known yet.
     """
     if job in (known.origin.job, known.target.job):
         return True
@@ -56,9 +55,8 @@ def tells_dumps(known: KnownFinding) -> bool:
 def with_dumps(
     facts: Facts, excerpts: Iterable[KnownExcerpt], earlier: Sequence[KnownVerdict], taken_in: timedelta
 ) -> Facts:
-    """Add the joint analysis of the dumps in `excerpts`.
-
-    Dumps of other attempts or of failures with a verdict are excluded: attempts cannot always be distinguished.
+    """Add the joint analysis of the dumps in `excerpts`, without those of other attempts and of failures with a
+    verdict.
     """
     after = max((verdict.began_at + taken_in for verdict in earlier), default=None)
     dumps: list[Dump] = []
@@ -73,9 +71,7 @@ def with_dumps(
 
 
 def began_at(instances: Iterable[str], failed_at: datetime) -> datetime | None:
-    """Return the start of the process that had failed by ``failed_at``, from the times in process IDs. None without
-    such times.
-    """
+    """Return the start of the process that had failed by ``failed_at``, from process IDs; None without times."""
     times = (undoing.issued_at(instance) for instance in instances)
     return max((at for at in times if at is not None and at <= failed_at), default=None)
 
@@ -91,10 +87,9 @@ def with_kills(
     earlier: Sequence[KnownVerdict],
     others: Collection[tuple[str, str]] = (),
 ) -> Facts:
-    """Split kernel kills into one finding per process.
+    """Split kernel kills, which are stored combined by node, into one finding per process.
 
-    The server stores consecutive kills on a node as one finding. Kills before the last failure (`earlier`) and
-    `others`, the `lost_processes` of other jobs, are excluded.
+    Excludes kills before the last failure (`earlier`) and `others`, the `lost_processes` of other jobs.
     """
     by_id = {finding.id: finding.as_finding for finding in findings}
     after = max((verdict.began_at for verdict in earlier), default=None)
@@ -118,10 +113,9 @@ def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tupl
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
-    """Return signs of a failure or hang, earliest first.
+    """Return signs of a failure or hang, earliest first: ended processes, collective timeouts, gone jobs.
 
-    A root-cause line alone is no sign, because loops may catch exceptions. Ended processes, collective timeouts and
-    gone jobs are.
+    A root-cause line alone is none: loops may catch exceptions.
     """
     heard = [
         Sign(known.heard_first_at, known.origin.attempt, not _is_launchers(known))
@@ -143,8 +137,6 @@ def _tells_failure(known: KnownFinding) -> bool:
 
 
 class Stepping(NamedTuple):
-    """Progress of a job's steps, from its presence."""
-
     step: int
     instance: str
     since: datetime
@@ -161,10 +153,7 @@ class Stepping(NamedTuple):
 
 
 def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: timedelta) -> bool:
-    """Return whether enough time has passed since a sign.
-
-    A job that was advancing gets the time of two usual steps.
-    """
+    """Return whether enough time has passed since a sign: two usual steps if the job was advancing."""
     if sign.is_wait and stepping is not None and stepping.usual:
         settling = max(_SHORTEST_WATCH, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
     return now - sign.at >= settling
@@ -176,16 +165,14 @@ def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
 
 
 def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> bool:
-    """Return whether the sign is of another failure than the newest verdict: later than `taken_in`, or of a later
-    attempt.
-    """
+    """Return whether the sign is not of the newest verdict's failure: later than `taken_in`, or of a later attempt."""
     if sign.attempt is not None and verdict.attempt is not None and sign.attempt > verdict.attempt:
         return True
     return sign.at - verdict.began_at > taken_in
 
 
 def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
-    """Return findings that may belong to the attempt: its own, and those without attempt or job.
+    """Return findings of the attempt, and those without attempt or job.
 
     `attempt` None selects the newest attempt with an open finding.
     """
@@ -224,9 +211,7 @@ def healthy_shapes(
     failures: Iterable[KnownVerdict],
     reports: Iterable[ReportedEnd] = (),
 ) -> frozenset[str]:
-    """Return line shapes that earlier successful attempts of the job printed too, which therefore indicate no failure
-    in this job.
-    """
+    """Return line shapes that the job's earlier successful attempts printed too."""
     past = list(past)
     failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
     failed |= {known.origin.attempt for known in past if _tells_failure(known)}
@@ -248,9 +233,7 @@ def facts(
     attempt: int | None = None,
     report: ReportedEnd | None = None,
 ) -> Facts:
-    """Return the facts of a failure. `findings` are about the job, `excerpts` those of `TELLS_ENDS`, `report` the
-    launcher's.
-    """
+    """Return the facts of a failure. `excerpts` are those of `TELLS_ENDS`, `report` is the launcher's."""
     findings = [known for known in findings if not tells_dumps(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)

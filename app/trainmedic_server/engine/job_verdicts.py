@@ -14,7 +14,7 @@ _Newest = Mapping[str, tuple[datetime, JobVerdict]]
 
 
 class JobVerdicts:
-    """Current verdicts. One thread writes; any may read, because values are replaced and never changed."""
+    """One thread writes; any may read, because values are replaced and never changed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class JobVerdicts:
             self._failures = counting
 
     async def load(self, source: VerdictSource) -> None:
-        """Load the verdicts of an earlier server. Raises StoreUnavailable."""
+        """Raises StoreUnavailable."""
         now = self._clock.now()
         for record in await source.verdicts(now - CURRENT_FOR, now + CURRENT_FOR):
             members = {"cause": record.cause, "confidence": record.confidence, "advice": record.advice}

@@ -1,8 +1,7 @@
-"""Detection of gone jobs, as distinct from those that ended normally.
+"""Detection of gone jobs, by the rules of ``domain.job_life``. Records are in the run store.
 
-A job that is silent for a while although Redis answers is gone. Redis outages and server downtimes do not count.
-Records are in the run store. Only jobs whose SDK reports their end (``says_end`` in the presence) are watched.
-``domain.job_life`` has the rules.
+Only jobs whose SDK reports their end (``says_end`` in the presence) are watched. Redis outages and server downtimes do
+not count as silence.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 MOST_JOBS = 10_000
 _LATEST_LOOK = timedelta(seconds=20)
 """A later check means that the server was stalled."""
@@ -43,14 +41,12 @@ log = telemetry.logger(__name__)
 
 
 class _Ranks(NamedTuple):
-    """Reported ranks of a job."""
-
     gpus: frozenset[tuple[str, str, str]]
     number: int
 
 
 class JobWatch:
-    """Watches jobs. ``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds."""
+    """``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds."""
 
     def __init__(
         self,
@@ -69,9 +65,8 @@ class JobWatch:
         self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, JobLife] | None = None
         self._signs: dict[tuple[str, str], datetime] = {}
-        """Time of the last presence by kind and name. An unchanged presence is no sign of life."""
+        """Last presence by kind and name. An unchanged one is no sign of life."""
         self._ranks: dict[str, int] = {}
-        """Last number of ranks by job."""
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
@@ -85,10 +80,7 @@ class JobWatch:
             await self._look()
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
-        """Record a person's statement that a gone job was meant to end. Return its new record.
-
-        Raises NotFound, Conflict, StoreUnavailable.
-        """
+        """Record that a gone job was meant to end; return its record. Raises NotFound, Conflict, StoreUnavailable."""
         async with self._looking:
             lives = dict(await self._known_lives())
             life = lives.get(job)
@@ -150,7 +142,6 @@ class JobWatch:
         jobs: Sequence[Presence],
         launchers: Sequence[Presence],
     ) -> Iterator[LifeChange]:
-        """Yield the changes in order and apply them to `lives`."""
         now = self._clock.now()
         # If the records are full, skip new names. Dropping old ones would let invented names hide a job's death.
         room = MOST_JOBS - sum(life.state is not LifeState.ENDED for life in lives.values())
@@ -174,7 +165,7 @@ class JobWatch:
             yield from _taken(lives, job_life.missed(lives[name], now))
 
     def _heard(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
-        """Return new presences by name. A copy of an old one does not count."""
+        """Return new presences by name, without copies of old ones."""
         heard = {}
         for presence in presences:
             key = (kind, presence.name)
@@ -187,7 +178,6 @@ class JobWatch:
         return heard
 
     def _dropped(self, lives: dict[str, JobLife]) -> list[JobLife]:
-        """Remove expired and excess records from `lives` and return them."""
         kept_since = self._ago(job_life.KEPT)
         dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
         for life in dropped:

@@ -22,7 +22,7 @@ class KeptJobs:
         self._clock = clock
 
     async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
-        """Retain a job or one attempt. The job may be unknown yet. Raises Conflict if too many are retained, and
+        """Retain a job or one attempt; it may be unknown yet. Raises Conflict if too many are retained, and
         StoreUnavailable.
         """
         kept = KeptJob(job, attempt, actor, self._clock.now(), note)
@@ -38,7 +38,7 @@ class KeptJobs:
         return kept
 
     async def release(self, job: str, attempt: int | None, actor: str) -> None:
-        """End the protection. Raises NotFound and StoreUnavailable."""
+        """Raises NotFound and StoreUnavailable."""
 
         def work(tx: Transaction) -> None:
             if not tx.findings.release_job(job, attempt):
@@ -48,5 +48,5 @@ class KeptJobs:
         await self._store.transact(work)
 
     async def all(self) -> Sequence[KeptJob]:
-        """Return all, by job and attempt. Raises StoreUnavailable."""
+        """Raises StoreUnavailable."""
         return await self._store.transact(lambda tx: tx.findings.kept_jobs())

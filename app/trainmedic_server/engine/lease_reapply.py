@@ -1,7 +1,7 @@
-"""Conditions for reapplying an effect whose lease expired, from its run's history. See ``lease_recovery`` for the
-rules.
+"""Conditions for reapplying an effect whose lease expired, from its run's history.
 
-`obstacle` and `guard_obstacle` return a reason for people, or None.
+`obstacle` and `guard_obstacle` return a reason for people, or None. ``cooldown`` counts from the last application,
+``max_runs`` limits repeats per run.
 """
 
 from __future__ import annotations

@@ -1,21 +1,14 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
-A lease expires if the server, Redis or the network is down for longer. The node then ends the effect. If only the lease
-ended it (`Renewal.has_expired`), the same command with the same undo is sent again.
+If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
+renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``). While it waits, the reason
+is in the history (``set_again_held``).
 
-Unlike a renewal, this changes the node. It therefore waits, with the reason in the history (``set_again_held``), while:
-
-- the server is paused, or the breaker is open
-- it is unknown whether an alert of the run fires. Without an Alertmanager to ask, an alert fires if it was reported
-  after this server's start. After `RESENT_AFTER`, every unresolved alert counts, because missed resolutions have been
-  sent again by then
-- the guards forbid it: ``cooldown`` counts from the last application, ``max_runs`` limits repeats per run
-
-An effect is never reapplied after its undo began or was ordered, after the run was cancelled or rejected, if a person
-approved it (once), or if the mode is no longer ``enforce``.
+Without an Alertmanager to ask, an alert fires if it was reported after this server's start. After `RESENT_AFTER`, every
+unresolved alert counts: missed resolutions have been sent again by then.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
-next server sends the command again; the node knows its ID and applies it once.
+next server repeats the command; the node knows its ID and applies it once.
 """
 
 from __future__ import annotations
@@ -49,7 +42,7 @@ RESENT_AFTER = timedelta(minutes=5)
 """Alertmanager's group_interval, within which it repeats failed deliveries."""
 
 _BATCH = 200
-"""Commands per transaction. Deliveries share the store's only writer and must not wait for thousands."""
+"""Commands per transaction: deliveries share the store's only writer."""
 
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 
@@ -59,8 +52,6 @@ log = telemetry.logger(__name__)
 
 
 class _PreparedRun(Struct, frozen=True):
-    """Data read before the deciding transaction."""
-
     run: Run
     fires: bool | None
     """True if an alert of the run fires; None if unknown."""
@@ -68,7 +59,7 @@ class _PreparedRun(Struct, frozen=True):
 
 
 class LeaseRecovery:
-    """Reapplies expired effects. One per server. Its state is only a cache."""
+    """One per server. Its state is only a cache."""
 
     def __init__(self, services: EngineServices, source: AlertSource | None, playbook_of: PlaybookOf) -> None:
         self._services = services
@@ -77,9 +68,7 @@ class LeaseRecovery:
         self._started_at = services.clock.now()
         self._started_at_loop_time = 0.0
         self._recorded_losses: set[tuple[str, str]] = set()
-        """(Command ID, node) of recorded losses."""
         self._looked_up: set[str] = set()
-        """IDs of commands known to have no unfinished reapplication."""
         self._busy_runs: set[str] = set()
         self._attempt_numbers = itertools.count()
 
@@ -112,7 +101,6 @@ class LeaseRecovery:
         await asyncio.gather(*(self._set_again(action, effects) for effects in by_run.values()))
 
     def forget_others(self, command_ids: Collection[str]) -> None:
-        """Forget commands without an effect."""
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
@@ -167,7 +155,7 @@ class LeaseRecovery:
             await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
 
     async def _prepare(self, run_id: str) -> _PreparedRun | None:
-        """Read the playbook's guards and whether an alert fires; None if the guards cannot be read."""
+        """Return None if the playbook's guards cannot be read."""
         run = await self._services.store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None
@@ -182,6 +170,7 @@ class LeaseRecovery:
         return _PreparedRun(run, await self._is_firing(run_id), guards)
 
     async def _is_firing(self, run_id: str) -> bool | None:
+        """Return whether an alert of the run fires; None if unknown."""
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
@@ -211,7 +200,7 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Record which effects are reapplied, or why none is, and return them."""
+        """Record and return which effects are reapplied, or record why none is."""
         run = tx.run(run_id)
         if run is None:
             return []
@@ -239,9 +228,8 @@ class LeaseRecovery:
         return started
 
     def _record_obstacle(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
-        """Record why nothing is reapplied, once per reason and loss.
-
-        If the commands were sent (`asked`) and failed, only the first reason is recorded, because its wording may vary.
+        """Record why nothing is reapplied, once per reason and loss; after sent commands (`asked`), only the first
+        reason.
         """
         since = max((event.seq or 0 for event, _ in contents_of(tx, run_id, LeaseLost)), default=0)
         held = [content for _, content in contents_of(tx, run_id, SetAgainHeld, after=since)]

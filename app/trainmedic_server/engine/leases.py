@@ -1,9 +1,10 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
 An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
-open, an alert fires or its undo is armed. After that, an expiring lease only does the undo's work. Pauses and the
-breaker do not stop renewals, because a renewal changes nothing, and without it a pause would restore a hot GPU's full
-power. ``lease_recovery`` handles expired leases.
+open, an alert fires or its undo is armed. Later, an expiring lease only does the undo's work.
+
+Pauses and the breaker do not stop renewals, which change nothing: otherwise a pause would restore a hot GPU's full
+power.
 """
 
 from __future__ import annotations
@@ -26,25 +27,23 @@ from trainmedic_server.ports.store import Transaction
 RENEW_EVERY = timedelta(seconds=15)
 """Interval of checks, much shorter than a third of any sensible lease."""
 _BATCH = 200
-"""Runs per transaction. Deliveries share the store's only writer and must not wait for thousands."""
+"""Runs per transaction: deliveries share the store's only writer."""
 _SHOWN = 8
 
 log = telemetry.logger(__name__)
 
 
 class LeaseRenewer:
-    """Renews the leased effects of all runs. One per server. Its state is only a cache."""
-
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
         self._leased: Mapping[str, LeasedAction] = {}
         self._last_third: dict[str, int] = {}
-        """Third of the lease in which the effect was last renewed, by command ID, in event-loop time."""
+        """Third of the lease of the last renewal, by command ID, in event-loop time."""
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Renew due effects until cancelled. Start at once, because the server may have been down for long."""
+        """Renew until cancelled, from the start: the server may have been down for long."""
         self._recovery.note_server_start()
         self._leased = _leased(self._services.actions)
         if not self._leased:
@@ -57,7 +56,7 @@ class LeaseRenewer:
                 task.cancel()
 
     async def renew_due(self) -> None:
-        """Start renewing due effects without waiting for replies, so that a silent node does not delay others."""
+        """Start renewing, without waiting for replies: a silent node must not delay others."""
         now, loop_time = self._services.clock.now(), asyncio.get_running_loop().time()
         run_ids = await self._services.store.transact(lambda tx: tx.runs_in_effect(self._leased))
         in_effect: list[tuple[str, LeasedEffect, timedelta]] = []
@@ -131,16 +130,14 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
 
 
 def _is_needed(step: StepState, run_goes_on: bool) -> bool:
-    """Return whether the step's effect is needed: yes with an armed undo, no after the undo began, otherwise while the
-    run continues.
-    """
+    """Return whether the step's effect is needed: with an armed undo, or without a due one while the run continues."""
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_goes_on
     return step.undo.status is UndoStatus.ARMED
 
 
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
-    """Yield possible effects of the step's attempts, except attempts in flight, whose lease has just begun."""
+    """Yield possible effects of the step's attempts, except those in flight, whose lease has just begun."""
     assert run.target is not None
     command_ids: Collection[str] = set()
     for attempt in reversed(step.attempts):

@@ -1,18 +1,14 @@
 """Target locks: one change at a time per target.
 
-A run locks its claim (``claims``) from start to close. A node covers its GPUs and disks, the cluster covers everything
-(`Claim.overlaps`). Claims are granted in order of arrival; a run passes another waiter only if its claim overlaps
-neither a locked claim nor one of an earlier waiter. Undos take no lock. They only wait until no attempt is in flight on
-what they overlap.
+A run locks its claim (``claims``) from start to close. Claims are granted in order of arrival, except that a run passes
+earlier waiters whose claims do not overlap its own. Undos take no lock; they only wait for attempts in flight on what
+they overlap.
 
-A run on a job locks the job, not its nodes, because there may be a thousand of them and the job may move. Attempts on
-common nodes or GPUs still run one at a time. Their effects must coexist, as power caps do: the lowest counts, and each
-is reverted separately.
+A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs run one at
+a time, and their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
 
-At admission, the run's target is reserved for its first plan (``first_plans``). If it is not free, later runs cannot
-reserve what overlaps it.
-
-The locks are in memory. After a restart, drivers of open runs take them again.
+At admission, the target is reserved for the first plan (``first_plans``). If it is not free, later runs cannot reserve
+what overlaps it. The locks are in memory; drivers of open runs take them again after a restart.
 """
 
 from __future__ import annotations
@@ -25,21 +21,17 @@ from trainmedic_server.domain.claim import Claim
 
 
 class TargetLocks:
-    """Owners of targets, waiting runs and attempts in flight."""
-
     def __init__(self) -> None:
         self._held = _Claims()
         self._keepers: set[str] = set()
-        """Holders that are not runs."""
         self._turned_away = _Claims()
-        """Claims refused to keepers. Runs that they admit wait before later ones."""
         self._waiting = _Claims()
         self._grants: dict[str, asyncio.Future[None]] = {}
         self._acting = _Claims()
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
-        """Lock the claim unless an overlapping one is locked or waited for. Return whether the run has it."""
+        """Lock the claim unless an overlapping one is locked or waited for; return whether it did."""
         if self._held.has(run_id):
             return True
         if self._held.overlapping(claim) or self._waiting.overlapping(claim):
@@ -50,7 +42,7 @@ class TargetLocks:
     def try_keep(self, keeper: str, claim: Claim) -> bool:
         """Reserve the claim for a run to be admitted, unless an earlier keeper was refused an overlapping one.
 
-        Ends with `pass_on` or `release`. A refused keeper must be released too.
+        Each keeper needs `pass_on` or `release`, even if refused.
         """
         if self._turned_away.overlapping(claim) or not self.try_acquire(keeper, claim):
             self._turned_away.add(keeper, claim)
@@ -65,7 +57,7 @@ class TargetLocks:
         self._held.add(run_id, claim)
 
     def wait(self, run_id: str, claim: Claim) -> asyncio.Future[None]:
-        """Join the queue. The future is done once the claim is locked. `release` leaves the queue."""
+        """Join the queue; `release` leaves it. The future is done once the claim is locked."""
         if run_id not in self._grants:
             self._waiting.add(run_id, claim)
             self._grants[run_id] = asyncio.get_running_loop().create_future()
@@ -76,7 +68,7 @@ class TargetLocks:
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:
-        """Return the run that blocks this waiting run: a holder, otherwise an earlier waiter. None if neither."""
+        """Return the run that blocks this waiting run: a holder or an earlier waiter."""
         if self._held.has(run_id):
             return None
         holder = self.holder(claim)
@@ -85,7 +77,7 @@ class TargetLocks:
         return self._waiting.overlapping(claim, before=run_id)
 
     def release(self, run_id: str) -> None:
-        """Unlock the claim or leave the queue, and grant the next waiters. Idempotent."""
+        """Unlock the claim or leave the queue. Idempotent."""
         self._keepers.discard(run_id)
         self._turned_away.remove(run_id)
         claim = self._held.remove(run_id) or self._waiting.remove(run_id)
@@ -102,14 +94,14 @@ class TargetLocks:
                 granted.set_result(None)
 
     def acting(self, holder: str, *claims: Claim) -> _Acting:
-        """Return a context in which no other attempt works on overlapping claims. Entering returns whether it had to
-        wait.
+        """Return a context without other attempts on overlapping claims. Entering returns whether it had to wait.
 
-        All claims are taken together, which avoids deadlocks.
+        Takes all claims together to avoid deadlocks.
         """
         return _Acting(self, holder, claims)
 
     async def begin_acting(self, claims: Mapping[str, Claim]) -> bool:
+        """Wait for attempts on overlapping claims. Return whether that was necessary."""
         waited = False
         while any(map(self._acting.overlapping, claims.values())):
             waited = True
@@ -130,7 +122,7 @@ class TargetLocks:
 
 
 class _Acting:
-    """Context of `TargetLocks.acting`. A class, because the event loop tracks each generator."""
+    """A class, because the event loop tracks each generator."""
 
     def __init__(self, locks: TargetLocks, holder: str, claims: Sequence[Claim]) -> None:
         self._locks = locks
@@ -144,9 +136,9 @@ class _Acting:
 
 
 class _Claims:
-    """Ordered claims by holder, grouped for fast overlap search.
+    """Ordered claims by holder, grouped because a storm may have ten thousand, but few per group.
 
-    Claims of different groups overlap only with the cluster. A storm may have ten thousand claims, but few per group.
+    Claims of different groups overlap only with the cluster.
     """
 
     def __init__(self) -> None:
@@ -179,7 +171,7 @@ class _Claims:
         return sorted(claims, key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
-        """Return the first holder whose claim overlaps `claim`, among those before `before`, or None."""
+        """Return the first holder before `before` whose claim overlaps `claim`, or None."""
         if not self._by_name:
             return None
         end = self._numbers[before] if before is not None else None

@@ -32,8 +32,8 @@ async def repeat(
 ) -> None:
     """Call `work` at this interval until cancelled; immediately again while it returns a true value.
 
-    Failures are retried after `every`, or as `retries` determines. An outage is logged at its start and end, an
-    unexpected error each time and counted.
+    Failures are retried after `every`, or by `retries`. An outage is logged at its start and end, an unexpected error
+    each time and counted.
     """
     is_failing = False
     while True:

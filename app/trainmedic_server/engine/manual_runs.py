@@ -1,7 +1,7 @@
 """Runs started by people, with the same guards, locks and breaker as alerts.
 
-Such a run is linked to a firing alert of its playbook and target, if any. Otherwise a stand-in alert is created, which
-does not resolve: changes stay until a person orders the undo, or ``assume_resolved_after`` passes.
+Without a firing alert of its playbook and target, a run gets a stand-in alert, which does not resolve: changes stay
+until a person orders the undo, or ``assume_resolved_after`` passes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,13 @@ _MOST_FIRING = 10_000
 
 
 class StartOrder(Struct, frozen=True):
-    """A person's request for a run."""
-
     playbook: str
     target: Target
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Required labels of the alert, or labels of the stand-in."""
     dry_run: bool = False
 
 
 class Started(Struct, frozen=True):
-    """Result of a request."""
-
     run: Run
     """The run or the record of the refusal; hypothetical in a dry run."""
     steps: tuple[StepAhead, ...]
@@ -55,8 +50,6 @@ class Started(Struct, frozen=True):
 
 
 class ManualStarter:
-    """Starts runs for people. `on_admitted` gets the changes once durable."""
-
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services = services
         self._on_admitted = on_admitted
@@ -131,6 +124,7 @@ class ManualStarter:
         *,
         write: bool,
     ) -> tuple[Started, AdmissionChanges | None]:
+        """Return the result, and the changes unless it is a dry run."""
         services, candidate = self._services, Candidate(playbook, target)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
@@ -188,7 +182,7 @@ class ManualStarter:
 
 
 def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | None) -> Started | None:
-    """Return the result of an earlier request with this key. Raises Conflict if it was different."""
+    """Return the result of an earlier request with this key. Raises Conflict if it differed."""
     run_id = tx.run_of_request(by.key) if by.key is not None else None
     run = tx.run(run_id) if run_id is not None else None
     if run is None:
@@ -200,7 +194,7 @@ def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | Non
 
 
 def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
-    """Return target and alert of a run to retry. Raises Conflict if it cannot be retried."""
+    """Raises Conflict if the run cannot be retried."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED:

@@ -21,8 +21,6 @@ Key = tuple[str, str]
 
 
 class Candidate(Struct, frozen=True, dict=True):
-    """A playbook that reacts to an alert, with its target."""
-
     playbook: CompiledPlaybook
     target: Target | Unresolved
 
@@ -36,18 +34,16 @@ class Candidate(Struct, frozen=True, dict=True):
 
 
 MOST_MISSES = 10
-"""Stored reasons of playbooks that did not match. Others are only counted; explanations contain all."""
+"""Stored reasons of playbooks that did not match; others are counted. Explanations contain all."""
 
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
 
 
 class MatchedAlert(Struct, frozen=True):
-    """Reactions of the playbooks for an alertname, before the store is read."""
-
     candidates: tuple[Candidate, ...] = ()
     misses: tuple[Reaction, ...] = ()
     refused: str = ""
-    """Why the alert map refuses the alert. Empty if accepted."""
+    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
@@ -71,8 +67,6 @@ class MatchedAlert(Struct, frozen=True):
 
 
 class PreparedDelivery(Struct, frozen=True):
-    """A delivery with matches of its alerts and failed conditions."""
-
     delivery: Delivery
     matched: tuple[MatchedAlert, ...]
     failures: tuple[Event, ...] = ()
@@ -114,7 +108,7 @@ def _decision_on(miss: Match) -> NoReaction:
 def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> MatchedAlert:
     """Return the reactions with up to `MOST_MISSES` non-matching playbooks and a count of the rest.
 
-    All failed conditions are included. Checked playbooks come before those ruled out by labels.
+    All failed conditions are included. Playbooks ruled out by labels come last.
     """
     asked = match(shortlist.playbooks, alert, topology)
     failures = tuple(miss for miss in asked.misses if miss.decision == NoReaction.MATCH_FAILED)
@@ -128,8 +122,8 @@ def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> M
 
 
 def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
-    """Return the reactions to an alert that the alert map refuses: no targets, because its labels name things of
-    another cluster.
+    """Return the reactions to an alert that the alert map refuses. It has no targets: its labels name another
+    cluster's.
     """
     candidates = tuple(Candidate(each.playbook, Unresolved(Decision.NOT_ACCEPTED, why)) for each in matched.candidates)
     return MatchedAlert(candidates, () if candidates else (_not_accepted(why),), why)

@@ -1,8 +1,7 @@
-"""At-least-once messages to people, from history events through an outbox.
+"""At-least-once messages to people, from history events through an outbox. Only the leader runs it.
 
-`MessageDelivery` turns events into stored messages with IDs derived from the events, and sends them per channel. A kill
-loses none and repeats only one that was being sent. Late messages are marked. A silent channel blocks nothing; its
-messages wait, limited in number. Only the leader runs it. ``message_texts`` has the content.
+Message IDs are derived from the events. A kill loses none and repeats only one that was being sent. A silent channel
+blocks nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import RunStore, Transaction
 
 MOST_WAITING = 1_000
-"""Waiting messages per channel. Older ones are dropped, counted and logged."""
+"""Per channel. Older ones are dropped, counted and logged."""
 GROUP_EVERY = timedelta(minutes=1)
 """Minimum interval between messages of one kind and topic on a channel."""
 KEPT_WAITING = timedelta(days=1)
 """Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
-"""How long sent messages are remembered."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "not sent for a day"
@@ -47,8 +45,6 @@ log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
-    """Sends messages by `rules` to the channels chosen by `routes`; implements `event_dispatch.EventListener`."""
-
     name = "messages"
     kinds = message_texts.KINDS
     at_once = 200
@@ -79,7 +75,7 @@ class MessageDelivery:
         self._fence = fence
         self._events = EventDispatcher(store, history, self, metrics, by_clock(clock))
         self._may_wait = set(self._channels)
-        """Channels that may have waiting messages, so that an idle server does not query the store."""
+        """Channels that may have waiting messages; the store is not queried for others."""
         self._last_sent: dict[tuple[str, str, str], datetime] = {}
 
     async def run(self) -> None:
@@ -96,11 +92,11 @@ class MessageDelivery:
     # --- from events to messages ----------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Fix the start position: later events are reported in any case. Raises StoreUnavailable."""
+        """Fix the start position: later events are certainly reported. Raises StoreUnavailable."""
         await self._events.begin()
 
     async def take(self, events: Sequence[Event]) -> None:
-        """Store messages on these events. Repeated events add none."""
+        """Store messages on these events; repeats add none."""
         await self._add(lambda tx: self._of_events(tx, events))
 
     async def look_at_playbooks(self) -> None:
@@ -144,9 +140,7 @@ class MessageDelivery:
         return self._untold(tx, made)
 
     def _untold(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
-        """Drop messages that any channel already has, so that new routes repeat nothing. With `only_sent`, waiting ones
-        do not count.
-        """
+        """Drop messages that a channel already has (with `only_sent`: was sent), so that new routes repeat nothing."""
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []
@@ -188,7 +182,7 @@ class MessageDelivery:
     # --- from messages to people ----------------------------------------------------------------
 
     async def send(self, channel: str) -> int:
-        """Send a channel's due messages and return their number. Raises TemporaryFailure and StoreUnavailable."""
+        """Send due messages and return their number. Raises TemporaryFailure and StoreUnavailable."""
         if channel not in self._may_wait:
             return 0
         now = self._clock.now()
@@ -287,8 +281,6 @@ def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 
 
 class _BrokenPlaybooks:
-    """Selects playbook problems that lasted long enough and were not reported."""
-
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems
         self._since: dict[str, datetime] = {}
@@ -313,6 +305,7 @@ class _BrokenPlaybooks:
 
 
 def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
+    """Store messages. Return the numbers of dropped ones by channel and reason."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

@@ -1,6 +1,6 @@
 """Texts of messages on events, and their combination. Pure.
 
-Texts state only recorded facts, claim no success, and name what is unknown.
+They state only recorded facts, claim no success, and name what is unknown.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
 
 SOON = timedelta(seconds=10)
-"""How long a message waits for others of its topic."""
 OVERDUE = timedelta(minutes=2)
-"""How long undos are retried before people are notified."""
 LATE = timedelta(minutes=15)
 """Delay from which a message states its event's time. Retries and grouping take less."""
 _MOST_LINES = 20
@@ -51,8 +49,6 @@ TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
-    """A message without channels."""
-
     kind: MessageKind
     topic: str
     title: str
@@ -66,11 +62,10 @@ class Draft(Struct, frozen=True):
 
 
 Told = Mapping[str, set[MessageKind]]
-"""Kinds of messages by run ID (`ports.messages.StoredMessages.kinds_told`)."""
 
 
 def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
-    """Return the message on an event, or None. `run` is its run's current state."""
+    """Return the message on an event, if any. `run` is its run's current state."""
     if event.run_id is None:
         return _of_server(event)
     if run is None:
@@ -242,7 +237,6 @@ def _story(run: Run) -> str:
 
 
 def _reason(step: StepState) -> str:
-    """Return why it failed, or why it was skipped after an attempt."""
     why = step.error or (step.message if step.status is StepStatus.SKIPPED else None)
     return f", {why}" if why else ""
 
@@ -259,9 +253,8 @@ def _resolved(content: kinds.AlertResolved, run: Run, kinds_told: set[MessageKin
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
-    """Return the message on a blocked run, or None if people know or need not know.
-
-    Cooldowns are intended, pauses and the breaker have own messages, and manual starts get an answer.
+    """Return the message on a blocked run; None if people know (manual starts, pauses, breaker) or need not
+    (cooldowns).
     """
     remedy = _REMEDIES.get(decision)
     if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:

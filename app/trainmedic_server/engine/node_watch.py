@@ -1,6 +1,6 @@
 """Data from presences for findings: locations and progress of jobs, boot times of nodes.
 
-Locations are remembered for an hour, across restarts, because a job's output may arrive after its presence is gone.
+Locations last an hour, across restarts: a job's output may arrive after its presence is gone.
 """
 
 from __future__ import annotations
@@ -26,26 +26,20 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
 LOOK_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 REMEMBERED = timedelta(hours=1)
 MOST_PLACES = 200_000
 _WRITE_AGAIN = timedelta(minutes=10)
 _WRITE_EVERY = timedelta(minutes=1)
-"""Interval of checks for entries to store again or forget."""
 _UUID7_DIGITS = 12
 
 log = telemetry.logger(__name__)
 
 
 class PresenceSource(JobSource, Protocol):
-    """Source of presences."""
-
     async def agents(self) -> list[Presence]: ...
 
 
 class JobProgress(Struct, frozen=True):
-    """Progress of a job, from its presence."""
-
     instance: str
     began_at: datetime | None
     """Start of the current process; None if unknown."""
@@ -55,7 +49,7 @@ class JobProgress(Struct, frozen=True):
 
 
 class NodeWatch:
-    """Reads presences every few seconds. Call `start` first."""
+    """Reads presences every few seconds after `start`."""
 
     def __init__(self, source: PresenceSource, store: RunStore, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._source = source
@@ -112,7 +106,7 @@ class NodeWatch:
             self._write_from = now + _WRITE_EVERY
 
     async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
-        """Return the trusted locations of jobs. Includes launchers that wait because their node is excluded."""
+        """Return the trusted locations of jobs, with launchers that wait because their node is excluded."""
         told = await self._read_places.changed(jobs)
         if told is not None:
             self._of_jobs = frozenset().union(*told.values())

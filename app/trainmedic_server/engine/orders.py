@@ -25,8 +25,8 @@ def accept(
 ) -> None:
     """Store a command if it fits the run's state.
 
-    `groups` are those of its author, `question` the one that was answered, if known. `undo` is an undo command stored
-    too, unless the run changed nothing. Raises NotFound, Conflict, and NotEntitled if only other people may approve.
+    `groups` are its author's; `question` is the answered one, if known. `undo` is stored too, unless the run changed
+    nothing. Raises NotFound, Conflict, and NotEntitled if only other people may approve.
     """
     run = tx.run(order.run_id)
     if run is None:

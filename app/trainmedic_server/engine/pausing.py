@@ -1,7 +1,6 @@
 """Pauses: which one holds a run, and how they begin and end. Pure.
 
-A pause is compared with all that a run is known to touch: nodes of its target or job, nodes of its attempts, and jobs
-on them. Whether it is active depends only on the time, so kills cannot affect it.
+A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from trainmedic_server.domain.topology import Topology
 _P = TypeVar("_P", bound=kinds.OfPause)
 
 MOST = 200
-"""Limit of pauses, because each decision checks all."""
+"""Each decision checks all."""
 
 
 def holding(
@@ -39,7 +38,7 @@ def holding(
 ) -> OperatorPause | None:
     """Return the active pause that holds a run, of several the one that ends last, or None.
 
-    `nodes` are those that it touches in addition to its target's.
+    `nodes` are touched in addition to its target's.
     """
     candidates = [pause for pause in controls.pauses if not pause.observe and pause.is_in_force(now)]
     if not candidates:
@@ -58,9 +57,7 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """Return the switches with the ordered pause, which replaces an active one of the same scope. Raises Conflict for
-    too many.
-    """
+    """Return the switches with the pause; it replaces an active one of the same scope. Raises Conflict for too many."""
     starts_at = max(order.starts_at or now, now)
     ends_at = starts_at + order.length if order.length else None
     given = {"every": order.every, "scope": order.scope, "note": order.note, "observe": order.observe}
@@ -83,8 +80,9 @@ def begin(
 def end(
     controls: Controls, actor: str, now: datetime, wanted: Callable[[OperatorPause], bool] | None = None
 ) -> tuple[Controls, list[Event]]:
-    """Return the switches without the `wanted` pauses. None selects all that hold runs now; recurring ones return with
-    their next window.
+    """Return the switches without the `wanted` pauses, or without all that hold runs now.
+
+    Recurring ones return with their next window.
     """
     kept: list[OperatorPause] = []
     events: list[Event] = []
@@ -103,7 +101,7 @@ def end(
 def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
     """Return the current switches and the events since the last check.
 
-    A server paused by an earlier release, which had no scopes, stays paused.
+    A server paused by an earlier release, without scopes, stays paused.
     """
     if controls.paused and not any(pause.scope.is_everything and not pause.observe for pause in controls.pauses):
         since_then = controls.paused_at or now

@@ -1,7 +1,7 @@
 """The next instruction of a run. Pure.
 
-`advance` returns the run to store, the events and what to do then. All state is in the run, so a restart continues from
-the store without further code.
+`advance` returns the run to store, the events and what to do then. All state is in the run, so a restart just continues
+from the store.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ def is_called_off(draft: RunDraft, act: PerformAttempt) -> bool:
 
 
 def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> RunPlan:
-    """Close a run that must not act: as not started if it never acted, otherwise as cancelled.
-
-    The next plan starts pending undos.
+    """Close a run that must not act: not started if it never acted, otherwise cancelled. The next plan starts pending
+    undos.
     """
     _mark_interrupted_unknown(draft, f"not asked again, because {reason}")
     _cancel_or_not_start(draft, reason, decision)
@@ -72,7 +71,7 @@ def fail_unreadable(draft: RunDraft, reason: str) -> RunPlan:
 
 
 def why_stale(draft: RunDraft) -> str | None:
-    """Return why a run delayed before its first act must no longer act, or None."""
+    """Return why a run delayed before its first act must no longer act."""
     if draft.outside.resolved:
         return "the alert resolved before the run could act"
     age, max_age = draft.now - newest_beginning(draft.run, draft.outside), draft.context.max_age
@@ -101,6 +100,7 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
 
 
 def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
+    """Return what to do next; None once the run is closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
         then = _continue_attempt(draft, interrupted)
@@ -124,6 +124,7 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 
 def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
+    """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
@@ -147,10 +148,9 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 
 def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
-    """Repeat an attempt that a killed server may have made, under the same command ID.
+    """Repeat an attempt that a killed server may have made, under the same command ID; wait during a pause.
 
-    Repeating is acting, so it waits during a pause. If nothing is left to wait for, or the pause exceeded the maximum
-    age, the outcome stays unknown and None is returned.
+    None if nothing is left to wait for or the pause exceeded the maximum age: the outcome stays unknown.
     """
     attempt = interrupted.attempts[-1]
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
@@ -196,7 +196,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
 
 
 def _summary(run: Run) -> str:
-    """Return a summary for people: applied, tolerated failures, and steps skipped because the alert resolved."""
+    """Return a summary for people, with tolerated failures and steps skipped because the alert resolved."""
     failed = [
         f"step {step.id}: {step.error or step.message}"
         for step in run.steps

@@ -1,8 +1,4 @@
-"""Inputs and outputs of planning. Pure.
-
-`OutsideState` and `PlanningContext` go in, a `RunPlan` comes out, and the outcome of its attempt goes into the next
-plan.
-"""
+"""Inputs and outputs of planning. Pure."""
 
 from __future__ import annotations
 
@@ -35,14 +31,12 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class OutsideState(Struct, frozen=True):
-    """External state of a run."""
-
     alerts: tuple[AlertRecord, ...]
     """Linked alerts, the initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
     breaker: str | None = None
-    """Why the breaker is open; None if closed."""
+    """Why it is open; None if closed."""
 
     @property
     def paused(self) -> bool:
@@ -68,8 +62,6 @@ class OutsideState(Struct, frozen=True):
 
 
 class PerformAttempt(Struct, frozen=True):
-    """Make the last attempt of this step or its undo."""
-
     key: tuple[str, int]
     undo: bool = False
     resumed: bool = False
@@ -90,16 +82,12 @@ Instruction = PerformAttempt | Wait | Idle
 
 
 class RunPlan(Struct, frozen=True):
-    """The run and events to store, and what to do once they are durable."""
-
     run: Run
     events: tuple[Event, ...]
     then: Instruction
 
 
 class AttemptOutcome(Struct, frozen=True):
-    """How an attempt ended."""
-
     status: str
     """One of:
 
@@ -118,15 +106,12 @@ class AttemptOutcome(Struct, frozen=True):
     may_be_repeated: bool = True
     """False if it was applied without the requested effect: a retry would apply it twice."""
     barred_by: Decision | None = None
-    """Guard that blocked it, or None."""
 
 
 CALLED_OFF = AttemptOutcome("called_off")
 
 
 class PlanningContext(Struct, frozen=True):
-    """Further inputs of planning."""
-
     playbook: CompiledPlaybook | None
     """None if unreadable. The run is then closed; undos do not need it."""
     actions: Actions
@@ -135,15 +120,12 @@ class PlanningContext(Struct, frozen=True):
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """Returns how far the clock was set forward after a time."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns the time without a working server, or skipped by the clock, after a time."""
+    """Returns the time after a moment without a working server, or skipped by the clock."""
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
-    """Returns known nodes, jobs and GPUs, for approval previews."""
 
 
 class RunDraft:
-    """A run during planning. Planning functions change it and add events."""
-
     def __init__(self, run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> None:
         self.run = run
         self.outside = outside
@@ -164,7 +146,6 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
-        """Replace the step of the same key, and further fields of the run."""
         self.run = self.run.with_step(step, **changes)
         return step
 
@@ -172,10 +153,10 @@ class RunDraft:
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
-        """Return the step with its effective deadline, adjusted for clock steps. Time without a working server does not
-        count for a question.
+        """Return the step with its deadline adjusted for clock steps.
 
-        If the clock was set back to before its start, the step's wait starts again.
+        Time without a working server does not count for a question. If the clock was set back to before its start, the
+        wait starts again.
         """
         if step.deadline is None or step.started_at is None:
             return step
@@ -205,7 +186,6 @@ class RunDraft:
         self.refused = (decision, reason)
 
     def scope(self) -> Scope:
-        """Return names for expressions, built on first access because most steps use none."""
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
         url, topology = self.context.external_url, self.context.topology
         return scope.LazyScope(

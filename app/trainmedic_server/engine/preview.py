@@ -20,7 +20,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
-    """Return the step as mode observe records it. Its message states if it depends on earlier results."""
+    """Return the step as mode observe records it, with a message if it depends on earlier results."""
     message = None
     try:
         if not playbook.when(state.phase, state.index, names):

@@ -1,7 +1,6 @@
 """Cached reading of one part of each presence.
 
-Parsing the locations of 100,000 ranks is slow, and they rarely change. It runs in a thread, only for presences whose
-part is another object. The bus returns the same object for an unchanged presence.
+Parsing the locations of 100,000 ranks is slow, so it runs only for changed parts, which are other objects.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class PartReader(Generic[T]):
         self._known: Mapping[str, tuple[Any, T]] = {}
 
     async def changed(self, presences: Sequence[Presence]) -> Mapping[str, T] | None:
-        """Return results by name; None if nothing has changed since the last call."""
+        """Return results by name; None if unchanged since the last call."""
         before, part = self._known, self._part
         changed = [
             each for each in presences if each.name not in before or before[each.name][0] is not each.details.get(part)

@@ -1,7 +1,7 @@
 """Batched commits of run changes, and reads of external changes.
 
-A driver continues only after `record` returns: intent before act, outcome after. An unavailable store is retried,
-because a known outcome must not be lost.
+A driver continues only after `record` returns: intent before act, outcome after. An unavailable store is retried, to
+lose no known outcome.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _BATCH = 200
-"""Compromise between the wait of deliveries, which share the store's only writer, and the duration of a storm
-(``benchmarks.alert_storm``).
-"""
+"""Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``)."""
 
 T = TypeVar("T")
 
@@ -30,15 +28,13 @@ log = telemetry.logger(__name__)
 
 
 class RunSnapshot(Struct, frozen=True):
-    """A stored run with its alerts and orders."""
-
     run: Run
     alerts: tuple[AlertRecord, ...]
     orders: tuple[OperatorOrder, ...]
 
 
 class Seen(Struct, frozen=True):
-    """Numbers of alerts and rejections that a change was planned with. None if irrelevant."""
+    """Numbers of alerts and rejections at planning; None if irrelevant."""
 
     alerts: int | None = None
     rejections: int | None = None
@@ -56,8 +52,6 @@ class _Change(Struct, frozen=True):
 
 
 class Recorder:
-    """Writes run changes and reads runs with external changes."""
-
     def __init__(self, store: RunStore, metrics: telemetry.Metrics) -> None:
         self._store = store
         self._changes: Batcher[_Change, bool] = Batcher(self._write, most=_BATCH, watch=metrics.batch_watch("changes"))
@@ -66,10 +60,10 @@ class Recorder:
         )
 
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], seen: Seen = Seen()) -> bool:
-        """Return True once the change and its events are durable.
+        """Return True once the change and its events are durable; False, with nothing stored, if the numbers differ
+        from `seen`.
 
-        If the stored numbers differ from `seen`, nothing is stored and False is returned. So a run cannot close after
-        another alert joined, and a rejected question ends by that.
+        So a run cannot close after another alert joined, and a rejected question ends by that.
         """
         return await self._changes.ask(_Change(run, before, events, seen))
 
@@ -110,7 +104,7 @@ class Recorder:
         return [snapshots.get(run_id) for run_id in run_ids]
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Return the durable result of `work`. Retries while the store is unavailable."""
+        """Retries while the store is unavailable."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

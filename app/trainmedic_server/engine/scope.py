@@ -62,9 +62,7 @@ def of_step(step: StepState) -> dict[str, Any]:
 
 
 def of_job(target: Target | None, alert: Alert, verdicts: Mapping[str, VerdictsOnJob]) -> dict[str, Any]:
-    """Return the target job's data. A verdict in the alert itself takes precedence, so that it stays constant during
-    the run.
-    """
+    """Return the target job's data. A verdict in the alert takes precedence: it is constant during the run."""
     job = target.job if target is not None else None
     verdict = verdict_alert.verdict_of(alert) or verdicts.get(job or "", VerdictsOnJob()).seen_by(alert.name)
     return {"name": job, "verdict": verdict.as_data()}
@@ -81,7 +79,7 @@ def build(
 ) -> Scope:
     """Return the scope of a run's steps. The first alert is the run's initial one.
 
-    With `hindsight` False it has no step results, so that expressions that need them fail, which mode observe detects.
+    `hindsight` False omits step results: expressions that need them fail, which mode observe detects.
     """
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}

@@ -53,10 +53,7 @@ _MOST_AHEAD_MS = 12 * 3_600_000
 
 
 class Engine:
-    """From alerts to repairs. Call `start` before use and `stop` after."""
-
     _in_force: frozenset[str] = frozenset()
-    """IDs of pauses active at the last check."""
 
     def __init__(
         self,
@@ -131,7 +128,7 @@ class Engine:
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """Return what the run does next, given operator commands; None if it is over. Raises StoreUnavailable."""
+        """Return what the run does next; None if it is over. Raises StoreUnavailable."""
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
         return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders)
@@ -158,7 +155,6 @@ class Engine:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Stop all loops and drivers. The next start continues from the store."""
         await end_tasks(self._loops)
         await self._intake.stop()
         await self._workers.stop()
@@ -169,8 +165,9 @@ class Engine:
         return await self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Explain what would be done about these alerts now, without changes. `at` sets the time for their age. Raises
-        StoreUnavailable.
+        """Explain what would be done about these alerts now; `at` sets the time for their age.
+
+        Raises StoreUnavailable.
         """
         return await self._explainer.explain(alerts, at)
 
@@ -188,10 +185,10 @@ class Engine:
         *,
         undo: bool = False,
     ) -> Run:
-        """Carry out an operator command and return the run's new state.
+        """Carry out an operator command and return the run's new state. `undo` also reverts the run's changes now.
 
-        An answer counts only for its `question`. `undo` also reverts the run's changes now. Raises NotFound, Conflict
-        for an unsuitable state, NotEntitled if only others may approve, StoreUnavailable.
+        An answer counts only for its `question`. Raises NotFound, Conflict for an unsuitable state, NotEntitled if only
+        others may approve, StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
         too = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
@@ -214,8 +211,7 @@ class Engine:
     async def record_late_reply(self, reply: envelope.Reply) -> None:
         """Record a late reply to a command of unknown outcome.
 
-        The undo stays pending: it is carried out in any case, and its receiver knows whether there is something to
-        revert.
+        The undo is still carried out: its receiver knows whether there is something to revert.
         """
 
         def work(tx: Transaction) -> None:
@@ -228,8 +224,9 @@ class Engine:
         await self._store.transact(work)
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
-        """Hold the runs in the order's scope, or only record them, until its end or `resume`. Undos continue. Raises
-        Conflict, StoreUnavailable.
+        """Hold the runs in the order's scope, or only record them, until its end or `resume`. Undos continue.
+
+        Raises Conflict, StoreUnavailable.
         """
         made: list[OperatorPause] = []
 
@@ -280,7 +277,6 @@ class Engine:
         return self._controls
 
     def _put_in_force(self, controls: Controls) -> None:
-        """Apply durable switches to all drivers."""
         before, self._controls = (self._controls.breaker_open, self._in_force), controls
         self._in_force = pausing.in_force(controls, self._clock.now())
         self._metrics.paused.set(controls.paused)
@@ -308,8 +304,8 @@ class Engine:
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """Return a UUIDv7 of now. It sorts after all earlier ones of this process, unless the clock was set back by
-        more than `_MOST_AHEAD_MS`.
+        """Return a UUIDv7 that sorts after all earlier ones of this process, unless the clock was set back by more than
+        `_MOST_AHEAD_MS`.
         """
         now_ms = int(self._clock.now().timestamp() * 1000)
         with self._id_lock:  # admission calls it from the store's thread
@@ -328,6 +324,6 @@ def _is_unknown(run: Run, command_id: str) -> bool:
 
 
 def _may_answer(reply: envelope.Reply, run: Run) -> bool:
-    """Return whether the reply's sender matches the run's target, as far as it is named."""
+    """Return whether the reply's sender matches the run's target, as far as named."""
     target = run.target
     return target is not None and reply.job in (None, target.job) and reply.node in (None, target.node)

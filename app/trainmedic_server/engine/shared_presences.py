@@ -12,9 +12,9 @@ from trainmedic_server.ports.outside import Presence
 FRESH_FOR = 2.0
 """Seconds. Presences are written every 5 s."""
 _FRESH_FOR_TIMES = 10
-"""Minimum pause as a multiple of the reading's duration, which limits its share of time."""
+"""Minimum pause as a multiple of the reading's duration, to limit its share of time."""
 _LONGEST_FRESH = 4.5
-"""Seconds; less than the loops' 5 s, so that each check gets new data."""
+"""Seconds; below the loops' 5 s, so that each check gets new data."""
 _LONG_REST = 2.0
 """Seconds; after a reading of 0.2 s, too long for people to wait."""
 _RECENT = 10.0
@@ -22,7 +22,7 @@ _RECENT = 10.0
 
 
 class SharedReading:
-    """One kind of presence. `elapsed` is a monotonic clock in seconds."""
+    """`elapsed` is a monotonic clock in seconds."""
 
     def __init__(self, read: Callable[[], Awaitable[list[Presence]]], elapsed: Callable[[], float]) -> None:
         self._read = read
@@ -38,7 +38,7 @@ class SharedReading:
         return await self._younger_than(min(max(FRESH_FOR, self._rest), _LONGEST_FRESH))
 
     async def recent(self) -> list[Presence]:
-        """Return current presences; if reading is slow, those of some seconds ago. Raises like `fresh`."""
+        """Return presences, some seconds old if reading is slow. Raises like `fresh`."""
         is_long = self._rest >= _LONG_REST
         return await self._younger_than(_LONGEST_FRESH + _RECENT if is_long else self._rest)
 
@@ -59,7 +59,7 @@ class SharedReading:
 
 
 class SharedPresences:
-    """Presences read at most every 2 s, less often if reading is slow. Failures are not cached."""
+    """Presences read at most every 2 s, less often if reading is slow."""
 
     def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
         """`elapsed` is a monotonic clock in seconds."""
@@ -70,7 +70,7 @@ class SharedPresences:
         self._agents = SharedReading(source.agents, elapsed)
 
     async def recent_jobs(self) -> list[Presence]:
-        """Return jobs for people's requests, possibly some seconds old. Raises BusUnavailable."""
+        """As `SharedReading.recent`. Raises BusUnavailable."""
         return await self._jobs.recent()
 
     async def recent_agents(self) -> list[Presence]:

@@ -1,7 +1,6 @@
 """Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
 
-Otherwise a lost message could block an undo permanently. Downtimes and forward clock steps do not count
-(`Timeline.ago`).
+Otherwise a lost message could block an undo permanently. Downtimes and forward clock steps do not count.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class SilentAlerts:
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
-        """Check until cancelled. Not at once, because the start is busy."""
+        """Check until cancelled, but not at once: the start is busy."""
         rest = loops.by_clock(self._services.clock)
         await rest(self.interval.total_seconds())
         await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, rest=rest)
@@ -60,6 +59,7 @@ class SilentAlerts:
                 await self._end(record, because)
 
     async def _ended_because(self, record: AlertRecord) -> str | None:
+        """Return how the end became known (`AlertRecord.resolved_because`); None if the alert may still fire."""
         if self._source is not None and not record.is_stand_in:
             try:
                 if not await self._source.is_firing(record.identity):
@@ -72,7 +72,6 @@ class SilentAlerts:
         return "assumed" if record.last_heard_at <= silent_since else None
 
     def _record_still_firing(self, tx: Transaction, record: AlertRecord) -> None:
-        """Record that the alert fires, unless a newer report arrived."""
         current = _unchanged(tx, record)
         if current is not None:
             tx.save_alerts([replace(current, last_heard_at=self._services.clock.now())])

@@ -1,11 +1,8 @@
-"""Verdicts on slow jobs, created while an alert reports slowness.
+"""Verdicts on slow jobs, created while an alert reports slowness and renewed every 15 min.
 
-Prometheus has the ranks' median step parts and the slowest ranks' times. Other ranks count as median and are not named.
-Without such data, the log counts: its own figures on data waits, or NCCL timeouts as a hint. Hints are stored and
-shown, but raise no alert and reach no playbook.
-
-A verdict is renewed every 15 min while the alert fires. If it names a cause, it raises `TrainingSlow`, sent by
-``job_diagnoses``.
+Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median and are not named.
+Without it, the log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no
+playbook. A verdict that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
 _OVER = timedelta(minutes=5)
 _OF_LATE = timedelta(minutes=30)
-"""Maximum age of a finding's last line."""
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
 _PARTS = ("data", "compute", "wait")
 
@@ -42,7 +38,7 @@ log = telemetry.logger(__name__)
 
 
 class SlowJobs:
-    """Watches for slow jobs. `history` is None without Prometheus. `verdicts` receives the verdicts for playbooks."""
+    """`history` is None without Prometheus. `verdicts` receives the verdicts for playbooks."""
 
     def __init__(
         self,
@@ -159,7 +155,7 @@ def _all_ranks(
     data: Mapping[int, tuple[float, str]],
     count: int,
 ) -> dict[int, RankStep]:
-    """Return the steps of all ranks. A rank with known own time waits for the rest."""
+    """Return the steps of all ranks. One with known own time waits for the rest."""
     usual = RankStep(medians["data"], medians["compute"], medians["wait"])
     parts = dict.fromkeys(range(max(count, 1)), usual)
     for rank, (seconds, node) in own.items():

@@ -9,7 +9,6 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
 _ENDS = ("on_success", "on_failure")
-"""Phases after the result is decided, which they cannot change."""
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
@@ -59,8 +58,8 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | None) ->
     """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
     ``on_success``.
 
-    In the final phases, steps after a failed action still run, because they may notify a person. Steps after a
-    rejection or a timed-out wait or approval do not, because they depend on it.
+    These final phases continue after a failed action, because later steps may notify a person, but not after a
+    rejection or a timed-out wait or approval, on which later steps depend.
     """
     phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success")
     for state in run.steps:

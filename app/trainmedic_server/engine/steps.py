@@ -1,4 +1,4 @@
-"""Progress of one step: start, wait, retry, end. Pure. ``undoing`` handles undos."""
+"""Progress of one step: start, wait, retry, end. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
 MOST_STOPS = 20
-"""Attempts that may be stopped by a flapping alert's resolution."""
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
@@ -165,15 +164,13 @@ def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
 
 
 def is_harmful(actions: Actions, name: str | None) -> bool:
-    """Return whether the action changes anything. False for unknown actions."""
+    """Return whether the action changes anything; False for unknown actions."""
     action = actions.action_class(name) if name else None
     return action is not None and action.harmful
 
 
 def with_undo_as_owed(state: StepState) -> StepState:
-    """Return an unsuccessful step with its pending undo, of the last possibly applied attempt. Without one, the undo is
-    dropped.
-    """
+    """Return an unsuccessful step with the undo of its last possibly applied attempt, or with the undo dropped."""
     if state.undo is None:
         return state
     applied = [attempt.command_id for attempt in state.attempts if _may_be_applied(attempt)]
@@ -187,10 +184,9 @@ def _may_be_applied(attempt: Attempt) -> bool:
 
 
 def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """Return the next attempt.
+    """Return the next attempt. After an unknown outcome it keeps the command ID, so that nothing is applied twice.
 
-    It keeps the command ID after an unknown outcome, so that nothing is applied twice. After a failure it gets a new
-    ID, because receivers would repeat the stored result.
+    After a failure it gets a new ID: receivers would repeat the stored result.
     """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
     command_id = attempts[-1].command_id if is_unknown else draft.context.new_id()
@@ -286,8 +282,9 @@ def _undo_of(
     command_id: str,
     output: Mapping[str, Any] | None = None,
 ) -> Undo | None:
-    """Return the undo, as far as known. It is pending from before the attempt, so that the next server finds it after a
-    crash; ``undo: never`` makes it available only.
+    """Return the undo, as far as known; ``undo: never`` makes it available only.
+
+    It is pending before the attempt, so that the next server finds it after a crash.
     """
     inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:
@@ -299,7 +296,7 @@ def _undo_of(
 def _known_undo(
     context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
 ) -> Undo | None:
-    """Return the undo after the action's output, which may contain the earlier state."""
+    """Return the undo by the action's output, which may contain the earlier state."""
     action = context.actions.action_class(definition.action)
     if action is None:
         return state.undo

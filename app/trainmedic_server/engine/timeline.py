@@ -1,7 +1,6 @@
-"""Elapsed time despite clock steps and downtimes.
+"""Elapsed time despite gaps in the wall clock (`domain.time_gaps`).
 
-`Timeline` knows the gaps in the wall clock (`domain.time_gaps`): stored ones, the downtime since the last heartbeat,
-and jumps that it detects. The heartbeat stores them.
+The gaps are stored ones, the downtime since the last heartbeat, and jumps that it detects.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from trainmedic_server.domain.time_gaps import SHORTEST, Ago, TimeGap
 from trainmedic_server.ports.outside import Clock
 
 HEARTBEAT = timedelta(seconds=10)
-"""Interval, and so the precision of a measured downtime."""
 
 
 class Timeline:
@@ -70,6 +68,7 @@ class Timeline:
         return by
 
     def _look(self) -> tuple[datetime, tuple[TimeGap, ...]]:
+        """Return the time and the gaps, after a check for jumps."""
         with self._lock:
             now = self._clock.now()
             if self._looked_at is not None:

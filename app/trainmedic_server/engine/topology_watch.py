@@ -1,8 +1,7 @@
-"""Current topology for target resolution.
+"""Current topology for target resolution. Deliveries never wait for Redis.
 
-Deliveries never wait for Redis and see data of a few seconds ago. Presences not read for a minute are dropped, because
-unknown targets are refused, not guessed; until then no node counts as unknown. Nothing is read while no playbook needs
-it.
+Presences not read for a minute are dropped, because unknown targets are refused, not guessed; until then no node counts
+as unknown. Nothing is read until a playbook needs it.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
-"""Minimum time between readings caused by unknown targets. `SharedPresences` extends it if reading is slow."""
+"""Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`)."""
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
-"""Minimum time after a failed or slow reading, so that deliveries do not wait for a silent Redis."""
+"""Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis."""
 LONGEST_RENEWAL = 0.5
 """Seconds that a delivery waits for a reading."""
 _NOTHING = (JobTopology(), AgentTopology())
@@ -43,7 +41,7 @@ log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` returns whether a playbook needs presences. `cluster` returns the cluster's state."""
+    """`is_needed` returns whether a playbook needs presences."""
 
     def __init__(
         self,
@@ -62,9 +60,8 @@ class TopologyWatch:
         self._cluster = cluster
         self.verdicts = JobVerdicts(clock)
         self.remembered: Callable[[], NodeNames] = NodeNames
-        """Nodes with an agent within the retention. Set by ``agent_watch``."""
         self._known = _NOTHING
-        """Replaced as a whole, because the store's thread reads it."""
+        """Replaced as a whole: the store's thread reads it."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None
@@ -96,9 +93,7 @@ class TopologyWatch:
             raise
 
     async def renew(self) -> None:
-        """Read again because an alert names an unknown target, which may have just connected. A delivery waits, so this
-        is rare and short.
-        """
+        """Read again because an alert names an unknown target, which may have just connected."""
         now = self._clock.now()
         if self._as_of is None or (self._renew_from is not None and now < self._renew_from):
             return

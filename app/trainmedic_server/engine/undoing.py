@@ -1,8 +1,7 @@
 """Due undos and their attempts. Pure.
 
 An undo is planned after its run has closed, or during a pause. Pause, mode, guards, breaker and locks do not block it.
-It stays pending until nothing is certainly left to revert and is retried with growing intervals, because a failing
-receiver can be fixed. Only a person can drop it, with a note.
+It is retried with growing intervals until nothing is certainly left to revert. Only a person can drop it, with a note.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from trainmedic_server.ports.actions import Actions
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300
-"""Attempts at the intervals above, about a day's worth."""
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
 """Stored attempts: the first and the last ones."""
@@ -32,7 +30,6 @@ _ENDED = {
     Status.CANCELLED: "the run was cancelled",
     Status.REJECTED: "the run was rejected",
 }
-"""Reasons of `on_failure` undos, by the run's end."""
 _UNSUCCESSFUL = frozenset(_ENDED)
 
 
@@ -86,8 +83,8 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 def with_duties_of_closed(run: Run, actions: Actions) -> Run:
     """Return a just closed run with its pending undos.
 
-    After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is
-    released, whatever its trigger.
+    After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is released
+    too.
     """
     for state in run.steps:
         undo = state.undo
@@ -112,7 +109,7 @@ def can_be_closed(run: Run) -> bool:
 
 
 def _can_be_closed(undo: Undo) -> bool:
-    """Return whether the undo can be dropped now. An attempt in flight must end first, because it may succeed."""
+    """Return whether the undo can be dropped now: not during an attempt, which may succeed."""
     if undo.status is UndoStatus.RUNNING:
         return undo.attempts[-1].status != "running"
     return undo.status in (UndoStatus.ARMED, UndoStatus.FAILED)
@@ -133,6 +130,7 @@ def _wait_after(number: int) -> timedelta:
 
 
 def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
+    """Return why the undo is due; None if it is not."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"
@@ -168,7 +166,7 @@ def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
 def _continue(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
 ) -> PerformAttempt | datetime:
-    """Return the next attempt of a started undo, or when it is due; at once if an operator orders it."""
+    """Return the next attempt of a started undo, or when it is due; at once by an operator's order."""
     last = undo.attempts[-1]
     if last.status == "running":
         # It timed out while no server was up, or began before the clock was set back.

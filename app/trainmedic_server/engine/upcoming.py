@@ -1,6 +1,6 @@
-"""Look-ahead on a run's next step, without changes, by the rules of ``plan`` and ``steps``. Pure.
+"""Look-ahead on a run's next step by the rules of ``plan`` and ``steps``. Pure.
 
-Results of unfinished steps are unknown, and marked so.
+Results of unfinished steps are marked unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def of_run(
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
 ) -> Upcoming | None:
-    """Return what the run does next; None if it is over. `playbook` None: unreadable. `held_by`: the blocking run."""
+    """Return what the run does next; None if it is over. `playbook` is None if unreadable."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -66,6 +66,7 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
 
 
 def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
+    """Return the fields of `Upcoming` on what the whole run waits for."""
     if run.waiting_on == "target":
         by = f", held by run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None
@@ -78,6 +79,7 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
 
 
 def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) -> dict[str, Any]:
+    """Return the fields of `Upcoming` on the current step."""
     if isinstance(definition, WaitStep):
         otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
         return {"waits_for": _resolution_of(alerts), "deadline": state.deadline, "at_deadline": otherwise}

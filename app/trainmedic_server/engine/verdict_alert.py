@@ -19,9 +19,7 @@ SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 
 
 def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -> dict[str, str]:
-    """Return the labels for a verdict (`Verdict.plain`), with a node only if named. `restarts`: a launcher reported
-    another attempt.
-    """
+    """Return the labels for a verdict (`Verdict.plain`). `restarts`: a launcher reported another attempt."""
     is_slow = str(verdict.get("fingerprint", "")).startswith(SLOW)
     name, severity = (OF_SLOW, "warning") if is_slow else (ALERTNAME, "critical")
     labels = {"alertname": name, "severity": severity, "component": "training", SOURCE: DIAGNOSIS}

@@ -21,10 +21,9 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
-"""Limit of cached compiled playbooks for readers."""
 
 _LAST_COMMIT_SECONDS = 1.0
-"""Time limit at shutdown for recording attempts that did not start."""
+"""Limit at shutdown for recording attempts that did not start."""
 
 log = telemetry.logger(__name__)
 
@@ -52,7 +51,7 @@ class Workers:
         self._launch(Driver(run, started.playbook, outside, self._services, received_at, started.then))
 
     def touch(self, run_ids: Iterable[str]) -> None:
-        """Make the drivers of these runs reload. Closed runs get a new driver."""
+        """Make the drivers of these runs reload; closed runs get a new one."""
         for run_id in run_ids:
             driver = self._drivers.get(run_id)
             if driver is not None:
@@ -78,7 +77,7 @@ class Workers:
     async def recover(self, down_for: timedelta) -> None:
         """Resume open runs and due undos of an earlier process.
 
-        Runs that have begun take their targets before waiting ones. Attempts in flight resume in order of their start.
+        Runs that have begun take their targets first. Attempts in flight resume in order of their start.
         """
         unfinished = await self._services.store.transact(lambda tx: tx.unfinished())
         unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
@@ -92,7 +91,6 @@ class Workers:
             log.info("resumed unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
 
     async def stop(self) -> None:
-        """Cancel all drivers. Their runs continue at the next start."""
         self._stopped, drivers = True, list(self._drivers.values())
         await end_tasks(self._tasks.values())
         with contextlib.suppress(TimeoutError):
@@ -138,8 +136,8 @@ class Workers:
     def _stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
         """Return why a run must not act after a downtime, or None.
 
-        A run that has acted or waits in a step continues unless the downtime exceeded the maximum age. A rejected run
-        continues in any case, to end as rejected.
+        A run that has acted or waits in a step continues after a downtime up to the maximum age. A rejected run always
+        does, to end as rejected.
         """
         if approval_steps.is_rejected(draft):
             return None
@@ -180,7 +178,6 @@ class Workers:
         return driver.snapshot if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
-        """Drive a closed run again, because an undo may be due."""
         snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not snapshot.run.steps:
             self._tell_of_driver(run_id, None)
@@ -195,6 +192,7 @@ class Workers:
         await self._drive(driver)
 
     async def _next_driver(self, run_id: str) -> Driver | None:
+        """Return the run's next driver; None if no task drives it."""
         if run_id not in self._tasks:
             return None
         begun = self._awaited.setdefault(run_id, asyncio.get_running_loop().create_future())
@@ -222,7 +220,7 @@ class Workers:
             self._spawn(run_id, self._revive(run_id))
 
     async def _drive(self, driver: Driver) -> None:
-        """Drive the run to its end. After a bug, which is logged and counted, retry from the store."""
+        """Drive the run to its end. Log and count bugs, then retry from the store."""
         backoff, failed = Backoff(first=1.0, longest=60.0), False
         try:
             while True:

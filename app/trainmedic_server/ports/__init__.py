@@ -1,6 +1,5 @@
-"""Interfaces of the engine to external systems. Adapters implement them.
+"""Interfaces of the engine to external systems, implemented by adapters.
 
-Each port has one contract suite in ``tests/contract``, which every implementation passes.
-
-This package imports nothing, because the node agent uses parts of it and must stay small (``docs/decisions.md``).
+All implementations of a port pass its contract suite in ``tests/contract``. This package imports nothing: the node
+agent uses parts of it and must stay small (``docs/decisions.md``).
 """

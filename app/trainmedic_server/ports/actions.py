@@ -32,7 +32,7 @@ class Call(Struct, frozen=True):
     """One attempt of an action."""
 
     command_id: str
-    """UUIDv7 of the attempt. The receiver must apply it once, however often it is sent."""
+    """UUIDv7. The receiver must apply it once, however often it is sent."""
     run_id: str
     playbook: str
     target: Target
@@ -48,8 +48,10 @@ class Call(Struct, frozen=True):
     """The alert that started the run."""
     resumed: bool = False
     """True if it may already have been done under this ``command_id``: by a killed server, or by an earlier attempt
-    with an unknown outcome. If that cannot be found out, raise OutcomeUnknown. A failure would mean that nothing needs
-    reverting, and the next attempt would get another ID.
+    with an unknown outcome.
+
+    If that cannot be found out, raise OutcomeUnknown. A failure would mean that nothing needs reverting, and the next
+    attempt would get another ID.
     """
     undo_of: str | None = None
     """For an undo: ID of the command to revert."""
@@ -64,8 +66,8 @@ class Call(Struct, frozen=True):
 
 
 ON_RECORD: Mapping[str, Any] = {"on_record": True}
-"""Validation context of persisted parameters. Models must accept them without limits, because a newer release's limit
-must not block an undo.
+"""Validation context of persisted parameters. Models must accept them without limits: a newer release's limit must not
+block an undo.
 """
 
 
@@ -112,13 +114,11 @@ class Action(Protocol):
     def __init__(self, services: Services) -> None: ...
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        """Perform it once and return the output.
+        """Perform it once and return the output. Must end by ``call.deadline`` or soon after.
 
         Raises PermanentFailure, TemporaryFailure (retried under a new ID) or OutcomeUnknown (retried under the same
-        ID). Must end by ``call.deadline`` or soon after.
-
-        An undo (``call.undo_of``) must return only if nothing is left to revert. After a failure it stays pending and
-        is retried.
+        ID). An undo (``call.undo_of``) must return only if nothing is left to revert. After a failure it stays pending
+        and is retried.
         """
         ...
 
@@ -128,11 +128,11 @@ class Action(Protocol):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """Return the action that reverts it, or None.
+        """Return the action that reverts it, or None. Called before the attempt with `output` None, and after it with
+        the output.
 
-        Called before the attempt with `output` None, and after it with the output. Return None if it cannot be
-        reverted, or if only the output will show how. Annotate a class that can never be reverted with ``-> None``:
-        playbooks that request its undo are rejected when loaded.
+        Return None if it cannot be reverted, or if only the output will show how. Annotate a class that can never be
+        reverted with ``-> None``: playbooks that request its undo are rejected when loaded.
         """
         ...
 
@@ -159,9 +159,9 @@ class MultiNodeAction(Protocol):
     """An action that may work on other targets, such as the nodes of a job."""
 
     async def locate(self, call: Call) -> BaseModel:
-        """Return the parameters with the destinations added, if missing.
+        """Return the parameters with missing destinations added. Changes nothing. Raises like `perform`.
 
-        Called before each attempt; the result is persisted first. Changes nothing. Raises like `perform`.
+        Called before each attempt; the result is persisted first.
         """
         ...
 
@@ -177,14 +177,14 @@ class NodeTouchingAction(Protocol):
 
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
-        """Return the names of the other nodes that an attempt changes. Called before each attempt. Changes nothing."""
+        """Return the names of the other nodes that an attempt changes. Called before each attempt; changes nothing."""
         ...
 
 
 class DiskAction(Protocol):
     """Action class that changes only files on the disks of the target's node.
 
-    If all changing actions of a run on a node are of this kind, it locks the node's disks instead of the node.
+    A run whose changing actions on a node are all of this kind locks the node's disks instead of the node.
     """
 
     changes_disks_only: ClassVar[bool]
@@ -213,13 +213,13 @@ class Renewal(Struct, frozen=True):
     """``renewed``, ``lost`` (no such effect on the node), ``refused`` or ``unanswered``."""
     why: str = ""
     has_expired: bool = False
-    """For a lost effect: it ended only because its lease expired, so it can be reapplied."""
+    """True for an effect lost only because its lease expired, which can be reapplied."""
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
 class LeasedAction(Protocol):
-    """An action whose effect ends unless renewed. It is renewed in each third of its lease."""
+    """An action whose effect ends unless renewed, in each third of its lease."""
 
     lease: ClassVar[timedelta]
     """How long the effect lasts without renewal."""
@@ -230,16 +230,15 @@ class LeasedAction(Protocol):
         ...
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Extend these effects by ``lease`` from now. Returns by `until` or soon after. A silent receiver is an
-        outcome; nothing is raised.
+        """Extend these effects by ``lease`` from now. Returns by `until` or soon after.
+
+        A silent receiver is an outcome; nothing is raised.
         """
         ...
 
 
 @runtime_checkable
 class TemplateChecked(Protocol):
-    """An action class that also checks its parameters before rendering."""
-
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
         """Check a step's unrendered ``with`` when a playbook is loaded. Raises ValueError."""

@@ -10,16 +10,13 @@ from trainmedic_server.domain.alert import Alert
 
 
 class MappedAlert(Struct, frozen=True):
-    """Alert after the map was applied."""
-
     alert: Alert
-    """Alert with the mapped labels and, if they differ, the original ones."""
     refused: str = ""
-    """Reason for refusal, for a person. Empty if accepted."""
+    """For a person; empty if accepted."""
 
 
 class AlertMap(Protocol):
-    """The active alert map. Immutable."""
+    """Immutable."""
 
     def apply(self, alert: Alert) -> MappedAlert:
         """Return the alert as playbooks see it. A mapped alert is mapped again from its original labels."""
@@ -27,8 +24,6 @@ class AlertMap(Protocol):
 
 
 class NoAlertMap:
-    """Accepts every alert unchanged."""
-
     def apply(self, alert: Alert) -> MappedAlert:
         return MappedAlert(alert)
 

@@ -10,8 +10,6 @@ from msgspec import Struct
 
 
 class ArchivedRun(Struct, frozen=True):
-    """A run as a line of the archive."""
-
     id: str
     created_at: datetime
     last_event: int
@@ -20,7 +18,7 @@ class ArchivedRun(Struct, frozen=True):
 
     @classmethod
     def of(cls, run_id: str, document: Mapping[str, Any], line: str) -> ArchivedRun:
-        """Return the run of an archive document. Raises ValueError."""
+        """Raises ValueError for an invalid document."""
         created_at = document["run"]["created_at"]
         moment = created_at if isinstance(created_at, datetime) else datetime.fromisoformat(created_at)
         return cls(run_id, moment, max((event["seq"] for event in document["events"]), default=0), line)
@@ -39,11 +37,11 @@ class RunArchive(Protocol):
         ...
 
     def last(self, at_least: int) -> tuple[int, Sequence[ArchivedRun]]:
-        """Return the newest file's number and runs. A new archive has no runs. Raises ArchiveUnavailable."""
+        """Return the newest file's number and runs (none in a new archive). Raises ArchiveUnavailable."""
         ...
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write these runs, all or none, and return their file's number. They are durable and verified. Raises
+        """Write these runs, all or none, durable and verified, and return their file's number. Raises
         ArchiveUnavailable.
         """
         ...

@@ -9,7 +9,7 @@ from trainmedic_server.domain.shown_question import ShownQuestion
 
 
 class ShownQuestions(Protocol):
-    """Which message shows which question. Deleted with the run."""
+    """Deleted with the run."""
 
     def of_runs(self, run_ids: Collection[str]) -> list[ShownQuestion]: ...
     def save(self, shown: ShownQuestion) -> None:

@@ -1,6 +1,6 @@
 """Interface of the Kubernetes cluster for actions.
 
-Objects are plain mappings, because an action uses few fields of many kinds, custom resources included.
+Objects are plain mappings: an action uses few fields of many kinds, custom resources included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Resource(Struct, frozen=True):
 
 
 class Ref(Struct, frozen=True):
-    """Reference to one object. ``namespace`` is None if the resource has none."""
+    """``namespace`` is None if the resource has none."""
 
     resource: Resource
     name: str
@@ -46,10 +46,10 @@ OF_RUN = "trainmedic.io/run"
 
 
 class Cluster(Protocol):
-    """The Kubernetes API server.
+    """The Kubernetes API server. Repeating a change is harmless.
 
     Calls raise ClusterUnavailable if it is unreachable, overloaded or failing (429 or 5xx; a change may have been
-    made), ClusterRefused if the request is forbidden or invalid, and ObjectMissing. Repeating a change is harmless.
+    made), ClusterRefused if the request is forbidden or invalid, and ObjectMissing.
     """
 
     async def get(self, ref: Ref) -> Object: ...
@@ -74,8 +74,10 @@ class Cluster(Protocol):
         ...
 
     async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
-        """Evict a pod by the Eviction API, if it exists. Raises EvictionBlocked if a PodDisruptionBudget blocks it, or
-        if the pod has two, which the API does not support.
+        """Evict a pod by the Eviction API, if it exists.
+
+        Raises EvictionBlocked if a PodDisruptionBudget blocks it, or if the pod has two, which the API does not
+        support.
         """
         ...
 
@@ -84,5 +86,5 @@ class Cluster(Protocol):
         ...
 
     async def check(self) -> None:
-        """Return if the API server answers, otherwise raise."""
+        """Raise if the API server does not answer."""
         ...

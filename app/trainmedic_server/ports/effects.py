@@ -10,12 +10,10 @@ from trainmedic_server.domain.effect import Effect
 
 
 class EffectRecords(Protocol):
-    """Effects within one transaction of the run store."""
-
     def of_runs(self, run_ids: Collection[str]) -> dict[str, Effect]: ...
 
     def due(self, moment: datetime, limit: int) -> list[Effect]:
-        """Return the effects to measure by `moment`, earliest first."""
+        """Return the effects to measure, earliest first."""
         ...
 
     def save(self, effects: Sequence[Effect]) -> None:
@@ -24,8 +22,6 @@ class EffectRecords(Protocol):
 
 
 class EventPositions(Protocol):
-    """Positions of listeners within one transaction of the run store."""
-
     def position(self, listener: str) -> int | None:
         """Return the ``seq`` of the last event taken; None for a new listener."""
         ...

@@ -10,7 +10,7 @@ _CANCEL_AGAIN_SECONDS = 0.2
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they end.
+    """Cancel tasks that wait on a port, and wait until they end.
 
     Cancels repeatedly: redis-py uses `asyncio.wait_for`, which up to Python 3.11 loses a cancellation that coincides
     with completion.

@@ -1,7 +1,7 @@
 """The fence: a check before each external effect, so that only the leader acts.
 
-A server can lose leadership at any moment and learns of it late. Each place checks as late as possible: before an
-action, a Kubernetes change, sending commands and taking replies.
+A server learns late that it lost leadership, so the check is as late as possible: before an action, a Kubernetes
+change, sending commands and taking replies.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ Fence: TypeAlias = Callable[[], object]
 
 
 def no_fence() -> None:
-    """Do nothing: the fence of a server with a store of its own."""
+    """Do nothing, for a server with a store of its own."""

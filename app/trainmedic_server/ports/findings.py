@@ -14,22 +14,19 @@ from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, JobPlace, 
 from trainmedic_server.domain.alert import Alert
 
 TakeUpdates: TypeAlias = Callable[[Sequence[FindingUpdate]], Awaitable[None]]
-"""Returns when the updates are durable, in order. Raises StoreUnavailable; the same updates are then delivered again.
-"""
+"""Returns when the updates are durable, in order. After StoreUnavailable the same updates are delivered again."""
 
 
 class FindingRecords(Protocol):
-    """Findings within one transaction of the run store."""
-
     def with_ids(self, ids: Collection[str]) -> dict[str, KnownFinding]: ...
     def open_with(self, keys: Collection[str]) -> dict[str, KnownFinding]:
-        """Return open findings by `KnownFinding.key`. Each key has at most one."""
+        """Return open findings by `KnownFinding.key`, at most one per key."""
         ...
 
     def all_open(self) -> list[KnownFinding]: ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownFinding]:
-        """Return findings whose alert is due by `moment`, earliest first."""
+        """Return findings whose alert is due, earliest first."""
         ...
 
     def save(self, findings: Sequence[KnownFinding]) -> None:
@@ -57,7 +54,7 @@ class FindingRecords(Protocol):
 
 
 class FindingFilter(Struct, frozen=True):
-    """Conditions on findings; None matches any. ``since`` matches those with a line or a report after it."""
+    """None matches any. ``since`` matches findings with a line or a report after it."""
 
     job: str | None = None
     node: str | None = None
@@ -68,19 +65,16 @@ class FindingFilter(Struct, frozen=True):
     suspected: bool | None = None
     open: bool | None = None
     claimed_job: str | None = None
-    """Job that only a log file names (`KnownFinding.claimed_job`)."""
 
 
 class FindingRecord(Struct, frozen=True):
-    """A finding with its excerpts, earliest first."""
-
     finding: KnownFinding
     excerpts: tuple[KnownExcerpt, ...]
     is_kept: bool = False
 
 
 class FindingHistory(Protocol):
-    """Reads findings without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def findings_page(
         self, matching: FindingFilter, limit: int, cursor: str | None
@@ -101,8 +95,8 @@ class FindingHistory(Protocol):
 
 
 class AlertSender(Protocol):
-    """Receiver of finding alerts: Alertmanager or the intake."""
+    """Alertmanager or the intake."""
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """Send the alerts; return when they are accepted. Repeats are harmless. Raises TrainmedicError; retry then."""
+        """Send the alerts; return when they are accepted. After TrainmedicError, retry: repeats are harmless."""
         ...

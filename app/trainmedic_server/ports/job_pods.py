@@ -21,8 +21,9 @@ class JobPods(Protocol):
     def namespaces_of(self, job: str) -> Collection[str]: ...
 
     async def reading(self, job: str, is_own: IsOwn) -> PodReading:
-        """Return the faults of a job's own pods, including those in Kubernetes Events. Never raises: `unread` states
-        what cannot be read.
+        """Return the faults of a job's own pods, including those in Kubernetes Events.
+
+        Never raises: `unread` states what cannot be read.
         """
         ...
 

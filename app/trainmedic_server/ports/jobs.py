@@ -12,15 +12,11 @@ from trainmedic_server.ports.outside import Presence
 
 
 class ArrivedNotice(Struct, frozen=True):
-    """A verified notice and its ID at the source."""
-
     entry: bytes
     notice: Notice
 
 
 class JobSource(Protocol):
-    """Source of presences and notices."""
-
     async def jobs(self) -> list[Presence]:
         """Return the presences of jobs, including untrusted ones. Raises BusUnavailable."""
         ...

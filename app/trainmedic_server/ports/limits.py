@@ -10,20 +10,15 @@ from trainmedic_server.domain.modes import Mode
 
 
 class EngineLimits(Struct, frozen=True):
-    """Limits of the engine. ``settings.server`` explains the defaults."""
+    """``settings.server`` explains the defaults."""
 
     mode: Mode = Mode.OBSERVE
-    """The server's mode. The stricter of this and the playbook's applies."""
     max_age: timedelta = timedelta(minutes=15)
-    """Older alerts are stale and start no run."""
     assume_resolved_after: timedelta = timedelta(hours=12)
-    """An alert without a report for this long counts as resolved."""
     breaker_window: timedelta = timedelta(minutes=10)
-    """Period over which the breaker counts nodes acted on."""
     breaker_share: float = 0.5
     """Share of known nodes, 0 to 1, that runs may act on within the window."""
     breaker_min_nodes: int = 10
-    """The breaker never opens for up to this many nodes."""
     queue: int = 1000
     external_url: str = ""
-    """Public URL of the server for links, without a trailing slash. Empty for none."""
+    """Public URL of the server, without a trailing slash; empty for none."""

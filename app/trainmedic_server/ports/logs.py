@@ -11,27 +11,25 @@ from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 
 
 class LogBatch(Struct, frozen=True):
-    """Lines with notes about them."""
-
     lines: Sequence[FoundLine] = field(default=())
     notes: Sequence[str] = field(default=())
     """Sentences about silent sources and omitted lines."""
 
 
 class LogSource(Protocol):
-    """Source of log lines."""
-
     def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncIterator[LogBatch]:
-        """Yield matching lines in batches, oldest first, at most `most`; a note reports more.
+        """Yield matching lines in batches, oldest first, at most `most`; a note reports more. Partial failures are
+        notes.
 
         `nodes` are those where the job ran or, with `LogQuery.is_search`, those that may have its files. A store
-        ignores them. Partial failures are notes. Raises LogsUnavailable if nothing can be read, NotFound if `nodes` is
-        required but empty, LogQueryRefused for an invalid query.
+        ignores them. Raises LogsUnavailable if nothing can be read, NotFound if `nodes` is required but empty,
+        LogQueryRefused for an invalid query.
         """
         ...
 
     def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncIterator[LogBatch]:
-        """Like `search`, then yield new lines without end. An empty batch is a sign of life. A node that stops or
-        resumes answering is a note. Lines of different nodes may be out of order.
+        """Like `search`, then yield new lines without end. An empty batch is a sign of life.
+
+        A node that stops or resumes answering is a note. Lines of different nodes may be out of order.
         """
         ...

@@ -10,8 +10,6 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    """Waiting and sent messages within one transaction of the run store."""
-
     def add(self, messages: Sequence[Message]) -> None:
         """Insert messages to send. Known IDs stay unchanged."""
         ...
@@ -31,12 +29,10 @@ class StoredMessages(Protocol):
     def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]: ...
 
     def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
-        """Return which of these messages are stored, and whether each was sent."""
+        """Return whether each stored message was sent."""
         ...
 
-    def forget_sent(self, kind: MessageKind) -> None:
-        """Forget sent messages of this kind, so that the same can be sent again."""
-        ...
+    def forget_sent(self, kind: MessageKind) -> None: ...
 
     def forget_before(self, moment: datetime) -> None:
         """Forget messages sent before `moment`, and unsent ones created before it, whose channel no longer exists."""

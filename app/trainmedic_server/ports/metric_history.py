@@ -21,26 +21,21 @@ class MetricSeries(Struct, frozen=True):
 
 
 class MetricHistory(Protocol):
-    """A queryable database of past measurements."""
-
     async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
-        """Return `query` at `begin` and each `every` after it, up to `end`. Times without a value have no point. Raises
-        MetricsUnavailable; ValueError for more than `MOST_POINTS`.
+        """Return `query` at `begin` and each `every` after it, up to `end`. Times without a value have no point.
+
+        Raises MetricsUnavailable; ValueError for more than `MOST_POINTS`.
         """
         ...
 
 
 class AlertRule(Struct, frozen=True):
-    """An alerting rule of Prometheus."""
-
     expression: str
     labels: Mapping[str, str]
     """Labels that it adds. Values may be Prometheus templates."""
 
 
 class AlertRules(Protocol):
-    """The alerting rules of a Prometheus."""
-
     async def rules_of(self, alertname: str) -> Sequence[AlertRule]:
         """Return the rules for this alertname. Raises MetricsUnavailable."""
         ...

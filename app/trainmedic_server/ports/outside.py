@@ -15,8 +15,6 @@ from trainmedic_server.domain.message import Severity
 
 
 class Clock(Protocol):
-    """Wall clock and timed waiting."""
-
     def now(self) -> datetime:
         """Return the time (aware UTC)."""
         ...
@@ -30,8 +28,6 @@ UNSIGNED = "no signing key is set: anyone who can write to Redis can command age
 
 
 class ClockWatch(Protocol):
-    """Observed steps of the machine's clock."""
-
     @property
     def ahead(self) -> float:
         """Seconds by which the machine's clock is ahead of the time in use; 0 while it is followed."""
@@ -58,7 +54,7 @@ class Presence(Struct, frozen=True):
     details: Mapping[str, Any] = field(default_factory=dict)
     """Trusted data that it reported, such as ``ranks`` and ``placement``."""
     doubt: str | None = None
-    """Reason why the current data is untrusted; None if trusted. ``details`` are then slightly older, or empty."""
+    """Reason why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
     """Untrusted data, for display only."""
     uses_previous_key: bool = False
@@ -76,9 +72,10 @@ class CommandBus(Protocol):
         """Send `command` and wait for the final replies of all expected receivers.
 
         ``command.target`` selects the stream of a job or node. The receiver's presence states how many must reply
-        (``ranks``); otherwise one reply suffices. Returns the replies by ``command.expires_at`` plus 1 s of grace,
-        possibly none. Retries while the bus is unavailable; never raises BusUnavailable. Repeating a command ID is
-        safe.
+        (``ranks``); otherwise one reply suffices.
+
+        Returns the replies by ``command.expires_at`` plus 1 s of grace, possibly none. Retries while the bus is
+        unavailable; never raises BusUnavailable. Repeating a command ID is safe.
 
         ``unheard`` is called once if no reply came within some seconds and no such receiver is connected. If it returns
         True, the wait ends.
@@ -90,36 +87,34 @@ class CommandBus(Protocol):
         ...
 
     def acknowledge(self, command_id: str) -> None:
-        """Mark the command's outcome as durable. Its replies need no redelivery after a restart."""
+        """Mark the command's outcome as durable, so that its replies need no redelivery after a restart."""
         ...
 
     async def agents(self) -> list[Presence]:
-        """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
+        """Return presences, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def jobs(self) -> list[Presence]:
-        """Return the presences of jobs, including untrusted ones. Raises BusUnavailable."""
+        """Return presences, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def launchers(self) -> list[Presence]:
-        """Return the presences of launchers, by job name. Raises BusUnavailable."""
+        """Return presences by job name. Raises BusUnavailable."""
         ...
 
     async def check(self) -> None:
-        """Return if the bus answers; otherwise raise BusUnavailable."""
+        """Raise BusUnavailable if the bus does not answer."""
         ...
 
 
 class Notifier(Protocol):
-    """Sends messages to people."""
-
     async def notify(
         self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
     ) -> None:
         """Send to the channels `to`, or to all. Ends within about a minute.
 
-        Raises TemporaryFailure if no service received it, so that a retry is safe. Raises PermanentFailure otherwise,
-        also if a service may have it.
+        Raises TemporaryFailure if no service received it, so that a retry is safe; otherwise PermanentFailure, also if
+        a service may have it.
         """
         ...
 
@@ -127,9 +122,7 @@ class Notifier(Protocol):
 class HttpReply(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
-    """Lower-case names."""
     body: str
-    """Text, truncated if too long."""
 
 
 class HttpCaller(Protocol):
@@ -144,17 +137,16 @@ class HttpCaller(Protocol):
         timeout: timedelta,
         bearer: str | None = None,
     ) -> HttpReply:
-        """Make the call.
+        """Make the call. `bearer` names the secret to send as a bearer token. Secrets in the reply are redacted.
 
-        `bearer` names the secret to send as a bearer token. Header names in the reply are lower-case, and secrets in it
-        are redacted. Raises TemporaryFailure if nothing was sent, OutcomeUnknown if the reply is missing,
-        PermanentFailure for an unknown secret.
+        Raises TemporaryFailure if nothing was sent, OutcomeUnknown if the reply is missing, PermanentFailure for an
+        unknown secret.
         """
         ...
 
 
 class AlertSource(Protocol):
-    """Alertmanager's API, if its URL is configured."""
+    """Alertmanager, if its URL is configured."""
 
     async def is_firing(self, identity: Identity) -> bool:
         """Return whether the alert fires. Raises TemporaryFailure if unknown."""

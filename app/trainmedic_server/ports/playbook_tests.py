@@ -10,7 +10,7 @@ from trainmedic_core.problems import FileProblem
 
 
 class PlayedTest(Struct, frozen=True):
-    """One test. It passed if ``failures`` is empty. ``seconds`` are real time."""
+    """It passed if ``failures`` is empty. ``seconds`` are real time."""
 
     name: str
     line: int | None
@@ -19,14 +19,12 @@ class PlayedTest(Struct, frozen=True):
 
 
 class PlayedTests(Struct, frozen=True):
-    """Results of one test file."""
-
     file: str
     tests: tuple[PlayedTest, ...] = ()
     problems: tuple[FileProblem, ...] = ()
-    """Errors in the file or in its playbook. No test was run then."""
+    """Errors in the file or in its playbook, for which no test was run."""
     unfinished: str = ""
-    """Why there is no result; empty if there is one."""
+    """Why there is no result; may be empty."""
 
     @property
     def passed(self) -> bool:
@@ -35,17 +33,14 @@ class PlayedTests(Struct, frozen=True):
 
 
 class PlaybookTester(Protocol):
-    """Runs tests with a time limit and without external effects."""
-
     async def run_beside(self, source: str) -> PlayedTests:
-        """Run the tests of the playbook file `source`. Raises NotFound if it has none, Conflict if too many are
-        running.
+        """Run the tests of the playbook file `source`, with a time limit and without external effects.
+
+        Raises NotFound if it has none, Conflict if too many are running.
         """
         ...
 
 
 class NoPlaybookTester:
-    """A tester without tests."""
-
     async def run_beside(self, source: str) -> PlayedTests:
         return PlayedTests(source, unfinished="This server runs no tests.")

@@ -10,23 +10,20 @@ from msgspec import Struct
 
 
 class UsedVersion(Struct, frozen=True):
-    """A playbook version that the server has used."""
-
     version: str
-    """Hash of its text."""
     first_used_at: datetime
     last_used_at: datetime | None = None
-    """When its newest run was created; None if no run was counted."""
+    """When its newest run was created, if any was counted."""
     runs: int = 0
     first_run: str | None = None
     last_run: str | None = None
 
 
 class PlaybookVersions(Protocol):
-    """Reads stored versions without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
-        """Return a playbook's versions, newest first. Counts cover its newest `most_runs` runs. Raises
+        """Return a playbook's versions, newest first, with counts of its newest `most_runs` runs. Raises
         StoreUnavailable.
         """
         ...

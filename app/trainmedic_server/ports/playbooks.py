@@ -23,15 +23,12 @@ Scope = Mapping[str, Any]
 
 
 class Match(Struct, frozen=True):
-    """A playbook's reaction to an alert, or the reason for none."""
-
     matched: bool
     why: str = ""
     """Why it does not react; empty if it does."""
     failed: bool = False
-    """True if a condition could not be evaluated. This counts as no match."""
+    """True if a condition could not be evaluated, which counts as no match."""
     unproven: bool = False
-    """True if only the proof required by ``on.proof`` is missing."""
 
 
 class Shortlist(Struct, frozen=True):
@@ -39,19 +36,17 @@ class Shortlist(Struct, frozen=True):
 
     playbooks: Sequence[CompiledPlaybook]
     ruled_out: Iterable[CompiledPlaybook] = ()
-    """Playbooks that cannot match, sorted by name. Can be iterated once."""
+    """Sorted by name. Can be iterated once."""
     count_ruled_out: int = 0
 
 
 class CompiledPlaybook(Protocol):
-    """A checked and compiled playbook. Immutable."""
+    """Immutable."""
 
     @property
     def definition(self) -> Playbook: ...
     @property
-    def version(self) -> str:
-        """Hash of its text."""
-        ...
+    def version(self) -> str: ...
 
     @property
     def text(self) -> str: ...
@@ -59,15 +54,13 @@ class CompiledPlaybook(Protocol):
     def source(self) -> str: ...
 
     def match(self, alert: Alert) -> Match:
-        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``. Matchers without
-        a regular expression are checked first.
-        """
+        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``."""
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def effect_query(self, run: Run) -> str | None:
-        """Return the query that measures the run's effect; None to use the alert's rule. Raises ExpressionError."""
+        """Return the query for the run's effect; None to use the alert's rule. Raises ExpressionError."""
         ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
@@ -84,15 +77,11 @@ class CompiledPlaybook(Protocol):
 
 
 class Catalog(Protocol):
-    """The loaded playbooks."""
-
     def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]:
         """Return the playbooks for this alertname, sorted by name."""
         ...
 
-    def shortlist(self, alert: Alert) -> Shortlist:
-        """Return the playbooks for this alert, with those set apart that its labels rule out."""
-        ...
+    def shortlist(self, alert: Alert) -> Shortlist: ...
 
     def get(self, name: str) -> CompiledPlaybook | None: ...
     def all(self) -> Sequence[CompiledPlaybook]: ...

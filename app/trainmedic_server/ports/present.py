@@ -15,15 +15,11 @@ from trainmedic_server.domain.run import OperatorOrder
 
 
 class OpenCounts(Struct, frozen=True):
-    """Numbers of unfinished runs."""
-
     by_status: Mapping[str, int]
     owing: int
 
 
 class StoredAgentLives(Protocol):
-    """Agent records within one transaction of the run store."""
-
     def all(self) -> list[AgentLife]: ...
     def save(self, lives: Sequence[AgentLife]) -> None: ...
 
@@ -31,7 +27,7 @@ class StoredAgentLives(Protocol):
 
 
 class Present(Protocol):
-    """Reads the current state without waiting for writers. All methods raise StoreUnavailable."""
+    """Reads without waiting for writers. All methods raise StoreUnavailable."""
 
     async def open_counts(self) -> OpenCounts: ...
     async def decided_since(self, since: datetime) -> dict[tuple[str, str], int]:
@@ -39,11 +35,11 @@ class Present(Protocol):
         ...
 
     async def alerts_of_runs(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        """Return the alerts linked to each run, in order of linking. Runs without alerts are omitted."""
+        """Return the alerts linked to each run, in order of linking, without runs that have none."""
         ...
 
     async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-        """Return the operator commands to each run, in order. Runs without any are omitted."""
+        """Return the operator commands to each run, in order, without runs that have none."""
         ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:

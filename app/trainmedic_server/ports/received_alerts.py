@@ -26,7 +26,7 @@ class ReceivedAlertFilter(Struct, frozen=True):
 
 
 class ReceivedAlerts(Protocol):
-    """Reads received alerts without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def alerts_page(
         self, matching: ReceivedAlertFilter, limit: int, cursor: str | None

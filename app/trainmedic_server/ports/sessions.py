@@ -10,15 +10,13 @@ from trainmedic_server.domain.session import Session
 
 
 class StoredSessions(Protocol):
-    """Sessions that were not ended."""
-
     def all(self) -> list[Session]:
         """Return all sessions, expired ones included, oldest first."""
         ...
 
     def add(self, session: Session) -> None: ...
     def end(self, ids: Collection[str]) -> None:
-        """Delete the sessions of these IDs. Unknown IDs are skipped."""
+        """Delete these sessions, except unknown ones."""
         ...
 
     def end_before(self, moment: datetime) -> None: ...

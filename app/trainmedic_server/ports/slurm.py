@@ -1,8 +1,7 @@
 """Slurm as actions see it: nodes and jobs, and the changes that every supported way into Slurm can make.
 
-Every call raises ClusterUnavailable if Slurm cannot be reached or fails (a change may have been made or not),
-ClusterRefused if Slurm refuses it, and ObjectMissing if there is no such node or job. Slurm has no conditional update:
-a caller reads, decides, changes, and reads again.
+Calls raise ClusterUnavailable if Slurm cannot be reached or fails (a change may have been made), ClusterRefused, and
+ObjectMissing. Slurm has no conditional update: a caller reads, decides, changes, and reads again.
 """
 
 from __future__ import annotations
@@ -24,22 +23,18 @@ ENDED = frozenset(
 
 
 class SlurmNode(Struct, frozen=True):
-    """A node as slurmctld reports it."""
-
     name: str
     """NodeName, by which Slurm's commands name it."""
     hostname: str
-    """NodeHostName."""
     address: str
     """NodeAddr: a name or an IP address."""
     states: frozenset[str]
     """Base state and flags in upper case, such as IDLE and DRAIN."""
     reason: str
-    """Why it is drained or down; empty without a reason. Release 24.11 keeps it when the node is available again."""
+    """Why it is drained or down; may be empty. Release 24.11 keeps it when the node is available again."""
     reason_set_by: str = ""
-    """Name of the user who set the reason."""
     resume_after: datetime | None = None
-    """When Slurm resumes it by itself (aware UTC); None if it does not."""
+    """When Slurm resumes it by itself (aware UTC), or None."""
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     reservation: str = ""
@@ -47,17 +42,17 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def is_out_of_service(self) -> bool:
-        """Whether Slurm starts no new job on it, because it is drained, down or failing."""
+        """True if Slurm starts no new job on it, because it is drained, down or failing."""
         return not {"DRAIN", "DOWN", "FAIL"}.isdisjoint(self.states)
 
     @property
     def is_drained(self) -> bool:
-        """Whether Slurm starts no new job on it because of a drain. Its running jobs may continue."""
+        """True if Slurm starts no new job on it because of a drain. Its running jobs may continue."""
         return "DRAIN" in self.states
 
 
 class SlurmJob(Struct, frozen=True):
-    """A job as slurmctld reports it. A job array has one for each task."""
+    """A job; an array has one for each task."""
 
     job_id: str
     name: str
@@ -65,33 +60,27 @@ class SlurmJob(Struct, frozen=True):
     states: frozenset[str]
     """Base state and flags in upper case, such as PENDING and COMPLETING."""
     nodes: str
-    """Its nodes as a host list, such as ``n[1-3]``; empty while it has none."""
+    """Host list, such as ``n[1-3]``; empty while it has none."""
     is_held: bool
-    """Whether it waits for a release, or would if it were requeued now."""
+    """True if it waits for a release, or would after a requeue."""
     may_requeue: bool
-    """Whether Slurm restarts it after a failure of a node, and takes a requeue."""
+    """True if Slurm restarts it after a node's failure, and takes a requeue."""
     restarts: int
-    """How often it has been requeued."""
     excluded_nodes: tuple[str, ...] = ()
-    """Nodes that it must not get."""
     why_pending: str = ""
-    """Slurm's word for why it waits, such as ``JobHeldAdmin``."""
     admin_comment: str = ""
     """A text that operators of Slurm can set and users can read."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more and will not run again."""
+        """True if it runs no more and will not run again."""
         return not ENDED.isdisjoint(self.states)
 
 
 class SlurmRelease(Struct, frozen=True):
-    """What answered, and which of the optional changes it can make."""
-
     version: str
-    """Release of slurmctld, such as ``26.05.5``."""
     can_requeue: bool
-    """Whether `Slurm.requeue` works: over REST from 26.05."""
+    """True if `Slurm.requeue` works: over REST from 26.05."""
 
 
 class Slurm(Protocol):
@@ -110,12 +99,14 @@ class Slurm(Protocol):
         ...
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
-        """Start no new job on the node, for `reason`. With `resume_after` Slurm resumes it by itself after that time,
-        counted from now; another call sets it again."""
+        """Start no new job on the node.
+
+        With `resume_after` Slurm resumes it by itself after that time, counted from now; another call sets it again.
+        """
         ...
 
     async def set_reason(self, node: str, reason: str) -> None:
-        """Replace the reason of a drained node, and nothing else."""
+        """Replace only the reason of a drained node."""
         ...
 
     async def undrain(self, node: str) -> None:
@@ -126,22 +117,24 @@ class Slurm(Protocol):
         """Keep the job from starting. A running job continues, and would wait after a requeue."""
         ...
 
-    async def unhold(self, job_id: str) -> None:
-        """End a hold."""
-        ...
+    async def unhold(self, job_id: str) -> None: ...
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
-        """End the running job and queue it again; with `hold` it then waits for a release. Raises ClusterRefused for
-        a job that is not running or may not be requeued."""
+        """End the running job and queue it again; with `hold` it waits for a release.
+
+        Raises ClusterRefused for a job that is not running or may not be requeued.
+        """
         ...
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
-        """Send a signal, such as ``USR1``, to all steps of the job; `with_batch` includes the batch script's shell and
-        its children, which a signal ends that the script does not trap."""
+        """Send a signal, such as ``USR1``, to all steps of the job.
+
+        `with_batch` includes the batch script's shell and its children, which an untrapped signal ends.
+        """
         ...
 
     async def cancel(self, job_id: str) -> None:
-        """End the job. One that has ended already is fine."""
+        """End the job, unless it has ended already."""
         ...
 
     async def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
@@ -149,5 +142,5 @@ class Slurm(Protocol):
         ...
 
     async def set_admin_comment(self, job_id: str, text: str) -> None:
-        """Replace the job's admin comment, and nothing else."""
+        """Replace only the job's admin comment."""
         ...

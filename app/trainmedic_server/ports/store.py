@@ -26,13 +26,10 @@ T = TypeVar("T")
 
 
 class LinkedRun(Struct, frozen=True):
-    """A run, or a decision not to start, that an alert led to."""
-
     run_id: str
     playbook: str
     target_key: str
     status: str
-    """A `Status`, or one of a later release."""
     decision: str
     """A `Decision`, or one of a later release."""
 
@@ -43,14 +40,12 @@ class GuardFacts(Struct, frozen=True):
     last_ended_at: datetime | None = None
     """End of the playbook's last run on this target."""
     started: int = 0
-    """The playbook's runs on any target that were created after the requested time."""
+    """The playbook's runs on any target after the requested time."""
     open_runs: int = 0
     """The playbook's open runs on any target."""
 
 
 class KeptTables(Protocol):
-    """Records with their own interfaces."""
-
     @property
     def findings(self) -> FindingRecords: ...
 
@@ -77,10 +72,7 @@ class KeptTables(Protocol):
 
 
 class Transaction(KeptTables, Protocol):
-    """One transaction of the run store: all or nothing is durable.
-
-    Methods take many keys, so that a storm needs few queries.
-    """
+    """One transaction of the run store: all or nothing is durable. Methods take many keys, to save queries."""
 
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
@@ -108,18 +100,19 @@ class Transaction(KeptTables, Protocol):
 
     # runs
     def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
-        """Return each alert's runs, in order of linking. Alerts without runs are omitted."""
+        """Return each alert's runs, in order of linking, without alerts that have none."""
         ...
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return the open run's ID for each (playbook, target key). Keys without one are omitted."""
+        """Return the open runs' IDs by (playbook, target key)."""
         ...
 
     def guard_facts(
         self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
     ) -> dict[tuple[str, str], GuardFacts]:
-        """Return guard inputs for each (playbook, target key). ``started`` counts runs after
-        ``started_since[playbook]``, 0 if absent there.
+        """Return guard inputs by (playbook, target key).
+
+        ``started`` counts runs after ``started_since[playbook]``, 0 if absent there.
         """
         ...
 
@@ -165,7 +158,7 @@ class Transaction(KeptTables, Protocol):
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]: ...
 
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
-        """Return the number of alerts linked to each run. Runs without alerts are omitted."""
+        """Return the number of alerts linked to each run, without runs that have none."""
         ...
 
     def unfinished(self) -> list[Run]:
@@ -174,7 +167,7 @@ class Transaction(KeptTables, Protocol):
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
         """Return IDs of runs that began a step of one of these actions and are open, owe an undo, or are linked to an
-        unresolved alert. Unordered.
+        unresolved alert.
         """
         ...
 
@@ -189,7 +182,7 @@ class Transaction(KeptTables, Protocol):
     def events_of(self, run_id: str, kind: str) -> list[Event]: ...
 
     def time_gaps(self) -> list[TimeGap]:
-        """Return the detected gaps in the wall clock, in order of detection."""
+        """Return the detected gaps in order."""
         ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
@@ -208,29 +201,27 @@ class Transaction(KeptTables, Protocol):
 
 
 class RunStore(Protocol):
-    """The source of truth on alerts, runs, steps, undos and events."""
-
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a transaction and return its result when it is durable.
+        """Run `work` in a transaction and return its result when it is durable. Raises StoreUnavailable.
 
         Concurrent calls may share a transaction; if `work` raises, only its own changes are dropped. `work` may run
-        again and must have no external effects. Raises StoreUnavailable.
+        again and must have no external effects.
         """
         ...
 
     async def check(self) -> None:
-        """Return if the store answers; otherwise raise StoreUnavailable."""
+        """Raise StoreUnavailable if the store does not answer."""
         ...
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
-        """Delete closed runs without a pending undo created before `older_than`, with their data. Return their number.
+        """Delete closed runs without a pending undo created before `older_than`, with their data, and return their
+        number.
 
         Also deletes, without a later report: alerts without a run, nodes, verdicts, closed findings, job places, and
         old events of no run. Findings and verdicts of retained jobs stay. Alerts without a run are limited in number at
-        any age.
+        any age. Other transactions run in between.
 
-        Other transactions run in between. With `archive`, each run is archived first. Raises ArchiveUnavailable and
-        stops deleting if that fails.
+        With `archive`, each run is archived first. Raises ArchiveUnavailable and stops deleting if that fails.
         """
         ...
 
@@ -238,7 +229,7 @@ class RunStore(Protocol):
 
 
 Values: TypeAlias = str | tuple[str, ...] | None
-"""Accepted values of a filter: one, several, or None for any."""
+"""One value, several, or None for any."""
 
 
 def values_of(values: Values) -> tuple[str, ...]:
@@ -249,8 +240,7 @@ def values_of(values: Values) -> tuple[str, ...]:
 class HistoryFilter(Struct, frozen=True):
     """Conditions on runs; None matches any. ``since`` is inclusive, ``until`` exclusive.
 
-    ``owes_undo`` True selects closed runs with a pending undo, False all others. ``is_open`` selects open or closed
-    runs.
+    ``owes_undo`` True selects closed runs with a pending undo, False all others.
     """
 
     alertname: Values = None
@@ -270,7 +260,6 @@ class HistoryFilter(Struct, frozen=True):
     by: Values = None
     """Person who approved, rejected, cancelled or undid it."""
     has_acted: bool = False
-    """True selects only runs that began to change something."""
 
 
 class ActFilter(Struct, frozen=True):
@@ -282,8 +271,6 @@ class ActFilter(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """A run with all stored data."""
-
     run: Run
     alerts: tuple[AlertRecord, ...]
     events: tuple[Event, ...]
@@ -292,7 +279,7 @@ class RunRecord(Struct, frozen=True):
 
 
 class History(Protocol):
-    """Reads the history without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         """Return at most `limit` runs, newest first, and the next page's cursor or None.
@@ -315,6 +302,7 @@ class History(Protocol):
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
     ) -> list[Event]:
         """Return the newest `limit` events of no run, of these kinds, from `since` to before `until`, oldest first.
+
         `job` None selects all jobs.
         """
         ...

@@ -14,7 +14,7 @@ from trainmedic_server.domain.run import Status
 
 
 class PlaybookTally(Struct):
-    """Counts for one playbook's runs created in a period, decisions not to start included."""
+    """Counts of one playbook's runs created in a period, decisions not to start included."""
 
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class PlaybookTally(Struct):
 
 
 class TallySource(Protocol):
-    """Counts runs without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def tally(self, since: datetime, until: datetime) -> Mapping[str, PlaybookTally]:
         """Return counts of runs created from `since` to before `until`, by playbook. Raises StoreUnavailable."""
@@ -50,6 +50,8 @@ class TallySource(Protocol):
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> Mapping[str, EffectVerdict]:
         """Return the effect verdicts of runs that acted from `since` to before `until`, by run; at most the newest
-        `limit`. Raises StoreUnavailable.
+        `limit`.
+
+        Raises StoreUnavailable.
         """
         ...

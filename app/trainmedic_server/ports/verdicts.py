@@ -18,22 +18,17 @@ class VerdictRecord:
     at: datetime
     """When the job failed (aware UTC)."""
     cause: str
-    """Class such as ``gpu``, ``storage`` or ``unknown``."""
     confidence: str
-    """``high``, ``medium`` or ``low``."""
     node: str | None = None
     """Set only with high confidence."""
     gpu: str | None = None
     summary: str = ""
     advice: str = ""
     ranks: tuple[int, ...] = ()
-    """First failed ranks, ascending."""
     is_slow: bool = False
 
 
 class VerdictSource(Protocol):
-    """Source of verdicts."""
-
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
         """Return verdicts on failures from `since` to before `until`, oldest first; `job` None selects all jobs. Raises
         StoreUnavailable.
@@ -49,8 +44,6 @@ class NoVerdicts:
 
 
 class StoredVerdicts(Protocol):
-    """Verdicts within one transaction of the run store."""
-
     def of_job(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
@@ -58,17 +51,17 @@ class StoredVerdicts(Protocol):
         ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:
-        """Return verdicts whose alert is due by `moment`, earliest first."""
+        """Return verdicts whose alert is due, earliest first."""
         ...
 
     def save(self, verdicts: Sequence[KnownVerdict]) -> None: ...
 
 
 class VerdictHistory(VerdictSource, Protocol):
-    """Reads verdicts without waiting for writers."""
+    """Reads without waiting for writers."""
 
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return verdicts that name the node and began after `since`, newest first, at most 100."""
+        """See `StoredVerdicts.on_node`."""
         ...
