@@ -93,7 +93,7 @@ def _state(node: SlurmNode, note: str = "") -> dict[str, Any]:
     return {**state, "note": note} if note else state
 
 
-class DrainParams(ActionParams):
+class SlurmDrainParams(ActionParams):
     resume_after: Duration | None = Field(
         None,
         description="Slurm resumes the node by itself after this time, counted from the step. By default it stays "
@@ -102,20 +102,20 @@ class DrainParams(ActionParams):
     )
 
 
-class ResumeParams(ActionParams):
+class SlurmResumeParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own drain.")
 
 
-class DrainNode(_NodeAction):
+class SlurmDrain(_NodeAction):
     name: ClassVar[str] = "slurm.drain"
     summary: ClassVar[str] = (
         "Let Slurm start no new job on the node; running jobs continue. Undo ends the drain, unless its reason has "
         "been changed by another."
     )
-    Params: ClassVar[type[BaseModel]] = DrainParams
+    Params: ClassVar[type[BaseModel]] = SlurmDrainParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params = cast(DrainParams, call.params)
+        params = cast(SlurmDrainParams, call.params)
 
         async def attempt() -> Mapping[str, Any]:
             node = await self.find(call)
@@ -145,17 +145,17 @@ class DrainNode(_NodeAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(ResumeNode.name, {"restore": True})
+        return Inverse(SlurmResume.name, {"restore": True})
 
 
-class ResumeNode(_NodeAction):
+class SlurmResume(_NodeAction):
     name: ClassVar[str] = "slurm.resume"
     summary: ClassVar[str] = "End a drain of Trainmedic's. A drain with another's reason is left as it is."
-    Params: ClassVar[type[BaseModel]] = ResumeParams
+    Params: ClassVar[type[BaseModel]] = SlurmResumeParams
     gives_back: ClassVar[bool] = True
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        is_undo = cast(ResumeParams, call.params).restore
+        is_undo = cast(SlurmResumeParams, call.params).restore
 
         async def attempt() -> Mapping[str, Any]:
             node = await self.find(call)
@@ -194,7 +194,7 @@ class ResumeNode(_NodeAction):
 # --- jobs -------------------------------------------------------------------------------------------------
 
 
-class JobParams(ActionParams):
+class SlurmJobParams(ActionParams):
     """Base of the parameters of what works on a job."""
 
     job_id: str | None = Field(
@@ -210,7 +210,7 @@ class _JobAction(SlurmAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
 
     def job_id(self, call: Call) -> str:
-        given = cast(JobParams, call.params).job_id
+        given = cast(SlurmJobParams, call.params).job_id
         if given is not None:
             return given
         named = (call.target.job or "").removeprefix(_JOB_TARGET) if call.target.job else ""
@@ -244,11 +244,11 @@ def _job_state(job: SlurmJob, note: str = "") -> dict[str, Any]:
     return {**state, "note": note} if note else state
 
 
-class HoldParams(JobParams):
+class SlurmHoldParams(SlurmJobParams):
     pass
 
 
-class ReleaseParams(JobParams):
+class SlurmReleaseParams(SlurmJobParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
 
 
@@ -256,13 +256,13 @@ def _hold_mark(run_id: str) -> str:
     return f"[{PREFIX}hold {run_id}]"
 
 
-class HoldJob(_JobAction):
+class SlurmHold(_JobAction):
     name: ClassVar[str] = "slurm.hold"
     summary: ClassVar[str] = (
         "Keep a Slurm job from starting. A running job continues, and waits after a requeue. Undo releases it, unless "
         "another has held it."
     )
-    Params: ClassVar[type[BaseModel]] = HoldParams
+    Params: ClassVar[type[BaseModel]] = SlurmHoldParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         job_id, mark = self.job_id(call), _hold_mark(call.run_id)
@@ -284,19 +284,19 @@ class HoldJob(_JobAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        given = cast(HoldParams, params).job_id
-        return Inverse(ReleaseJob.name, {"restore": True, **({"job_id": given} if given else {})})
+        given = cast(SlurmHoldParams, params).job_id
+        return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": given} if given else {})})
 
 
-class ReleaseJob(_JobAction):
+class SlurmReleaseJob(_JobAction):
     name: ClassVar[str] = "slurm.release"
     summary: ClassVar[str] = "Release a held Slurm job."
-    Params: ClassVar[type[BaseModel]] = ReleaseParams
+    Params: ClassVar[type[BaseModel]] = SlurmReleaseParams
     gives_back: ClassVar[bool] = True
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         job_id, mark = self.job_id(call), _hold_mark(call.run_id)
-        is_undo = cast(ReleaseParams, call.params).restore
+        is_undo = cast(SlurmReleaseParams, call.params).restore
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
@@ -323,14 +323,14 @@ class ReleaseJob(_JobAction):
         return None
 
 
-class RequeueParams(JobParams):
+class SlurmRequeueParams(SlurmJobParams):
     hold: bool = Field(False, description="Let the job wait for a release instead of starting again.")
     max_restarts: int = Field(
         3, ge=1, le=1000, description="Refuse to requeue a job that has been restarted this often already."
     )
 
 
-class RequeueJob(Irreversible, _JobAction):
+class SlurmRequeue(Irreversible, _JobAction):
     name: ClassVar[str] = "slurm.requeue"
     summary: ClassVar[str] = (
         "End a running Slurm job and queue it again. Let it save a checkpoint before. Over slurmrestd it needs Slurm "
@@ -338,10 +338,10 @@ class RequeueJob(Irreversible, _JobAction):
     )
     default_timeout: ClassVar[timedelta] = timedelta(minutes=3)
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
-    Params: ClassVar[type[BaseModel]] = RequeueParams
+    Params: ClassVar[type[BaseModel]] = SlurmRequeueParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(RequeueParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmRequeueParams, call.params), self.job_id(call)
         intent = re.compile(rf"\[{PREFIX}requeue {re.escape(call.command_id)} (\d+)\]")
 
         async def attempt() -> Mapping[str, Any]:
@@ -379,7 +379,7 @@ class RequeueJob(Irreversible, _JobAction):
         return _job_state(job)
 
 
-class SignalParams(JobParams):
+class SlurmSignalParams(SlurmJobParams):
     signal: str = Field(
         pattern=r"^(USR1|USR2|HUP|INT|TERM|CONT|STOP)$",
         description="The signal: USR1, USR2, HUP, INT, TERM, CONT or STOP. Many trainers save a checkpoint on USR1.",
@@ -391,13 +391,13 @@ class SignalParams(JobParams):
     )
 
 
-class SignalJob(Irreversible, _JobAction):
+class SlurmSignal(Irreversible, _JobAction):
     name: ClassVar[str] = "slurm.signal"
     summary: ClassVar[str] = "Send a signal to the steps of a Slurm job. Whether the job acts on it is not known."
-    Params: ClassVar[type[BaseModel]] = SignalParams
+    Params: ClassVar[type[BaseModel]] = SlurmSignalParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(SignalParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmSignalParams, call.params), self.job_id(call)
         if call.resumed:
             raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
         job = await self.running(job_id)
@@ -407,11 +407,11 @@ class SignalJob(Irreversible, _JobAction):
         return _job_state(await self.slurm.job(job_id), "Slurm has taken the signal")
 
 
-class CancelJob(Irreversible, _JobAction):
+class SlurmCancel(Irreversible, _JobAction):
     name: ClassVar[str] = "slurm.cancel"
     summary: ClassVar[str] = "End a Slurm job for good."
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
-    Params: ClassVar[type[BaseModel]] = JobParams
+    Params: ClassVar[type[BaseModel]] = SlurmJobParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         job_id = self.job_id(call)
@@ -430,11 +430,11 @@ class CancelJob(Irreversible, _JobAction):
 
 
 ACTIONS: tuple[type[Action], ...] = (
-    DrainNode,
-    ResumeNode,
-    HoldJob,
-    ReleaseJob,
-    RequeueJob,
-    SignalJob,
-    CancelJob,
+    SlurmDrain,
+    SlurmResume,
+    SlurmHold,
+    SlurmReleaseJob,
+    SlurmRequeue,
+    SlurmSignal,
+    SlurmCancel,
 )
