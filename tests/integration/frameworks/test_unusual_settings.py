@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 import trainmedic
 import trainmedic.lightning
@@ -58,6 +58,34 @@ def test_a_trainer_that_saves_the_model_alone_is_not_restarted(
     replies = sent.replies()
     assert [reply.status for reply in replies] == ["unsupported"] * 3 + ["applied"]
     assert all("save_only_model" in reply.output["reason"] for reply in replies[:3])
+
+
+class SavesLess(Trainer):  # type: ignore[misc]
+    """A user's Trainer that writes the weights itself, as those that train adapters do, and no optimizer."""
+
+    def _save_checkpoint(self, *_: Any, **__: Any) -> None:
+        self.save_model(f"{self.args.output_dir}/checkpoint-{self.state.global_step}", _internal_call=True)
+
+
+class SavesElsewhere(Trainer):  # type: ignore[misc]
+    def _get_output_dir(self, *_: Any, **__: Any) -> str:
+        return f"{self.args.output_dir}/run-0"
+
+
+@pytest.mark.parametrize("cls", [SavesLess, SavesElsewhere])
+def test_a_save_that_cannot_be_resumed_from_is_no_checkpoint(
+    cls: type[Trainer], tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """A playbook may go on to drain the node. A stop stops without a checkpoint."""
+    script = hf.Script(at_3=sent("job.checkpoint"), at_5=sent("job.stop", checkpoint=True))
+    trainer = hf.make_trainer(tmp_path, script, cls=cls, max_steps=8, save_strategy="no")
+    assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 5
+    saved, stopped = sent.replies()
+    assert (saved.status, stopped.status) == ("failed", "applied")
+    assert "checkpoint-3 is missing, or lacks files" in saved.output["reason"]
+    assert stopped.output["checkpoint"] is None
+    assert "checkpoint-5 is missing, or lacks files" in stopped.output["no_checkpoint"]
+    assert medic.progress.checkpoint is None
 
 
 def test_the_loss_is_known_where_it_is_logged_by_the_epoch(tmp_path: Path, medic: trainmedic.Medic) -> None:
