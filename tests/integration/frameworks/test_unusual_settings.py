@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from transformers import Trainer, TrainerCallback
 
 import trainmedic
@@ -17,6 +19,7 @@ import trainmedic.lightning
 from tests.integration.frameworks import hf, line
 from tests.support.command_sender import Sent
 from trainmedic import huggingface
+from trainmedic.lightning.checkpoints import is_complete
 
 QUICK = huggingface.Limits(retries=1, delay=0.0)
 
@@ -154,6 +157,40 @@ def test_lightning_does_not_delete_what_is_gone_back_to(tmp_path: Path, medic: t
     fit(trainer_with(tmp_path, script, every_n_epochs=1), medic)
     assert (sent.reply().status, sent.reply().output["checkpoint_step"]) == ("applied", 30)
     assert script.steps == [*range(1, 34), *range(31, 41)]
+
+
+class SlowIO(TorchCheckpointIO):
+    """Takes a second for each checkpoint, so that steps pass meanwhile."""
+
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        time.sleep(1.0)
+        super().save_checkpoint(*arguments, **options)
+
+
+def test_a_checkpoint_in_the_background_is_awaited(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """A playbook may go on to drain the node."""
+    there: list[bool] = []
+    script = line.Script(at_3=sent("job.checkpoint"), at_6=lambda _: there.extend(map(is_complete, written())))
+
+    def written() -> list[Path]:
+        return [tmp_path / "out" / sent.reply().output["checkpoint"]]
+
+    fit(line.make_trainer(tmp_path, script, max_steps=7, plugins=[AsyncCheckpointIO(SlowIO())]), medic)
+    assert (sent.reply().status, there) == ("applied", [True])
+
+
+class WithoutOptimizers(line.Line):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        del checkpoint["optimizer_states"]
+
+
+def test_a_checkpoint_of_lightning_without_optimizers_is_none(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """The model's own hook has removed them to save space."""
+    script = line.Script(at_3=sent("job.checkpoint"))
+    fit(line.make_trainer(tmp_path, script, max_steps=4), medic, WithoutOptimizers())
+    assert (sent.reply().status, "without the optimizers" in sent.reply().output["reason"]) == ("failed", True)
 
 
 def test_weights_alone_are_not_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
