@@ -219,13 +219,16 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _confirm(self, path: Path) -> None:
         """Wait for a write in the background. Raises TrainmedicError without a checkpoint to resume from."""
-        plugin = type(self._trainer.strategy.checkpoint_io)  # by name: the library may be installed twice
-        writes_later = any(each.__name__ == "AsyncCheckpointIO" for each in plugin.__mro__)
-        until = time.monotonic() + (_PATIENCE if writes_later else 0.0)
+        until = time.monotonic() + _PATIENCE
         while not checkpoints.is_written(path):
-            if time.monotonic() >= until:
+            if not self._writes_later or time.monotonic() >= until:
                 raise TrainmedicError(f"{path.name} is missing, unfinished, or without the optimizers' states")
             time.sleep(_POLL)
+
+    @property
+    def _writes_later(self) -> bool:
+        plugin = type(self._trainer.strategy.checkpoint_io)  # by name: the library may be installed twice
+        return any(each.__name__ == "AsyncCheckpointIO" for each in plugin.__mro__)
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, Stop)
