@@ -169,7 +169,7 @@ def test_an_undo_that_comes_first_bars_its_command(receiver: Receiver) -> None:
     refused = receiver.ask(command)
     assert (refused.status, refused.output["reason"]) == (
         envelope.REJECTED,
-        "it was reverted before it was applied",
+        "its undo came before it was applied",
     )
     receiver.restart()
     assert receiver.ask(command).status == envelope.REJECTED

@@ -107,7 +107,7 @@ def test_a_job_that_is_not_remembered_cannot_be_said_to_have_ended(command_line:
     for job in ("llm-9", "team/llm 9?#"):
         refused = command_line.run("jobs", "end", job, "--note", "by scancel")
         assert refused.code == 5, refused
-        assert "No job of that name is remembered" in refused.err
+        assert "No job of that name is known" in refused.err
     assert command_line.run("jobs", "end", "llm-9", "--note", "x", TRAINMEDIC_TOKEN="look").code == 4
     assert command_line.run("jobs", "end", "llm-9").code == 2
 

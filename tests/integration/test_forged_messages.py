@@ -120,7 +120,7 @@ def test_a_forged_placement_caps_no_node(server: Server, attacker: redis.Redis) 
     assert decision(server, delivery("TooHot", "llm-9")) == "started"
     run = server.closed_run()
     assert run["status"] == "failed"
-    assert "is not believed: it is not signed" in run["message"]
+    assert "is not trusted: it is not signed" in run["message"]
     assert [key for key in attacker.keys("trainmedic:commands:node:*") if attacker.xlen(key)] == []
 
 
@@ -133,7 +133,7 @@ def test_a_job_that_names_the_gpu_of_another_has_it_not_capped(server: Server, a
     assert decision(server, delivery("TooHot", "llm-2")) == "started"
     run = server.closed_run()
     assert (run["status"], attacker.xlen(envelope.node_commands("n1"))) == ("failed", 0)
-    assert "where job 'llm-2' runs is contradicted" in run["message"]
+    assert "the location that job 'llm-2' reports is contradicted" in run["message"]
     items = server.ask("/jobs").body["items"]
     assert [item["doubts"][0].rpartition(" by ")[2] for item in items] == ["job llm-2 too", "job llm-1 too"]
 
@@ -292,4 +292,4 @@ def test_a_forged_rival_stops_no_agent(
         assert decision(server, delivery("TooHot", "llm-1")) == "started"
         assert server.closed_run()["status"] == "succeeded"
         assert driver.watts(0) == 560
-        assert "somebody without the signing key has written" in node.agent.log.read_text()
+        assert "a client without the signing key has written" in node.agent.log.read_text()

@@ -49,5 +49,7 @@ def call_error(error: Any, called: str) -> GpuError:
     if error.value in UNAVAILABLE:
         return NotSupported(f"{called} does not support this: {error}")
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return NoPermission(f"the agent may not change {called}: {error}. It needs root or CAP_SYS_ADMIN")
+        return NoPermission(
+            f"the driver denies the agent this call on {called}: {error}. It needs root or CAP_SYS_ADMIN"
+        )
     return GpuFailure(f"{called}: {error} (NVML error {error.value})")

@@ -40,8 +40,8 @@ GONE = "it is gone: nothing to take back"
 
 def owners_of(text: str) -> tuple[str, ...]:
     """Return the runs that a reason or comment names; empty if it is not ours."""
-    found = _OWNERS.fullmatch(text)
-    return tuple(found["runs"].split(",")) if found else ()
+    match = _OWNERS.fullmatch(text)
+    return tuple(match["runs"].split(",")) if match else ()
 
 
 def marked(owners: Collection[str], text: str) -> str:
@@ -71,21 +71,21 @@ class _NodeAction(SlurmAction):
         """Return the target's node, named by NodeName, host name or address. Raises ObjectMissing if Slurm has none,
         PermanentFailure if it has several.
         """
-        wanted = call.target.node
-        if wanted is None:
+        name = call.target.node
+        if name is None:
             raise PermanentFailure(f"{self.name} needs a node; {call.target.key} has none")
         try:
-            return await self.slurm.node(wanted)
+            return await self.slurm.node(name)
         except ObjectMissing:
             nodes = await self.slurm.nodes()
-        short = wanted.partition(".")[0]
-        found = [each for each in nodes if wanted in (each.hostname, each.address)]
-        found = found or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise PermanentFailure(f"{wanted} may be any of the Slurm nodes {', '.join(each.name for each in found)}")
-        raise ObjectMissing(f"Slurm has no node with the name, host name or address {wanted}")
+        short = name.partition(".")[0]
+        matching = [each for each in nodes if name in (each.hostname, each.address)]
+        matching = matching or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            raise PermanentFailure(f"{name} may be any of the Slurm nodes {', '.join(each.name for each in matching)}")
+        raise ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
 
 
 def _state(node: SlurmNode, note: str = "") -> dict[str, Any]:
@@ -163,10 +163,10 @@ class SlurmResume(_NodeAction):
             if not node.is_drained:
                 return _state(node, "not drained: nothing to take back")
             if not owners or (is_undo and call.run_id not in owners):
-                why = f"node {node.name} stays drained: its reason is {node.reason!r}"
+                message = f"node {node.name} stays drained: its reason is {node.reason!r}"
                 if is_undo:
-                    return _state(node, why)
-                raise PermanentFailure(why, _state(node))
+                    return _state(node, message)
+                raise PermanentFailure(message, _state(node))
             remaining = [each for each in owners if each != call.run_id] if is_undo else []
             if remaining:
                 await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
@@ -210,9 +210,9 @@ class _JobAction(SlurmAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
 
     def job_id(self, call: Call) -> str:
-        given = cast(SlurmJobParams, call.params).job_id
-        if given is not None:
-            return given
+        job_id = cast(SlurmJobParams, call.params).job_id
+        if job_id is not None:
+            return job_id
         named = (call.target.job or "").removeprefix(_JOB_TARGET) if call.target.job else ""
         if call.target.job and call.target.job.startswith(_JOB_TARGET) and _JOB_ID.fullmatch(named):
             return named
@@ -284,8 +284,8 @@ class SlurmHold(_JobAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        given = cast(SlurmHoldParams, params).job_id
-        return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": given} if given else {})})
+        job_id = cast(SlurmHoldParams, params).job_id
+        return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": job_id} if job_id else {})})
 
 
 class SlurmReleaseJob(_JobAction):

@@ -198,8 +198,8 @@ def _document(reply: HttpReply) -> Mapping[str, Any] | None:
 
 
 def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    found = answer.get(name)
-    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+    members = answer.get(name)
+    return [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
 
 
 def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
@@ -259,45 +259,45 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _node(found: Mapping[str, Any]) -> SlurmNode:
-    resume_at = _value(found.get("resume_after"))
+def _node(answer: Mapping[str, Any]) -> SlurmNode:
+    resume_at = _value(answer.get("resume_after"))
     return SlurmNode(
-        name=_text(found.get("name")),
-        hostname=_text(found.get("hostname")),
-        address=_text(found.get("address")),
-        states=frozenset(_texts(found.get("state"))),
-        reason=_text(found.get("reason")),
-        reason_set_by=_text(found.get("reason_set_by_user")),
+        name=_text(answer.get("name")),
+        hostname=_text(answer.get("hostname")),
+        address=_text(answer.get("address")),
+        states=frozenset(_texts(answer.get("state"))),
+        reason=_text(answer.get("reason")),
+        reason_set_by=_text(answer.get("reason_set_by_user")),
         resume_after=datetime.fromtimestamp(resume_at, UTC) if resume_at else None,
-        partitions=_texts(found.get("partitions")),
-        features=_texts(found.get("features")),
-        reservation=_text(found.get("reservation")),
-        topology=_text(found.get("topology")),
+        partitions=_texts(answer.get("partitions")),
+        features=_texts(answer.get("features")),
+        reservation=_text(answer.get("reservation")),
+        topology=_text(answer.get("topology")),
     )
 
 
-def _names_of(found: Mapping[str, Any]) -> set[str]:
+def _names_of(answer: Mapping[str, Any]) -> set[str]:
     """Return a job's ids: its own, and ARRAY_TASK for a task of an array."""
-    names = {str(found.get("job_id"))}
-    array, task = _value(found.get("array_job_id")), _value(found.get("array_task_id"))
+    names = {str(answer.get("job_id"))}
+    array, task = _value(answer.get("array_job_id")), _value(answer.get("array_task_id"))
     if array and task is not None:
         names.add(f"{array}_{task}")
     return names
 
 
-def _job(found: Mapping[str, Any]) -> SlurmJob:
+def _job(answer: Mapping[str, Any]) -> SlurmJob:
     return SlurmJob(
-        job_id=str(found.get("job_id")),
-        name=_text(found.get("name")),
-        user=_text(found.get("user_name")),
-        states=frozenset(_texts(found.get("job_state"))),
-        nodes=_text(found.get("nodes")),
-        is_held=bool(found.get("hold")) or _value(found.get("priority")) == HELD_PRIORITY,
-        may_requeue=bool(found.get("requeue")),
-        restarts=_value(found.get("restart_cnt")) or 0,
-        excluded_nodes=_texts(found.get("excluded_nodes")),
-        why_pending=_text(found.get("state_reason")),
-        admin_comment=_text(found.get("admin_comment")),
+        job_id=str(answer.get("job_id")),
+        name=_text(answer.get("name")),
+        user=_text(answer.get("user_name")),
+        states=frozenset(_texts(answer.get("job_state"))),
+        nodes=_text(answer.get("nodes")),
+        is_held=bool(answer.get("hold")) or _value(answer.get("priority")) == HELD_PRIORITY,
+        may_requeue=bool(answer.get("requeue")),
+        restarts=_value(answer.get("restart_cnt")) or 0,
+        excluded_nodes=_texts(answer.get("excluded_nodes")),
+        why_pending=_text(answer.get("state_reason")),
+        admin_comment=_text(answer.get("admin_comment")),
     )
 
 

@@ -131,11 +131,14 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         path = checkpoints.path_of(args.output_dir, state.global_step)
         if path.is_dir():
             self._complete(path, args.should_save, state.global_step, objects)
-        self._attachment.saved(state.global_step)
+        # A user's Trainer may save elsewhere, or only some files. Only the writing rank can tell.
+        is_written = checkpoints.is_written(path, args.save_only_model) if args.should_save else True
+        if is_written:
+            self._attachment.saved(state.global_step)
         self.reports.saved()
         waiting, self._saving = self._saving, []
         for command in waiting:
-            command.applied(checkpoint=path.name, checkpoint_step=state.global_step)
+            _answer_save(command, path, is_written)
 
     @log_errors
     def _complete(self, path: Path, writes: bool, step: int, objects: Mapping[str, Any]) -> None:
@@ -216,6 +219,16 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         if self._step_end is None:
             raise Rejected(HUNG)
         return self._step_end
+
+
+def _answer_save(command: JobCommand, path: Path, is_written: bool) -> None:
+    reason = f"{path} is missing, or lacks files that the Trainer needs to resume from it"
+    if is_written:
+        command.applied(checkpoint=path.name, checkpoint_step=checkpoints.step_of(path))
+    elif command.action == "job.stop":  # the job stops anyway
+        command.applied(checkpoint=None, no_checkpoint=reason)
+    else:
+        command.failed(reason)
 
 
 def _kind_of(model: Any) -> str:

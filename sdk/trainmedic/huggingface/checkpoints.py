@@ -83,6 +83,11 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
         return False
 
 
+def is_written(checkpoint: Path, save_only_model: bool) -> bool:
+    """Return whether the Trainer has written what its arguments ask for."""
+    return checkpoint.is_dir() if save_only_model else is_complete(checkpoint)
+
+
 def check_room(output_dir: str | Path) -> None:
     """Raises Rejected if the disk cannot hold another checkpoint of the newest's size."""
     complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]

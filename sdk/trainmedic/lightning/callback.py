@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -10,7 +11,7 @@ import torch
 
 from trainmedic import distributed
 from trainmedic.client import Medic, connect
-from trainmedic.errors import ConfigurationError, Rejected
+from trainmedic.errors import ConfigurationError, Rejected, TrainmedicError
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Accumulate, Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
@@ -28,6 +29,8 @@ except ImportError:
 
 _NO_LOADER = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
 
+_PATIENCE, _POLL = 60.0, 0.05
+"""Seconds to wait for a checkpoint that a plugin writes in the background, and between two looks."""
 _CANNOT_MOVE = (
     "a connected Callback cannot go to another process, as with strategy='ddp_spawn': leave it out of the Trainer, and "
     "give trainmedic.lightning.fit(..., job=...) the job's name, so that each process connects by itself"
@@ -207,7 +210,22 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._require_between_steps()
         path = checkpoints.path_of(self._directory, self._step)
         self._trainer.save_checkpoint(path)
+        if self._trainer.is_global_zero:
+            self._confirm(path)
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
+
+    def _confirm(self, path: Path) -> None:
+        """Wait for a write in the background. Raises TrainmedicError without a checkpoint to resume from."""
+        until = time.monotonic() + _PATIENCE
+        while not checkpoints.is_written(path):
+            if not self._writes_later or time.monotonic() >= until:
+                raise TrainmedicError(f"{path.name} is missing, unfinished, or without the optimizers' states")
+            time.sleep(_POLL)
+
+    @property
+    def _writes_later(self) -> bool:
+        plugin = type(self._trainer.strategy.checkpoint_io)  # by name: the library may be installed twice
+        return any(each.__name__ == "AsyncCheckpointIO" for each in plugin.__mro__)
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, Stop)

@@ -47,6 +47,11 @@ def is_complete(checkpoint: Path) -> bool:
     return zipfile.is_zipfile(checkpoint) and _content(checkpoint).has_optimizers
 
 
+def is_written(checkpoint: Path) -> bool:
+    """Return whether a file is complete, or a directory exists. Plugins have their own contents of directories."""
+    return checkpoint.is_dir() or is_complete(checkpoint)
+
+
 def step_of(checkpoint: Path) -> int | None:
     match = _STEP.search(checkpoint.name)
     return _content(checkpoint).step if match is None else int(match[1])

@@ -223,7 +223,7 @@ class MegatronTraining(SelfSavingFramework):
             train_data_iterator=state["train_data_iterator"],
         )
         megatron.maybe_finalize_async_save(blocking=True)
-        self.note_saved()
+        self.confirm_saved()
         return {"checkpoint": self.path_of(state["iteration"]).name, "directory": str(args.save)}
 
     def has_saved(self, step: int) -> bool:

@@ -160,9 +160,8 @@ class BatchLog:
     def state(self) -> dict[str, Any]:
         """Return plain JSON values for `restore`. Waits for the batches' device."""
         self.read()
-        kept = list(islice(reversed(self._fingerprints), _CARRIED))[
-            ::-1
-        ]  # from the end, so that a long log is not traversed
+        # From the end, so that a long log is not traversed.
+        kept = list(islice(reversed(self._fingerprints), _CARRIED))[::-1]
         known = {"fingerprints": kept, "begins_because": self._begins_because}
         return {"drawn": self.drawn, "format": FORMAT, **known}
 

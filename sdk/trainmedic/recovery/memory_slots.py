@@ -161,7 +161,7 @@ def node_directory(training: str, node: str) -> Path:
     root.mkdir(mode=0o700, exist_ok=True)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise UntrustedMemory(f"{root} is accessible to other users: remove it, or set {ENVIRONMENT}")
+        raise UntrustedMemory(f"{root} is not a private directory of this user: remove it, or set {ENVIRONMENT}")
     remove_stale(root, keep=training)
     # No other user can enter the directories below.
     directory = root / _safe(training) / _safe(node)
@@ -296,7 +296,7 @@ def _contents(file: Path, most: int) -> bytes:
 
 def _checked(status: os.stat_result) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise UntrustedMemory("a file in shared memory is accessible to other users")
+        raise UntrustedMemory("a file in shared memory is not a private file of this user")
     return status
 
 

@@ -228,7 +228,7 @@ class TitanTraining(SelfSavingFramework):
                 self.save(step)
         with self.medic.window(CHECKPOINT):
             checkpointer.maybe_wait_for_saving()
-        self.note_saved()
+        self.confirm_saved()
         return {"checkpoint": self.path_of(step).name, "directory": str(checkpointer.folder)}
 
     def _saves(self, step: int, is_last: bool) -> bool:

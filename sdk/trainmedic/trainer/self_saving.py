@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, ClassVar, Mapping
 
 from trainmedic.client import Medic
+from trainmedic.errors import TrainmedicError
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Stop
 from trainmedic.recovery import skipped_data
@@ -103,6 +104,12 @@ class SelfSavingFramework(Framework, abc.ABC):
         if self.writes and self.path_of(step).is_dir():  # else it went to another place
             self.layout.mark(self.path_of(step), health)
         self._being_saved = None
+
+    def confirm_saved(self) -> None:
+        """Note the ordered checkpoint. Raises TrainmedicError on the writing rank if it is not complete."""
+        self.note_saved()
+        if self.writes and self._being_saved is not None:
+            raise TrainmedicError(f"{self.path_of(self._being_saved[0])} is missing or incomplete")
 
     def in_window(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any, **options: Any) -> Any:

@@ -81,7 +81,7 @@ def ended(status: str, reason: str) -> CommandRecord:
     return CommandRecord(status, {"reason": reason})
 
 
-REVOKED = ended(envelope.REJECTED, "it was reverted before it was applied")
+REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
 """Record that blocks a command whose undo arrived first."""
 
 

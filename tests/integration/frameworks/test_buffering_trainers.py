@@ -179,7 +179,7 @@ def test_without_copies_the_state_is_that_of_a_new_process(tmp_path: Path, medic
     reply = sent.reply()
     assert reply.status == "applied", reply.output
     assert reply.output["trainer_state"] == {"restored": [], "reset": ["average", "buffer", "count"]}
-    assert reply.output["data"].startswith("not the same batches: the model samples them")
+    assert reply.output["data"].startswith("not the same batches: the model samples new ones")
     assert Buffering.counts[18][:2] == (12, 1)
     assert Buffering.used[18][2] == 12
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
-from transformers import TrainerCallback
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from transformers import Trainer, TrainerCallback
 
 import trainmedic
 import trainmedic.lightning
 from tests.integration.frameworks import hf, line
 from tests.support.command_sender import Sent
 from trainmedic import huggingface
+from trainmedic.lightning.checkpoints import is_complete
 
 QUICK = huggingface.Limits(retries=1, delay=0.0)
 
@@ -58,6 +61,34 @@ def test_a_trainer_that_saves_the_model_alone_is_not_restarted(
     replies = sent.replies()
     assert [reply.status for reply in replies] == ["unsupported"] * 3 + ["applied"]
     assert all("save_only_model" in reply.output["reason"] for reply in replies[:3])
+
+
+class SavesLess(Trainer):  # type: ignore[misc]
+    """A user's Trainer that writes the weights itself, as those that train adapters do, and no optimizer."""
+
+    def _save_checkpoint(self, *_: Any, **__: Any) -> None:
+        self.save_model(f"{self.args.output_dir}/checkpoint-{self.state.global_step}", _internal_call=True)
+
+
+class SavesElsewhere(Trainer):  # type: ignore[misc]
+    def _get_output_dir(self, *_: Any, **__: Any) -> str:
+        return f"{self.args.output_dir}/run-0"
+
+
+@pytest.mark.parametrize("cls", [SavesLess, SavesElsewhere])
+def test_a_save_that_cannot_be_resumed_from_is_no_checkpoint(
+    cls: type[Trainer], tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """A playbook may go on to drain the node. A stop stops without a checkpoint."""
+    script = hf.Script(at_3=sent("job.checkpoint"), at_5=sent("job.stop", checkpoint=True))
+    trainer = hf.make_trainer(tmp_path, script, cls=cls, max_steps=8, save_strategy="no")
+    assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 5
+    saved, stopped = sent.replies()
+    assert (saved.status, stopped.status) == ("failed", "applied")
+    assert "checkpoint-3 is missing, or lacks files" in saved.output["reason"]
+    assert stopped.output["checkpoint"] is None
+    assert "checkpoint-5 is missing, or lacks files" in stopped.output["no_checkpoint"]
+    assert medic.progress.checkpoint is None
 
 
 def test_the_loss_is_known_where_it_is_logged_by_the_epoch(tmp_path: Path, medic: trainmedic.Medic) -> None:
@@ -126,6 +157,40 @@ def test_lightning_does_not_delete_what_is_gone_back_to(tmp_path: Path, medic: t
     fit(trainer_with(tmp_path, script, every_n_epochs=1), medic)
     assert (sent.reply().status, sent.reply().output["checkpoint_step"]) == ("applied", 30)
     assert script.steps == [*range(1, 34), *range(31, 41)]
+
+
+class SlowIO(TorchCheckpointIO):
+    """Takes a second for each checkpoint, so that steps pass meanwhile."""
+
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        time.sleep(1.0)
+        super().save_checkpoint(*arguments, **options)
+
+
+def test_a_checkpoint_in_the_background_is_awaited(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """A playbook may go on to drain the node."""
+    there: list[bool] = []
+    script = line.Script(at_3=sent("job.checkpoint"), at_6=lambda _: there.extend(map(is_complete, written())))
+
+    def written() -> list[Path]:
+        return [tmp_path / "out" / sent.reply().output["checkpoint"]]
+
+    fit(line.make_trainer(tmp_path, script, max_steps=7, plugins=[AsyncCheckpointIO(SlowIO())]), medic)
+    assert (sent.reply().status, there) == ("applied", [True])
+
+
+class WithoutOptimizers(line.Line):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        del checkpoint["optimizer_states"]
+
+
+def test_a_checkpoint_of_lightning_without_optimizers_is_none(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """The model's own hook has removed them to save space."""
+    script = line.Script(at_3=sent("job.checkpoint"))
+    fit(line.make_trainer(tmp_path, script, max_steps=4), medic, WithoutOptimizers())
+    assert (sent.reply().status, "without the optimizers" in sent.reply().output["reason"]) == ("failed", True)
 
 
 def test_weights_alone_are_not_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:

@@ -85,8 +85,9 @@ def test_a_directory_that_is_not_ours_alone_is_not_used(kind: str, base: Path, t
     else:
         root.mkdir()
         root.chmod(0o777)
-    with pytest.raises((UntrustedMemory, OSError)):
+    with pytest.raises((UntrustedMemory, OSError)) as refused:
         memory_slots.node_directory("run", "node-1")
+    assert ("not a private directory" in str(refused.value)) == (kind != "file")
     assert not (tmp_path / "elsewhere" / "run").exists()
 
 

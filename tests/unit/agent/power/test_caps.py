@@ -138,7 +138,7 @@ def test_one_gpu_is_capped_by_whatever_name_the_alert_has(node: Node) -> None:
     ("code", "error", "says"),
     [
         (standin.NOT_SUPPORTED, CommandUnsupported, "does not support"),
-        (standin.NO_PERMISSION, CommandUnsupported, "root"),
+        (standin.NO_PERMISSION, CommandUnsupported, "driver denies the agent this call on .*root"),
         (standin.GPU_IS_LOST, CommandFailed, "no longer responds"),
         (standin.DRIVER_NOT_LOADED, CommandFailed, "not loaded"),
         (standin.UNKNOWN, CommandFailed, "999"),

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 import trainmedic.torchtitan
-from trainmedic import ConfigurationError, Medic
+from trainmedic import ConfigurationError, Medic, TrainmedicError
 from trainmedic.recovery import skipped_data
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.torchtitan import checkpoints, training
@@ -88,6 +88,18 @@ def test_what_is_put_aside_is_no_checkpoint_to_torchtitan(tmp_path: Path) -> Non
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["abandoned-1-of-20", "abandoned-1-of-30", "abandoned-2-of-20", "step-10"]
     assert [name for name in names if FOUND_BY_TORCHTITAN.search(name)] == ["step-10"]
+
+
+def test_a_checkpoint_that_did_not_come_about_is_not_answered_as_written(tmp_path: Path) -> None:
+    """Its write in the background can fail. A playbook may go on to drain the node."""
+    titan = a_training(tmp_path, maybe_wait_for_saving=lambda: None)
+    titan.medic.window = MagicMock()  # type: ignore[method-assign]
+    titan._trainer.step = titan._saved = 10
+    titan.begins_saving(10, CheckpointHealth())
+    with pytest.raises(TrainmedicError, match="step-10 is missing or incomplete"):
+        titan.checkpoint()
+    saved(tmp_path, 10)
+    assert titan.checkpoint()["checkpoint"] == "step-10"
 
 
 def test_batches_that_are_left_out_already_count(tmp_path: Path) -> None:
