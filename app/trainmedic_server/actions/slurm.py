@@ -1,4 +1,4 @@
-"""Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal``, ``cancel`` and ``update``.
+"""Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal`` and ``cancel``.
 
 Slurm has no conditional update and stores no author of a change, so each action leaves a mark with the runs whose
 change is in effect: a drain in the node's reason, a change of a job in its admin comment. A resumed attempt finds its
@@ -252,6 +252,9 @@ class SlurmReleaseParams(SlurmJobParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
 
 
+_HOLDS = re.compile(rf"\[{PREFIX}hold [^\]]*\]")
+
+
 def _hold_mark(run_id: str) -> str:
     return f"[{PREFIX}hold {run_id}]"
 
@@ -269,7 +272,7 @@ class SlurmHold(_JobAction):
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.running(job_id)
-            if job.is_held and mark not in job.admin_comment:
+            if job.is_held and not _HOLDS.search(job.admin_comment):
                 return _job_state(job, "held by another already: the undo leaves it held")
             if mark not in job.admin_comment:
                 await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
@@ -302,14 +305,16 @@ class SlurmReleaseJob(_JobAction):
             job = await self.slurm.job(job_id)
             if is_undo and mark not in job.admin_comment:
                 return _job_state(job, "held by another, or not at all: nothing to take back")
-            others = PREFIX + "hold " in job.admin_comment.replace(mark, "")
-            if job.is_held and not job.has_ended and not (is_undo and others):
+            # A release ends the holds of all runs. A mark left behind would claim a later hold by a person.
+            comment = job.admin_comment.replace(mark, "") if is_undo else _HOLDS.sub("", job.admin_comment)
+            others = _HOLDS.search(comment) is not None
+            if job.is_held and not job.has_ended and not others:
                 await self.slurm.unhold(job_id)
                 if (await self.slurm.job(job_id)).is_held:
                     raise TemporaryFailure(f"Slurm does not release job {job_id}", _job_state(job))
-            if mark in job.admin_comment:
-                await self.slurm.set_admin_comment(job_id, job.admin_comment.replace(mark, ""))
-            return _job_state(await self.slurm.job(job_id), "stays held for other runs" if is_undo and others else "")
+            if comment != job.admin_comment:
+                await self.slurm.set_admin_comment(job_id, comment)
+            return _job_state(await self.slurm.job(job_id), "stays held for other runs" if others else "")
 
         try:
             return await self.retry_until_deadline(call, attempt)
@@ -403,8 +408,14 @@ class SlurmSignal(Irreversible, _JobAction):
         job = await self.running(job_id)
         if "RUNNING" not in job.states:
             raise TemporaryFailure(f"job {job_id} is {_states(job)}", _job_state(job))
-        await self.slurm.signal(job_id, params.signal, params.batch)
-        return _job_state(await self.slurm.job(job_id), "Slurm has taken the signal")
+        try:
+            await self.slurm.signal(job_id, params.signal, params.batch)
+        except ClusterUnavailable as error:
+            if error.may_be_done:  # A failed attempt would be retried.
+                raise OutcomeUnknown(f"the signal may have been sent: {error}") from error
+            raise
+        # The state before the signal: if another reading failed, the signal would be sent again.
+        return _job_state(job, "Slurm has taken the signal")
 
 
 class SlurmCancel(Irreversible, _JobAction):

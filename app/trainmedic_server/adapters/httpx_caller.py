@@ -15,7 +15,7 @@ import httpx
 
 from trainmedic_server import __version__
 from trainmedic_server.adapters.foreign_answers import no_cookies
-from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.outside import HttpReply
 
 BODY_LIMIT = 64 * 1024
@@ -31,11 +31,13 @@ class HttpxCaller:
         socket: str | None = None,
         ca_file: Path | None = None,
     ) -> None:
-        """With `socket`, all calls go to this UNIX socket. With `ca_file`, only its certificates are trusted."""
+        """With `socket`, all calls go to this UNIX socket. With `ca_file`, only its certificates are trusted. Raises
+        ConfigurationError if it has none.
+        """
         self._secrets = dict(secrets or {})
         self._body_limit = body_limit
         self._socket = socket
-        self._ca_file = ca_file
+        self._trusted = _trusting(ca_file) if ca_file is not None else None
         self._client: httpx.AsyncClient | None = None
 
     async def call(
@@ -88,7 +90,7 @@ class HttpxCaller:
         # Created on first use: reading the certificates takes 50 ms.
         if self._client is None:
             limits = httpx.Limits(max_keepalive_connections=0)
-            verify = ssl.create_default_context(cafile=self._ca_file) if self._ca_file is not None else True
+            verify = self._trusted or True
             transport = (
                 httpx.AsyncHTTPTransport(verify=verify, limits=limits, uds=self._socket) if self._socket else None
             )
@@ -107,6 +109,13 @@ class HttpxCaller:
         if not secret or not secret.isascii() or not secret.isprintable():
             raise PermanentFailure(f"the secret {name} is empty, or not one line of printable ASCII")
         return secret
+
+
+def _trusting(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # SSLError is one
+        raise ConfigurationError(f"cannot read the certificates to trust in {ca_file}: {error}") from error
 
 
 async def read_secret(path: Path, name: str) -> str:

@@ -57,11 +57,7 @@ class SlurmRest:
         """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``. `fence` is called before each
         change and does not return if this server may not act. Raises ConfigurationError.
         """
-        parts = urlsplit(url)
-        socket = parts.path if parts.scheme == "unix" else None
-        if not (socket or (parts.scheme in ("http", "https") and parts.hostname)):
-            raise ConfigurationError(f"{url!r} is not a URL of slurmrestd; use http://HOST:6820 or unix:///PATH")
-        self._base = "http://localhost" if socket else f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        self._base, socket = _address(url)
         self._user = user
         self._token_file = token_file
         self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
@@ -176,17 +172,32 @@ class SlurmRest:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._user is not None:
             headers["X-SLURM-USER-NAME"] = self._user
-        if self._token_file is not None:
-            token = await read_secret(self._token_file, "the token for slurmrestd")
-            # `scontrol token` prints it after this name.
-            headers["X-SLURM-USER-TOKEN"] = token.removeprefix("SLURM_JWT=")
         content = None if body is None else json.dumps(body).encode()
         try:
+            if self._token_file is not None:
+                # `scontrol token` prints it after this name.
+                token = (await read_secret(self._token_file, "the token for slurmrestd")).removeprefix("SLURM_JWT=")
+                if not token:  # A shell empties the file before `scontrol token` writes to it.
+                    raise ClusterUnavailable("the file of the token for slurmrestd is empty")
+                headers["X-SLURM-USER-TOKEN"] = token
             return await self._http.call(method, f"{self._base}{path}", headers, content, TIMEOUT)
         except OutcomeUnknown as error:
             raise ClusterUnavailable(f"slurmrestd: {error}", may_be_done=method != "GET") from error
         except TemporaryFailure as error:
             raise ClusterUnavailable(f"slurmrestd: {error}") from error
+
+
+def _address(url: str) -> tuple[str, str | None]:
+    """Return the beginning of all URLs, and the path of the UNIX socket if there is one. Raises ConfigurationError."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "unix" and not parts.netloc and parts.path:
+            return "http://localhost", parts.path
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None:
+            return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", None
+    except ValueError:
+        pass  # such as a port that is out of range
+    raise ConfigurationError("the URL of slurmrestd is invalid; use http://HOST:6820 or unix:///PATH")
 
 
 def _document(reply: HttpReply) -> Mapping[str, Any] | None:

@@ -37,7 +37,7 @@ class Dependency(ApiModel):
 
 
 _CHANNELS_ARE_SET = "all channels that playbooks name are configured"
-_FOLLOWED = "clock is steady"
+_FOLLOWED = "the server uses the time of the machine's clock"
 
 
 class Ready(ApiModel):
