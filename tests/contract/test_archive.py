@@ -151,7 +151,7 @@ async def test_a_server_that_starts_without_its_archive_s_volume_deletes_nothing
     assert await store.prune(at(50), archive_in(directory)) == 1
     await keep(store, closed(2, gpu(2)))
     directory.rename(tmp_path / "away")
-    with pytest.raises(errors.ArchiveUnavailable, match=r"file number 1 is not there\. Is its volume mounted\?"):
+    with pytest.raises(errors.ArchiveUnavailable, match=r"file number 1 is missing\. Is its volume mounted\?"):
         await store.prune(at(50), archive_in(directory))
     assert (len(await ids_of(store)), documents(directory)) == (1, [])
     assert await store.prune(at(50), archive_in(tmp_path / "elsewhere")) == 1

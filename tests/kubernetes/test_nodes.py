@@ -68,7 +68,7 @@ async def test_a_node_that_somebody_else_had_cordoned_stays_so(world: World) -> 
     """The undo restores what was, which was cordoned; so does an explicit uncordon, and says why."""
     node = await world.node(unschedulable=True)
     output = await world.act(CordonNode, node, RUN)
-    assert "somebody else" in output["note"]
+    assert "another party" in output["note"]
     await world.act(UncordonNode, node, RUN, restore=True)
     assert await is_cordoned(world, node)
     with pytest.raises(PermanentFailure, match="not set by Trainmedic"):
@@ -91,7 +91,7 @@ async def test_a_node_that_somebody_cordoned_anew_is_left(world: World) -> None:
     for value in (None, True):
         await patched_by_a_person(world, node, {"spec": {"unschedulable": value}})
     undone = await world.act(UncordonNode, node, RUN, restore=True)
-    assert "somebody else" in undone["note"]
+    assert "another party" in undone["note"]
     assert await is_cordoned(world, node)
     assert not any("trainmedic" in name for name in await annotations(world, node))
 
@@ -195,7 +195,7 @@ async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type
     found = await world.cluster.get(node)
     await world.cluster.delete(node, found["metadata"]["uid"])
     taker = {one.name: one for one in (UncordonNode, TaintNode, LabelNode)}[undo.action]
-    assert "gone" in (await world.act(taker, node, RUN, **undo.params))["note"]
+    assert "it was deleted" in (await world.act(taker, node, RUN, **undo.params))["note"]
 
 
 async def test_what_is_waited_for_is_told_while_the_api_is_away(

@@ -73,7 +73,7 @@ async def test_a_scale_is_taken_back_unless_somebody_scaled_meanwhile(world: Wor
     await world.act(ScaleWorkload, run_id=OTHER, replicas=1, **named)
     await world.cluster.patch(ref, {"spec": {"replicas": 7}})
     undone = await world.act(ScaleWorkload, run_id=OTHER, restore=True, **named)
-    assert "somebody else" in undone["note"]
+    assert "another party" in undone["note"]
     assert (await spec_of(world, ref))["replicas"] == 7
 
 
@@ -145,7 +145,7 @@ async def test_what_a_kind_does_not_have_is_a_clear_failure(world: World) -> Non
 async def test_an_undo_of_what_is_gone_is_done(world: World) -> None:
     """A duty to restore an object that was deleted does not stay for ever."""
     undone = await world.act(ScaleWorkload, restore=True, kind="Deployment", namespace=world.namespace, name="gone")
-    assert "gone" in undone["note"]
+    assert "it was deleted" in undone["note"]
 
 
 async def test_a_pod_is_deleted_and_its_successor_is_not(world: World) -> None:

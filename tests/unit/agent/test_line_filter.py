@@ -132,13 +132,13 @@ def test_what_is_found_is_what_a_look_at_every_line_finds(
 def test_lines_without_what_is_looked_for_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a piece of the file all but the last that says a time are passed over."""
     looked_at: list[bytes] = []
-    told = wanted_lines.told
+    parse = wanted_lines.parse
 
     def counted(raw: bytes, *more: object) -> object:
         looked_at.append(raw)
-        return told(raw, *more)  # type: ignore[arg-type]
+        return parse(raw, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(wanted_lines, "told", counted)
+    monkeypatch.setattr(wanted_lines, "parse", counted)
     log = tmp_path / "log"
     log.write_text(
         "".join(f"{(BEGAN + timedelta(seconds=n)).isoformat()} straw {n}\n" for n in range(5000)) + "needle\n"
