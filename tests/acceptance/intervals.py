@@ -1,7 +1,7 @@
 """Rules, configurations and playbooks on a faster clock, for tests that cannot wait for minutes.
 
 Only durations change, each divided by the same factor. Expressions, thresholds and labels stay as shipped.
-`keep_firing_for` does not fall below 30 s: it covers the time of a repair, and jobs and agents repair at their usual
+`keep_firing_for` does not fall below 15 s: it covers the time of a repair, and jobs and agents repair at their usual
 pace. If it were 1 s, an alert would resolve in the middle of a rollback, and the run would skip its next step.
 """
 
@@ -23,7 +23,7 @@ DURATION = re.compile(
     | (?<=per:\ ) \d+[smhd]\b
     """
 )
-SHORTEST_KEEP_MS = 30_000
+SHORTEST_KEEP_MS = 15_000
 _MILLISECONDS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
