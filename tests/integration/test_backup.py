@@ -122,7 +122,7 @@ async def test_two_copies_to_one_file_do_not_mix(tmp_path: Path, monkeypatch: py
         copy_pages(source, target)
 
     monkeypatch.setattr(backup, "_copy_pages", while_another_copies)
-    with pytest.raises(errors.ConfigurationError, match="there already"):
+    with pytest.raises(errors.ConfigurationError, match="exists already"):
         backup.copy(url, copied)
     assert sorted(tmp_path.glob("copy.db*")) == [copied, beside]
     assert (beside.read_text(), copied.stat().st_mode & 0o777) == ("mine", 0o600)

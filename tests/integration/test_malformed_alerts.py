@@ -102,7 +102,7 @@ def test_a_member_with_a_text_that_is_too_long_costs_the_group_nothing(scene: tu
     assert sender.server.ask("/alerts?alertname=Odd").body["items"] == []
     event = sender.first_event("alert_rejected")
     assert event["alert"] == "Odd"
-    assert "argv: is 66000 characters long" in event["why"]
+    assert "argv: has 66000 characters" in event["why"]
 
 
 def _now() -> str:

@@ -159,7 +159,7 @@ def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Call
             with urllib.request.urlopen(f"{url}/metrics") as reply:
                 metrics = reply.read().decode()
             log = server.log.read_text()
-    assert "room for 200" in detail
+    assert "of at most 200" in detail
     assert "maxmemory-policy is allkeys-lru" in detail
     assert 'trainmedic_redis_used_share{of="clients"} 0.9' in metrics
     assert "Redis may not be large enough" in log
