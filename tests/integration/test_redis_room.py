@@ -169,23 +169,27 @@ def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Call
 def test_a_redis_that_takes_no_more_clients_is_heard(
     tmp_path: Path, own_redis: Callable[..., Any], run: Callable[..., Any]
 ) -> None:
-    """It says so and closes the connection, mostly before the first command is sent; in which order, is chance."""
+    """Redis says so and closes the connection, mostly before the first command is sent. If the command comes first, the
+    kernel may reset the connection and discard the answer, so a few of many refusals are only broken connections.
+    """
     full = own_redis(tmp_path, "--maxclients", "40")
     full.start()
 
-    async def refusals() -> set[bool]:
+    async def refusals() -> list[bool]:
         client = redis_connection.open_client(full.url)
-        heard = set()
+        heard = []
         for _ in range(50):
             try:
                 await client.ping()
             except redis_connection.FAULTS as error:
-                heard.add(isinstance(redis_connection.unavailable(error), BusFull))
+                heard.append(isinstance(redis_connection.unavailable(error), BusFull))
         await client.aclose()
         return heard
 
     with held(full.url, 40):
-        assert run(refusals()) == {True}
+        heard = run(refusals())
+    assert len(heard) == 50
+    assert heard.count(True) >= 40, heard
 
 
 def test_a_server_that_starts_beside_a_full_redis_says_so(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
