@@ -1,8 +1,6 @@
 """Rules, configurations and playbooks on a faster clock, for tests that cannot wait for minutes.
 
 Only durations change, each divided by the same factor. Expressions, thresholds and labels stay as shipped.
-`keep_firing_for` does not fall below 15 s: it covers the time of a repair, and jobs and agents repair at their usual
-pace. If it were 1 s, an alert would resolve in the middle of a rollback, and the run would skip its next step.
 """
 
 from __future__ import annotations
@@ -23,17 +21,20 @@ DURATION = re.compile(
     | (?<=per:\ ) \d+[smhd]\b
     """
 )
-SHORTEST_KEEP_MS = 15_000
 _MILLISECONDS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def hasten(text: str, factor: int) -> str:
-    """Return `text` with every duration divided by `factor`."""
+def hasten(text: str, factor: int, least_keep_ms: int = 0) -> str:
+    """Return `text` with every duration divided by `factor`.
+
+    `keep_firing_for` does not fall below `least_keep_ms`, unless it is less in `text`. It covers the time of a repair,
+    and a job repairs at its usual pace: if an alert resolves in the middle of a rollback, the run skips its next step.
+    """
 
     def shortened(found: re.Match[str]) -> str:
         written = found.group()
         shipped = int(written[:-1]) * _MILLISECONDS[written[-1]]
-        least = min(shipped, SHORTEST_KEEP_MS) if text.endswith("keep_firing_for: ", 0, found.start()) else 0
+        least = min(shipped, least_keep_ms) if text.endswith("keep_firing_for: ", 0, found.start()) else 0
         return f"{max(least, shipped // factor)}ms"
 
     return DURATION.sub(shortened, text)

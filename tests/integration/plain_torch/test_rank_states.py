@@ -48,7 +48,7 @@ def test_each_rank_gets_its_own_state_back(kind: str, lived: RankProcesses) -> N
         assert results[rank]["back"] == LAST
         assert sorted(results[rank]["resumed"]) == list(range(LAST + 1, RESUMED + 1))
         if kind == "compressed":  # its error is by bucket, and DDP lays these out anew: it begins again, and says so
-            assert "model.comm_hook.0 begins again" in (lived.directory / "job-0.log").read_text()
+            assert "model.comm_hook.0 starts afresh" in (lived.directory / "job-0.log").read_text()
             continue
         for step, state in results[rank]["resumed"].items():
             assert are_same(state, calm[step]), f"rank {rank}, resumed, step {step}"
