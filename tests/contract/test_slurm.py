@@ -177,6 +177,18 @@ async def test_a_signal_reaches_the_job(slurm: Slurm, cluster: SlurmCluster, scr
     assert "RUNNING" in (await slurm.job(job.job_id)).states
 
 
+async def test_an_array_is_refused_and_its_tasks_are_jobs(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """Reading one task back would prove nothing about the others."""
+    array = cluster.submit(TASK_RUNS, "--array=0-1")
+    await until(lambda: _has_state(slurm, f"{array}_0", "RUNNING"), "the first task runs")
+    await until(lambda: _has_state(slurm, f"{array}_1", "RUNNING"), "the second task runs")
+    with pytest.raises(ClusterRefused, match="has 2 parts"):
+        await slurm.job(array)
+    await slurm.cancel(f"{array}_1")
+    await until(lambda: _has_state(slurm, f"{array}_1", "CANCELLED"), "the second task is cancelled")
+    assert "RUNNING" in (await slurm.job(f"{array}_0")).states
+
+
 async def test_a_job_is_cancelled_once(slurm: Slurm, cluster: SlurmCluster) -> None:
     """A job that has ended is fine."""
     job = await running(slurm, cluster)

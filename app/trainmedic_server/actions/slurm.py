@@ -34,7 +34,7 @@ _REASON_LIMIT = 200
 """Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
 _JOB_TARGET = "slurm:"
 """A target such as ``job:slurm:4711`` names a job by its Slurm id."""
-_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 GONE = "it is gone: nothing to take back"
 
 
@@ -78,6 +78,8 @@ class _NodeAction(SlurmAction):
             return await self.slurm.node(name)
         except ObjectMissing:
             nodes = await self.slurm.nodes()
+        if not nodes:  # An undo would take the node for deleted.
+            raise ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
         short = name.partition(".")[0]
         matching = [each for each in nodes if name in (each.hostname, each.address)]
         matching = matching or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]

@@ -86,10 +86,16 @@ class SlurmRest:
 
     async def job(self, job_id: str) -> SlurmJob:
         answer = await self._ask("GET", f"/job/{quote(job_id, safe='')}")
-        for each in _list(answer, "jobs"):
-            if job_id in _names_of(each):
-                return _job(each)
-        raise ObjectMissing(f"Slurm knows no job {job_id}")
+        parts = _list(answer, "jobs")
+        if len(parts) > 1 and "_" not in job_id:
+            # A change would reach all of them, and reading one back would prove nothing about the others.
+            raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
+        # For a task slurmrestd lists the whole array. Tasks that wait are in one record, with their numbers as text.
+        named = [each for each in parts if job_id in _names_of(each)]
+        waiting = [each for each in parts if each.get("array_task_string")]
+        if not named and not waiting:
+            raise ObjectMissing(f"Slurm knows no job {job_id}")
+        return _job((named or waiting)[0])
 
     async def jobs(self) -> Sequence[SlurmJob]:
         return [_job(each) for each in _list(await self._ask("GET", "/jobs/"), "jobs")]

@@ -12,9 +12,9 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.errors import ClusterUnavailable, OutcomeUnknown, TemporaryFailure
+from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, OutcomeUnknown, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
-from trainmedic_server.ports.slurm import SlurmJob
+from trainmedic_server.ports.slurm import SlurmJob, SlurmNode
 
 NOW = datetime.now(UTC)
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "SlurmJobHangs"}, {}, NOW)
@@ -52,18 +52,21 @@ class OneJob:
         self.known = replace(self.known, admin_comment=text)
 
 
-async def do(slurm: OneJob, name: str, run_id: str = "a", **given: Any) -> Any:
+JOB = Target(TargetKind.JOB, job="slurm:7")
+
+
+async def do(slurm: OneJob, name: str, run_id: str = "a", target: Target = JOB, **given: Any) -> Any:
     services = Services(SystemClock(), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get(name)
     call = Call(
         command_id="c-1",
         run_id=run_id,
         playbook="hanging-job",
-        target=Target(TargetKind.JOB, job="slurm:7"),
+        target=target,
         params=action.Params.model_validate(given),
         reason="it hangs",
         issued_at=NOW,
-        deadline=datetime.now(UTC) + timedelta(minutes=2),
+        deadline=datetime.now(UTC) + timedelta(seconds=2),
         alert=ALERT,
     )
     return await action.perform(call)
@@ -112,3 +115,17 @@ async def test_the_undo_of_a_released_hold_leaves_a_persons_hold() -> None:
     await slurm.hold("7")
     output = await do(slurm, "slurm.release", "a", restore=True)
     assert output["held"] is True
+
+
+async def test_a_cluster_that_lists_no_nodes_is_no_proof_that_a_node_is_gone() -> None:
+    """A user who may not see nodes gets an empty list. The undo of a drain stays pending."""
+
+    class Blind(OneJob):
+        async def node(self, name: str) -> SlurmNode:
+            raise ObjectMissing(f"Slurm has no node {name}")
+
+        async def nodes(self) -> list[SlurmNode]:
+            return []
+
+    with pytest.raises((TemporaryFailure, OutcomeUnknown), match="lists no nodes"):
+        await do(Blind(), "slurm.resume", target=Target(TargetKind.NODE, node="n1"), restore=True)
