@@ -16,12 +16,13 @@ from trainmedic_core.allowance import Allowance, TooLarge
 from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
-from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.catalog import attachments, definition_check, effect_query, matchers, scope_check
+from trainmedic_server.catalog import attachments, cures, definition_check, effect_query, matchers, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
+from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import (
     APPROVAL,
@@ -34,7 +35,11 @@ from trainmedic_server.domain.playbook import (
     UndoTrigger,
     default_id,
 )
-from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
+from trainmedic_server.domain.value_types import Shape
+from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
+
+_PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
+"""Keys with text for people, in which a ``#3`` is hardly a comment."""
 
 
 def compile_document(
@@ -61,7 +66,7 @@ class _Compilation:
     manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
-        definition = model_errors.validate(Playbook, self.document, PHASES)
+        definition = model_errors.validate(Playbook, self.document, PHASES, cures.of_fault)
         if isinstance(definition, list):
             self.problems.extend(definition)
         raw = self.document.value
@@ -78,6 +83,7 @@ class _Compilation:
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         effect = self._effect(raw.get("effect"))
         self._constants(self._vars, ("vars",))
+        self._cut_texts()
         if isinstance(definition, Playbook):
             for path, message in definition_check.problems(definition):
                 self._problem(path, message)
@@ -105,9 +111,13 @@ class _Compilation:
         for index, text in enumerate(written[:MOST_MATCHERS] if isinstance(written, list) else ()):
             if isinstance(text, str):
                 try:
-                    parsed.extend(matchers.parse(text))
+                    written_here = matchers.parse(text)
                 except ValueError as error:
                     self._problem(("on", "matchers", index), f"on.matchers[{index}]: {error}")
+                    continue
+                for cure in filter(None, map(matchers.meant_as_pattern, written_here)):
+                    self._problem(("on", "matchers", index), f"on.matchers[{index}]: {cure}")
+                parsed.extend(written_here)
         if len(parsed) > MOST_MATCHERS:
             self._problem(("on", "matchers"), f"on.matchers: a playbook has at most {MOST_MATCHERS} matchers")
         # Cheap matchers first: regular expressions cost more and exclude less.
@@ -143,6 +153,15 @@ class _Compilation:
         elif evaluation.is_template(value):
             self._problem(path, "variables are constants; a template in one is not rendered")
 
+    def _cut_texts(self) -> None:
+        for path, comment in self.document.remarks.items():
+            if path and path[-1] in _PROSE:
+                self._problem(
+                    path,
+                    f"{path[-1]}: the text ends before {cut(comment, 40)!r}, which YAML reads as a comment; "
+                    "put the text in quotes",
+                )
+
     # --- steps
 
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
@@ -152,7 +171,7 @@ class _Compilation:
             for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
-        outputs: dict[str, Collection[str]] = {}
+        outputs: dict[str, Mapping[str, Shape]] = {}
         for position, (phase, index, entry, step_id) in enumerate(entries):
             if not isinstance(entry, dict):
                 continue
@@ -163,7 +182,7 @@ class _Compilation:
             before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
             later = [other for other in ids if other not in (*before, step_id)]
             names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, outputs, later)
-            outputs[step_id] = _output_keys(entry, self.actions, self._kind)
+            outputs[step_id] = _outputs(entry, self.actions, self._kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
@@ -191,7 +210,7 @@ class _Compilation:
         raw = self._with_manifest(action, written if isinstance(written, dict) else {}, path)
         template = self._template(raw, (*path, "with"), names, f"with of step {step_id}")
         if action is None:
-            hint = did_you_mean(entry["action"], self.actions.names())
+            hint = did_you_mean(entry["action"], self.actions.names()) or _of_prefix(entry["action"], self.actions)
             self._problem((*path, "action"), f"there is no action {entry['action']!r}{hint}")
             return CompiledStep(step_id, when, template)
         self._suits(action, entry, path)
@@ -234,7 +253,9 @@ class _Compilation:
         try:
             params = action.Params.model_validate(filled)
         except ValidationError as error:
-            wrong = model_errors.faults(error, action.Params, filled)
+            wrong = model_errors.faults(
+                error, action.Params, filled, cure=lambda inner, kind, _: cures.of_parameter(action.name, inner, kind)
+            )
             # A rendered number is written out where text is required.
             faults = [
                 fault for fault in wrong if _is_final(fault, templates if fault.type == "string_type" else unknown)
@@ -292,7 +313,7 @@ class _Compilation:
             wrong = scope_check.check(tree, names)
             made = evaluation.compile_parsed(tree, name)
         except Malformed as error:
-            self._problem(path, f"{path[-1]}: {error}")
+            self._problem(path, f"{path[-1]}: {error}{cures.of_expression(text)}")
             return None
         for each in wrong:
             self._problem(path, f"{path[-1]}: {each}")
@@ -315,6 +336,13 @@ def _id_of(entry: Any, index: int, phase: str) -> str:
     return default_id(index, phase)
 
 
+def _of_prefix(name: str, actions: Actions) -> str:
+    """Return the actions with the same first word, or those whose last word is the name."""
+    first = name.partition(".")[0]
+    near = [each for each in actions.names() if first in (each.partition(".")[0], each.rpartition(".")[2])]
+    return f"; there are {', '.join(near)}" if near else "; 'trainmedic playbook schema' and docs/reference list them"
+
+
 def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
     if isinstance(value, dict):
         for key, each in value.items():
@@ -335,11 +363,14 @@ def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | i
     )
 
 
-def _output_keys(entry: Any, actions: Actions, kind: TargetKind | None) -> Collection[str]:
+def _outputs(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:
+    """Return the types in the output of a step. Empty if unknown, as for a job's nodes, whose outputs are merged."""
     name = entry.get("action") if isinstance(entry, dict) else None
     action = actions.action_class(name) if isinstance(name, str) else None
-    keys: Collection[str] = getattr(action, "outputs", ())
-    return keys if kind is not None and kind is not TargetKind.JOB else ()
+    outputs: Collection[str] = getattr(action, "outputs", ())
+    if kind in (None, TargetKind.JOB) and (isinstance(action, MultiNodeAction) or not isinstance(outputs, Mapping)):
+        return {}
+    return value_types.of_outputs(outputs)
 
 
 def _with_misplaced(

@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from trainmedic_core.problems import DocumentPath
-from trainmedic_server.domain.playbook import PHASES, Approval, ApproveStep, Escalation, Playbook, Question
+from trainmedic_core import duration
+from trainmedic_core.problems import DocumentPath, shown
+from trainmedic_server.domain.playbook import (
+    PHASES,
+    ActionStep,
+    Approval,
+    ApproveStep,
+    Escalation,
+    Playbook,
+    Question,
+    Step,
+    WaitStep,
+)
 
+SILENCE, EXPIRE_SILENCE = "alertmanager.silence", "alertmanager.expire_silence"
+_NO_NAME = re.compile(r"\.[*+]|\w\*$|^\*|\w\|\w|^\^|\{\{|\w,\w")
 _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 
 
 def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    yield from _alertnames(definition)
     yield from _durations(definition)
+    for phase in PHASES:
+        yield from _waits_during_silence(phase, getattr(definition, phase))
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             if isinstance(step, ApproveStep):
                 yield from _question((phase, index, "approve"), (phase, index), step.question, step)
+
+
+def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    names = definition.on.alert
+    for index, name in enumerate((names,) if isinstance(names, str) else names):
+        if _NO_NAME.search(name):
+            path: DocumentPath = ("on", "alert") if isinstance(names, str) else ("on", "alert", index)
+            yield path, f"on.alert: {shown(name)} is compared as it is, not as a pattern; write a list of names"
+
+
+def _waits_during_silence(phase: str, steps: Sequence[Step]) -> Iterator[tuple[DocumentPath, str]]:
+    """Alertmanager reports no end of a silenced alert, so a shorter wait always times out."""
+    silence: timedelta | None = None
+    for index, step in enumerate(steps):
+        if isinstance(step, ActionStep) and step.action == SILENCE:
+            silence = _constant_duration(step.with_.get("duration"))
+        elif isinstance(step, ActionStep) and step.action == EXPIRE_SILENCE:
+            silence = None
+        elif isinstance(step, WaitStep) and silence and step.timeout is not None and step.timeout <= silence:
+            yield (
+                (phase, index, "wait_for"),
+                f"wait_for: always times out: an earlier step silences the alert for {duration.write(silence)}, "
+                "and its end is not reported during that time; wait before the silence, or longer",
+            )
+
+
+def _constant_duration(written: object) -> timedelta | None:
+    try:
+        return duration.parse(written) if isinstance(written, str) else None
+    except ValueError:
+        return None
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
