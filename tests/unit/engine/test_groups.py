@@ -336,3 +336,18 @@ async def test_a_group_holds_no_lock(world: MakeWorld) -> None:
     await at.pass_time(60)
     assert [str(run.status) for run in await at.runs()] == ["succeeded", "succeeded"]
     assert Target.of_key("nodes:rack=r1").kind == "group"
+
+
+async def test_explain_shows_list_and_batches(world: MakeWorld) -> None:
+    """The list as it is now, the batches, and the steps with the first member's names."""
+    named = with_rollout("serial: [1, 3], max_errors: 25%").replace("undo:", "with: {amount: 3}, undo:")
+    at = world(named, inventory=RACK, **LARGE)
+    await at.engine.start()
+    ((one,),) = [each.playbooks for each in await at.engine.explain([at.alert("PDU", rack="r1")])]
+    assert (one.target, str(one.decision)) == ("nodes:rack=r1", "started")
+    shown = "node:n1, node:n2, node:n3, node:n4, node:n5 and 3 more"
+    assert one.guards == (
+        f"members: 8: {shown}; the steps are those of the first",
+        "rollout: batches of 1, 3, 3, 1; at most 2 may fail",
+    )
+    assert [(step.id, step.params) for step in one.steps] == [("cap", {"amount": 3.0})]
