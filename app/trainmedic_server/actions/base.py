@@ -26,7 +26,7 @@ class BasicAction:
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind) - {TargetKind.GROUP}
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
     """It changes only files on disks of the target's node (`ports.actions.DiskAction`)."""

@@ -21,7 +21,7 @@ from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import attachments, cures, definition_check, effect_query, matchers, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
+from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import (
@@ -35,6 +35,7 @@ from trainmedic_server.domain.playbook import (
     UndoTrigger,
     default_id,
 )
+from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
@@ -74,12 +75,14 @@ class _Compilation:
             return self.problems
         self._vars = raw["vars"] if isinstance(raw.get("vars"), dict) else {}
         self._kind = scope_check.kind_of(raw.get("target"))
+        self._is_group = isinstance(raw.get("target"), dict) and bool(raw["target"].keys() & MEMBER_KINDS.keys())
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
         before_run = VisibleNames(ALERT_NAMES, self._vars)
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
+        selectors = self._selectors(raw.get("target"), before_run)
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         effect = self._effect(raw.get("effect"))
         self._constants(self._vars, ("vars",))
@@ -99,6 +102,7 @@ class _Compilation:
             matchers=label_matchers,
             condition=condition,
             parts=parts,
+            selectors=selectors,
             steps=steps,
             identity=self.identity,
             effect=effect,
@@ -131,6 +135,23 @@ class _Compilation:
             for name, text in written.items()
             if name in TargetParts.model_fields and isinstance(text, str)
         }
+
+    def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:
+        if not self._is_group:
+            return {}
+        plural = next(name for name in MEMBER_KINDS if name in written)
+        conditions = written[plural] if isinstance(written[plural], dict) else {}
+        return {
+            name: tuple(
+                self._text(text, ("target", plural, name, *place), names)
+                for place, text in _texts(values, ())
+            )
+            for name, values in conditions.items()
+        }  # fmt: skip
+
+    def _kind_in(self, phase: str) -> TargetKind | None:
+        """Return the kind of target of a phase's steps: those at the end of a group are its parent run's."""
+        return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
     def _effect(self, written: Any) -> effect_query.EffectQuery | None:
         if not isinstance(written, dict) or not isinstance(written.get("query"), str):
@@ -179,15 +200,19 @@ class _Compilation:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
+            seen = (phase,) if self._is_group else ("steps", phase)
+            before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
-            names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, outputs, later)
-            outputs[step_id] = _outputs(entry, self.actions, self._kind)
+            kind = self._kind_in(phase)
+            known = GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES
+            names = VisibleNames(known, self._vars, kind, before, outputs, later)
+            outputs[step_id] = _outputs(entry, self.actions, kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
-        names = VisibleNames(STEP_NAMES, self._vars, self._kind)
+        kind = self._kind_in(APPROVAL)
+        names = VisibleNames(GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES, self._vars, kind)
         message = self._text(text, ("approval", "message"), names) if isinstance(text, str) else ""
         return {(APPROVAL, 0): CompiledStep(APPROVAL, message=message)}
 
@@ -236,9 +261,16 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        if self._kind is not None and self._kind not in action.targets:
+        phase = str(path[0])
+        kind = self._kind_in(phase)
+        if kind is TargetKind.GROUP and action.harmful:
+            message = (
+                f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
+            )
+            self._problem((*path, "action"), message)
+        elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
-            self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {self._kind}")
+            self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
         if entry.get("undo") not in (None, UndoTrigger.NEVER) and not can_be_undone(action):
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 

@@ -30,6 +30,7 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     yield from _durations(definition)
     for phase in PHASES:
         yield from _waits_during_silence(phase, getattr(definition, phase))
+    yield from _group(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
@@ -66,6 +67,21 @@ def _constant_duration(written: object) -> timedelta | None:
         return duration.parse(written) if isinstance(written, str) else None
     except ValueError:
         return None
+
+
+def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    if definition.group is None:
+        if definition.rollout is not None:
+            yield ("rollout",), "rollout: only for a group, such as target: {nodes: {pool: h100}}"
+        return
+    if definition.effect is not None:
+        yield ("effect",), "effect: is not measured for a group"
+    for index, step in enumerate(definition.steps):
+        if isinstance(step, ApproveStep):
+            yield (
+                ("steps", index, "approve"),
+                "approve: the members of a group do not ask; with mode: approve, a person approves the whole list once",
+            )
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:

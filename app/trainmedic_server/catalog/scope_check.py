@@ -15,10 +15,14 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.catalog import cures, expression_types
 from trainmedic_server.domain import value_types
 from trainmedic_server.domain.run import StepStatus
+from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each, Shape
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
+
+GROUP_NAMES = (*STEP_NAMES, "group")
+"""In the steps of a group's parent run."""
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 _STEP = ("status", "params", "output", "error", "attempts")
@@ -30,7 +34,9 @@ _TARGET = {
     TargetKind.NODE: ("kind", "key", "node"),
     TargetKind.JOB: ("kind", "key", "job"),
     TargetKind.CLUSTER: ("kind", "key"),
+    TargetKind.GROUP: ("kind", "key"),
 }
+_GROUP = ("total", "succeeded", "failed", "skipped", "not_begun")
 
 
 class VisibleNames(Struct, frozen=True):
@@ -46,8 +52,12 @@ class VisibleNames(Struct, frozen=True):
 
 def kind_of(target: Any) -> TargetKind | None:
     if isinstance(target, str):
-        return TargetKind(target) if target in list(TargetKind) else None
+        is_kind = target in list(TargetKind) and target != TargetKind.GROUP
+        return TargetKind(target) if is_kind else None
     if isinstance(target, dict):
+        for plural, kind in MEMBER_KINDS.items():
+            if plural in target:
+                return kind
         for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
             if kind in target:
                 return kind
@@ -133,6 +143,8 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("an alert has no", member, _ALERT, f"; of a label, write labels.{member}")
         case ("run",):
             return _missing("a run has no", member, _RUN)
+        case ("group",):
+            return _missing("a group has no", member, _GROUP)
         case ("job",):
             return _missing("a job has no", member, _JOB)
         case ("job", "verdict"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain import target_resolution
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
@@ -57,7 +57,10 @@ class ManualStarter:
     async def start(self, order: StartOrder, by: ByHand) -> Started:
         """Start a run, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
         playbook = self._playbook(order.playbook)
-        kind = playbook.definition.target_kind
+        group = playbook.definition.group
+        kind = TargetKind.GROUP if group is not None else playbook.definition.target_kind
+        if group is not None and not order.target.key.startswith(f"{group.plural}:"):
+            raise errors.Conflict(f"{order.playbook} works on a group, such as {group.plural}:rack=r1")
         if kind is not order.target.kind:
             raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
         topology = self._services.topology()
@@ -83,6 +86,8 @@ class ManualStarter:
         known = await self._services.store.transact(lambda tx: tx.run(run_id))
         if known is None:
             raise errors.NotFound(f"there is no run {run_id}")
+        if known.is_group:
+            raise errors.Conflict(f"run {run_id} is that of a group; retry its failed members, or start it again")
         playbook = self._playbook(known.playbook)
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:

@@ -76,6 +76,7 @@ def build(
     hindsight: bool = True,
     external_url: str = "",
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
+    group: Mapping[str, Any] | None = None,
 ) -> Scope:
     """Return the scope of a run's steps. The first alert is the run's initial one.
 
@@ -84,6 +85,7 @@ def build(
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}
     return {
+        **({"group": group} if group is not None else {}),
         "alert": first.as_data(),
         "alerts": [alert.as_data() for alert in alerts],
         "labels": dict(first.labels),
