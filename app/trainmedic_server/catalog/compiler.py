@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -71,7 +72,10 @@ class _Compilation:
         self._kind = scope_check.kind_of(raw.get("target"))
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
-        before_run = VisibleNames(ALERT_NAMES, self._vars)
+        manual = trigger.get("manual") if isinstance(trigger.get("manual"), dict) else {}
+        declared = manual.get("inputs") if isinstance(manual, dict) else None
+        self._inputs = tuple(declared) if isinstance(declared, dict) else ()
+        before_run = self._visible(ALERT_NAMES)
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
@@ -97,6 +101,17 @@ class _Compilation:
             identity=self.identity,
             effect=effect,
         )
+
+    def _visible(
+        self,
+        names: tuple[str, ...],
+        kind: TargetKind | None = None,
+        before: Collection[str] = (),
+        outputs: Mapping[str, Collection[str]] = MappingProxyType({}),
+        later: Collection[str] = (),
+    ) -> VisibleNames:
+        too = (scope_check.INPUTS,) if self._inputs else ()
+        return VisibleNames((*names, *too), self._vars, kind, before, outputs, later, self._inputs)
 
     # --- trigger, target, effect
 
@@ -162,13 +177,13 @@ class _Compilation:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
             before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
             later = [other for other in ids if other not in (*before, step_id)]
-            names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, outputs, later)
+            names = self._visible(STEP_NAMES, self._kind, before, outputs, later)
             outputs[step_id] = _output_keys(entry, self.actions, self._kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
-        names = VisibleNames(STEP_NAMES, self._vars, self._kind)
+        names = self._visible(STEP_NAMES, self._kind)
         message = self._text(text, ("approval", "message"), names) if isinstance(text, str) else ""
         return {(APPROVAL, 0): CompiledStep(APPROVAL, message=message)}
 

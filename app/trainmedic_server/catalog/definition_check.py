@@ -6,18 +6,50 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from trainmedic_core.problems import DocumentPath
-from trainmedic_server.domain.playbook import PHASES, Approval, ApproveStep, Escalation, Playbook, Question
+from trainmedic_server.domain import inputs
+from trainmedic_server.domain.playbook import (
+    PHASES,
+    ActionStep,
+    Approval,
+    ApproveStep,
+    Escalation,
+    Playbook,
+    Question,
+    UndoTrigger,
+    WaitStep,
+)
 
 _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 
 
 def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     yield from _durations(definition)
+    yield from _manual(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             if isinstance(step, ApproveStep):
                 yield from _question((phase, index, "approve"), (phase, index), step.question, step)
+
+
+def _manual(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """Check the inputs' defaults, and that no step waits for the end of an alert that there is not."""
+    manual = definition.on.manual
+    if manual is None:
+        return
+    for name, spec in manual.inputs.items():
+        if spec.default is not None:
+            if spec.required:
+                yield ("on", "manual", "inputs", name, "default"), "default: a required input has none"
+            for _, message in inputs.read({name: spec}, {}).problems:
+                yield ("on", "manual", "inputs", name, "default"), f"default: {message}"
+    for phase in PHASES:
+        for index, step in enumerate(getattr(definition, phase)):
+            if isinstance(step, WaitStep):
+                yield (phase, index, "wait_for"), "wait_for: resolved needs an alert, and people start this playbook"
+            if isinstance(step, ActionStep) and step.undo is UndoTrigger.ON_RESOLVE:
+                message = "undo: on_resolve needs an alert, and people start this playbook; use on_failure or never"
+                yield (phase, index, "undo"), message
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:

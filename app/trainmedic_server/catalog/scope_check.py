@@ -15,6 +15,8 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.run import StepStatus
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
+INPUTS = "inputs"
+"""Only in playbooks that declare inputs."""
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
@@ -39,6 +41,7 @@ class VisibleNames(Struct, frozen=True):
     steps: Collection[str] = ()
     outputs: Mapping[str, Collection[str]] = field(default_factory=dict)
     later: Collection[str] = ()
+    inputs: Collection[str] = ()
 
 
 def kind_of(target: Any) -> TargetKind | None:
@@ -84,6 +87,8 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("the playbook has no variable", member, scope.vars)
         case ("vars", *inner):
             return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
+        case ("inputs",):
+            return _missing("the playbook has no input", member, scope.inputs)
         case ("steps",):
             return _unknown_step(member, scope)
         case ("steps", _):
