@@ -15,7 +15,7 @@ from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.domain import job_lookup, proof, selectors, target_resolution
+from trainmedic_server.domain import inputs, job_lookup, proof, selectors, target_resolution
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.playbook import GroupTarget, Playbook
@@ -63,6 +63,8 @@ class YamlPlaybook(Struct, frozen=True):
 
     def match(self, alert: Alert) -> Match:
         """Check alertname, matchers, ``when`` and ``proof``, in this order."""
+        if self.definition.on.manual is not None:
+            return Match(False, "people start it, no alert does")
         if alert.name not in self.definition.on.alertnames:
             return Match(
                 False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"
@@ -168,6 +170,7 @@ class YamlPlaybook(Struct, frozen=True):
             "labels": data["labels"],
             "annotations": data["annotations"],
             "vars": self.definition.vars,
+            "inputs": inputs.of_annotations(alert.annotations) if self.definition.on.manual else {},
         }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -24,6 +25,7 @@ from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybo
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.domain.inputs import InputType
 from trainmedic_server.domain.playbook import (
     APPROVAL,
     MOST_MATCHERS,
@@ -36,7 +38,7 @@ from trainmedic_server.domain.playbook import (
     default_id,
 )
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-from trainmedic_server.domain.value_types import Shape
+from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
@@ -78,7 +80,9 @@ class _Compilation:
         self._is_group = isinstance(raw.get("target"), dict) and bool(raw["target"].keys() & MEMBER_KINDS.keys())
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
-        before_run = VisibleNames(ALERT_NAMES, self._vars)
+        declared = _mapping(trigger.get("manual")).get("inputs")
+        self._inputs = {str(name): _of_input(spec) for name, spec in _mapping(declared).items()}
+        before_run = self._visible(ALERT_NAMES)
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
@@ -107,6 +111,17 @@ class _Compilation:
             identity=self.identity,
             effect=effect,
         )
+
+    def _visible(
+        self,
+        names: tuple[str, ...],
+        kind: TargetKind | None = None,
+        before: Collection[str] = (),
+        outputs: Mapping[str, Mapping[str, Shape]] = MappingProxyType({}),
+        later: Collection[str] = (),
+    ) -> VisibleNames:
+        too = (scope_check.INPUTS,) if self._inputs else ()
+        return VisibleNames((*names, *too), self._vars, kind, before, outputs, later, self._inputs)
 
     # --- trigger, target, effect
 
@@ -204,15 +219,14 @@ class _Compilation:
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
-            known = GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES
-            names = VisibleNames(known, self._vars, kind, before, outputs, later)
+            names = self._visible(_names_for(kind), kind, before, outputs, later)
             outputs[step_id] = _outputs(entry, self.actions, kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
         kind = self._kind_in(APPROVAL)
-        names = VisibleNames(GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES, self._vars, kind)
+        names = self._visible(_names_for(kind), kind)
         message = self._text(text, ("approval", "message"), names) if isinstance(text, str) else ""
         return {(APPROVAL, 0): CompiledStep(APPROVAL, message=message)}
 
@@ -393,6 +407,19 @@ def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | i
     return not any(
         fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
     )
+
+
+def _mapping(written: Any) -> Mapping[Any, Any]:
+    return written if isinstance(written, dict) else {}
+
+
+def _of_input(written: Any) -> Shape:
+    kind = _mapping(written).get("type")
+    return {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}.get(kind, TEXT)
+
+
+def _names_for(kind: TargetKind | None) -> tuple[str, ...]:
+    return GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES
 
 
 def _outputs(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:

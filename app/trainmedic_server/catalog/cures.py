@@ -10,6 +10,7 @@ from typing import Any
 
 from trainmedic_core.problems import DocumentPath
 from trainmedic_server.domain.playbook import PHASES
+from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 _WAIT = "a step waits with 'wait_for: resolved' and a timeout"
 _GUARDS = "it belongs under 'guards'"
@@ -17,7 +18,7 @@ _LABELS = "write matchers: ['severity=\"critical\"']"
 _ON_FAILURE = "list these steps under 'on_failure' of the playbook"
 _WHEN = "write the condition under 'when', without braces"
 _RETRY = "write retry: {attempts: 3, delay: 10s}"
-_ALERT = "a playbook begins with alerts: on: {alert: NAME}"
+_ALERT = "a playbook begins with alerts or by hand: on: {alert: NAME}, or on: {manual: {by: [NAME]}}"
 _OUTPUT = "give the step an id; later steps use steps.<id>.output"
 _NO_LOOP = "there are no loops; an action works on one target, and each alert starts a run for its target"
 _ORDER = "steps run one after the other in the order of the list"
@@ -248,7 +249,7 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
         case ("target",) if isinstance(value, str):
             return _target(value)
         case ("target",):
-            return "write target: gpu, node, job or cluster"
+            return "write target: gpu, node, job or cluster, or a group such as {nodes: {pool: h100}}"
         case ("mode",):
             return _mode(str(value))
         case ("approval",):
@@ -306,6 +307,8 @@ def _of_key(owner: DocumentPath, key: str) -> str | None:
 def _target(value: str) -> str | None:
     if "{{" in value:
         return f'write target: {{node: "{value}"}}, or gpu with its node, or job'
+    if value in MEMBER_KINDS:
+        return f"write target: {{{value}: all}}, or {MEMBER_KINDS[value]} for the one of the alert"
     near = {"host": "node", "instance": "node", "server": "node", "machine": "node", "device": "gpu", "pod": "job"}
     return f"write target: {near[value]}" if value in near else None
 

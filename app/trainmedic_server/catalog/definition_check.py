@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from trainmedic_core import duration
 from trainmedic_core.problems import DocumentPath, shown
+from trainmedic_server.domain import inputs
 from trainmedic_server.domain.playbook import (
     PHASES,
     ActionStep,
@@ -17,6 +18,7 @@ from trainmedic_server.domain.playbook import (
     Playbook,
     Question,
     Step,
+    UndoTrigger,
     WaitStep,
 )
 
@@ -31,6 +33,7 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     for phase in PHASES:
         yield from _waits_during_silence(phase, getattr(definition, phase))
     yield from _group(definition)
+    yield from _manual(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
@@ -82,6 +85,26 @@ def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
                 ("steps", index, "approve"),
                 "approve: the members of a group do not ask; with mode: approve, a person approves the whole list once",
             )
+
+
+def _manual(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """Check the inputs' defaults, and that no step waits for the end of an alert that there is not."""
+    manual = definition.on.manual
+    if manual is None:
+        return
+    for name, spec in manual.inputs.items():
+        if spec.default is not None:
+            if spec.required:
+                yield ("on", "manual", "inputs", name, "default"), "default: a required input has none"
+            for _, message in inputs.read({name: spec}, {}).problems:
+                yield ("on", "manual", "inputs", name, "default"), f"default: {message}"
+    for phase in PHASES:
+        for index, step in enumerate(getattr(definition, phase)):
+            if isinstance(step, WaitStep):
+                yield (phase, index, "wait_for"), "wait_for: resolved needs an alert, and people start this playbook"
+            if isinstance(step, ActionStep) and step.undo is UndoTrigger.ON_RESOLVE:
+                message = "undo: on_resolve needs an alert, and people start this playbook; use on_failure or never"
+                yield (phase, index, "undo"), message
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:

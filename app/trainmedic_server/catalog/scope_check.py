@@ -19,6 +19,8 @@ from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each, Shape
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
+INPUTS = "inputs"
+"""Only in playbooks that declare inputs."""
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
 
 GROUP_NAMES = (*STEP_NAMES, "group")
@@ -48,6 +50,7 @@ class VisibleNames(Struct, frozen=True):
     steps: Collection[str] = ()
     outputs: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     later: Collection[str] = ()
+    inputs: Mapping[str, Shape] = field(default_factory=dict)
 
 
 def kind_of(target: Any) -> TargetKind | None:
@@ -97,6 +100,8 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER)}},
         "run": dict.fromkeys(_RUN, TEXT),
         "vars": value_types.of_constant(dict(scope.vars)),
+        "inputs": scope.inputs,
+        "group": dict.fromkeys(_GROUP, NUMBER),
         "steps": {name: {**step, "output": scope.outputs.get(name) or ANY} for name in scope.steps},
     }
 
@@ -132,6 +137,8 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("the playbook has no variable", member, scope.vars)
         case ("vars", *inner):
             return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
+        case ("inputs",):
+            return _missing("the playbook has no input", member, scope.inputs)
         case ("steps",):
             return _unknown_step(member, scope)
         case ("steps", step):

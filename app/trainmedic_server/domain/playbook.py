@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from trainmedic_core.fields import Duration, Expression, Identifier
 from trainmedic_core.target import TargetKind
+from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.proof import AlertProof
@@ -39,12 +40,26 @@ MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
 
 
-class Trigger(_Model):
-    """Alerts that the playbook reacts to."""
+Approver = Annotated[str, Field(min_length=1, max_length=128)]
+Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 
-    alert: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="The alertname, or a list of them."
+
+class Manual(_Model):
+    """Start by people only."""
+
+    by: Approvers = Field((), description="Who may start it: user:NAME, group:NAME, or a name of either; default: any.")
+    inputs: dict[InputName, Input] = Field(default_factory=dict, max_length=MOST_INPUTS)
+
+
+class Trigger(_Model):
+    """The playbook's beginning: alerts that it reacts to, or a start by people."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["alert"]}, {"required": ["manual"]}]})
+
+    alert: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        None, description="The alertname, or a list of them."
     )
+    manual: Manual | None = Field(None, description="Only people start it.")
     matchers: tuple[str, ...] = Field(
         (), max_length=MOST_MATCHERS, description="Alertmanager matchers; all of them must hold."
     )
@@ -60,7 +75,18 @@ class Trigger(_Model):
 
     @property
     def alertnames(self) -> tuple[str, ...]:
-        return (self.alert,) if isinstance(self.alert, str) else self.alert
+        """Empty if no alert begins the playbook."""
+        return (self.alert,) if isinstance(self.alert, str) else self.alert or ()
+
+    @model_validator(mode="after")
+    def _is_one_beginning(self) -> Trigger:
+        if self.manual is None and self.alert is None:
+            raise ValueError("'alert' is missing")
+        if self.manual is not None and self.alert is not None:
+            raise ValueError("names one beginning: alert or manual, not both")
+        if self.manual is not None and (self.matchers or self.when or self.proof):
+            raise ValueError("matchers, when and proof are conditions on an alert; manual has none")
+        return self
 
 
 class TargetParts(_Model):
@@ -285,8 +311,6 @@ class WaitStep(_Step):
     on_timeout: Literal["fail", "continue"] = "fail"
 
 
-Approver = Annotated[str, Field(min_length=1, max_length=128)]
-Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 LastResort = Literal["fail", "continue", "reject", "approve"]
 
 

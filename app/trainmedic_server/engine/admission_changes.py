@@ -56,3 +56,5 @@ class ByHand(Struct, frozen=True):
     note: str = ""
     repeats: str | None = None
     key: str | None = None
+    groups: frozenset[str] = frozenset()
+    """Of the actor; not recorded."""

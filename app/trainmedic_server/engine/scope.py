@@ -11,7 +11,7 @@ from typing import Any
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core.target import Target
-from trainmedic_server.domain import links
+from trainmedic_server.domain import inputs, links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.run import Run, StepState
@@ -93,6 +93,7 @@ def build(
         "target": of_target(run.target),
         "job": of_job(run.target, first, verdicts),
         "vars": dict(playbook.definition.vars),
+        "inputs": inputs.of_annotations(first.annotations) if playbook.definition.on.manual else {},
         "steps": steps,
         "run": {
             "id": run.id,
