@@ -42,7 +42,7 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
 
 
 def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    names = definition.on.alert
+    names = definition.on.alert or ()
     for index, name in enumerate((names,) if isinstance(names, str) else names):
         if _NO_NAME.search(name):
             path: DocumentPath = ("on", "alert") if isinstance(names, str) else ("on", "alert", index)
