@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from msgspec import Struct, field
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core import duration
@@ -26,7 +26,7 @@ _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
 
 InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
-Value = str | int | float | list[str]
+Value = StrictStr | StrictInt | StrictFloat | list[StrictStr]
 
 
 class InputType(StrEnum):
