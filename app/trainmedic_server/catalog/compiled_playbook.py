@@ -200,4 +200,6 @@ def _text(template: Expression | TextTemplate | str, scope: Mapping[str, Any]) -
     if isinstance(template, str):
         return template
     value = template.evaluate(scope)
+    if isinstance(value, list):  # such as an input of nodes
+        return ",".join(map(str, value))
     return "" if value is None else str(value)

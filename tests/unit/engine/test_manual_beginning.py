@@ -13,6 +13,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, OrderKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.manual_runs import Started, StartOrder
+from trainmedic_server.ports.store import HistoryFilter
 
 MakeWorld = Callable[..., World]
 BOOK = """
@@ -116,3 +117,24 @@ async def test_other_playbooks_take_no_inputs(world: MakeWorld) -> None:
     w = world("playbook: by-people\non: {alert: Hot}\ntarget: node\nsteps:\n  - {action: test.other}\n")
     with pytest.raises(errors.PayloadError, match="takes no inputs"):
         await start(w, {"a": "b"}, target=Target(TargetKind.NODE, node="n1"))
+
+
+async def test_nodes_given_by_hand_are_a_group(world: MakeWorld) -> None:
+    """A list as an input selects the members."""
+    w = world(
+        """
+playbook: by-people
+on: {manual: {by: ["user:ann"], inputs: {nodes: {type: nodes, required: true}}}}
+target: {nodes: {name: "{{ inputs.nodes }}"}}
+rollout: {serial: 100%}
+steps:
+  - {action: test.cap, with: {amount: 1}}
+""",
+        inventory={"gpus:n[1-4]": "8"},
+        breaker_min_nodes=50,
+    )
+    await w.engine.start()
+    started = await start(w, {"nodes": "n1,n3"})
+    await w.pass_time(1)
+    page, _ = await w.store.page(HistoryFilter(parent=started.run.id), 10, None)
+    assert sorted(run.target_key for run in page) == ["node:n1", "node:n3"]
