@@ -414,8 +414,12 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
 
 
 def _of_input(written: Any) -> Shape:
-    kind = _mapping(written).get("type")
-    return {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}.get(kind, TEXT)
+    match _mapping(written).get("type"):
+        case InputType.NUMBER:
+            return NUMBER
+        case InputType.NODES:
+            return TEXTS
+    return TEXT
 
 
 def _names_for(kind: TargetKind | None) -> tuple[str, ...]:

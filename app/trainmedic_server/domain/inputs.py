@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from trainmedic.wire.envelope import write_time
 from trainmedic_core import duration
 from trainmedic_core.problems import did_you_mean, shown
+from trainmedic_server.domain import host_lists
 
 MOST_INPUTS = 50
 ANNOTATION = "inputs"
@@ -133,9 +134,11 @@ def _time(text: str) -> str:
 
 
 def _nodes(value: Value) -> list[str]:
+    """Return the named nodes, those of host lists too."""
     if not isinstance(value, (str, list)):
         raise ValueError("must be names of nodes, separated by commas")
-    names = list(dict.fromkeys(value.replace(",", " ").split() if isinstance(value, str) else value))
+    texts = [value] if isinstance(value, str) else value
+    names = list(dict.fromkeys(name for text in texts for name in host_lists.expand(text)))
     if not 0 < len(names) <= _MOST_NODES:
         raise ValueError(f"must be 1 to {_MOST_NODES} names of nodes, separated by commas")
     for name in names:

@@ -294,6 +294,10 @@ class Admitter:
             self._selections[target.key] = selected
         return self._selections[target.key]
 
+    def select(self, target: Target, members: Selection) -> None:
+        """Set a group's members, instead of those of its selector."""
+        self._selections[target.key] = members
+
     def start_member(
         self,
         parent: Run,

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from trainmedic_core.target import Target
+from trainmedic_server import errors
 from trainmedic_server.domain import approval, group_events, places, selectors
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import EventKind
 from trainmedic_server.domain.group import SHOWN
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import OrderKind, Run
+from trainmedic_server.domain.selectors import Selection
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, group_plan, guards, rollout
 from trainmedic_server.engine.admission import AdmissionFacts, Admitter
@@ -86,6 +88,25 @@ async def start(
         return StartedMembers(changes, held)
 
     return await services.recorder.transact(work)
+
+
+def to_retry(tx: Transaction, parent: Run) -> Selection:
+    """Return the members that have not succeeded, also those that have not begun. Raises Conflict if there are none.
+
+    One that owes an undo is left out: its undo would revert the retry.
+    """
+    begun = {member.target: member for member in tx.members(parent.id)}
+    kept, owing = [], []
+    for key in tx.group_list(parent.id):
+        member = begun.get(key)
+        if member is None or (not member.is_fine and not member.is_unfinished):
+            kept.append(Target.of_key(key))
+        elif not member.is_fine:
+            owing.append(f"{key} (run {member.run_id} is not over, or owes an undo)")
+    if not kept:
+        why = f"left out: {', '.join(owing[:SHOWN])}" if owing else "all have succeeded"
+        raise errors.Conflict(f"run {parent.id} has no member to retry; {why}")
+    return Selection(tuple(kept), tuple(owing))
 
 
 def is_approved(parent: Run) -> bool:

@@ -21,8 +21,9 @@ from trainmedic_server.domain.event_kinds import Retried
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import APPROVAL, GroupTarget, TargetParts
 from trainmedic_server.domain.run import Run, Status, StepState
+from trainmedic_server.domain.selectors import Selection
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission_facts, claims, preview, scope, step_sequence
+from trainmedic_server.engine import admission_facts, claims, group_members, preview, scope, step_sequence
 from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.engine_services import EngineServices
@@ -83,14 +84,14 @@ class ManualStarter:
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of an unsuccessful one, with the current playbook.
 
+        That of a group has the members that have not succeeded.
+
         Raises NotFound, StoreUnavailable, and Conflict if the run is open or succeeded or its alert resolved.
         """
         topology = self._services.topology()
         known = await self._services.store.transact(lambda tx: tx.run(run_id))
         if known is None:
             raise errors.NotFound(f"there is no run {run_id}")
-        if known.is_group:
-            raise errors.Conflict(f"run {run_id} is that of a group; retry its failed members, or start it again")
         playbook = self._playbook(known.playbook)
         _check_entitled(playbook, by)
 
@@ -102,7 +103,8 @@ class ManualStarter:
                 raise errors.NotFound(f"there is no run {run_id}")
             repeated, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
             target = target_resolution.unknown_node(repeated, topology) or repeated
-            started, changes = self._decide(tx, playbook, target, record, by, topology, write=True)
+            members = group_members.to_retry(tx, run) if run.is_group else None
+            started, changes = self._decide(tx, playbook, target, record, by, topology, write=True, members=members)
             tx.append([recorded(Retried(started.run.id), self._services.clock.now(), run.id, by.actor)])
             return started, changes
 
@@ -132,14 +134,17 @@ class ManualStarter:
         topology: Topology,
         *,
         write: bool,
+        members: Selection | None = None,
     ) -> tuple[Started, AdmissionChanges | None]:
-        """Return the result, and the changes unless it is a dry run."""
+        """Return the result, and the changes unless it is a dry run. `members`: of a group, instead of its selector."""
         services, candidate = self._services, Candidate(playbook, target)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
         prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
         facts = admission_facts.read(tx, [prepared], services.limits, ago, topology)
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
+        if members is not None and isinstance(target, Target):
+            admitting.select(target, members)
         run = admitting.start(record, candidate, by)
         steps = self._steps(run, playbook, record, topology)
         if not write:
@@ -254,7 +259,7 @@ def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord
     """Raises Conflict if the run cannot be retried."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
-    if run.status is Status.SUCCEEDED:
+    if run.status is Status.SUCCEEDED and not run.is_group:
         raise errors.Conflict(f"run {run.id} has succeeded; start the playbook again with 'runs start'")
     if run.target is None:
         raise errors.Conflict(f"run {run.id} has no target: {run.message}")

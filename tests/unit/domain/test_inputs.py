@@ -20,6 +20,7 @@ from trainmedic_server.domain.inputs import InputType, read_value
         ("time", "2026-01-31T13:00:00+01:00", "2026-01-31T12:00:00.000000Z"),
         ("nodes", "n1, n2 n1", ["n1", "n2"]),
         ("nodes", ["n1"], ["n1"]),
+        ("nodes", "n[1-2],m7", ["n1", "n2", "m7"]),
         ("job", "llm-1", "llm-1"),
     ],
 )
@@ -41,6 +42,8 @@ def test_a_value_is_read_into_its_form(kind: str, given: Any, value: Any) -> Non
         ("time", "2026-01-31T13:00:00"),
         ("nodes", " , "),
         ("nodes", "n1;reboot"),
+        ("nodes", "n[1-2"),
+        ("nodes", "n[1-99999]"),
         ("nodes", 5),
         ("job", "a b"),
     ],

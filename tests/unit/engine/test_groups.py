@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+import pytest
+
 from tests.unit.engine.world import World
 from trainmedic_core.target import Target
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, Run, Status, UndoStatus
+from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.ports.store import HistoryFilter
 
 MakeWorld = Callable[..., World]
@@ -351,3 +354,35 @@ async def test_explain_shows_list_and_batches(world: MakeWorld) -> None:
         "rollout: batches of 1, 3, 3, 1; at most 2 may fail",
     )
     assert [(step.id, step.params) for step in one.steps] == [("cap", {"amount": 3.0})]
+
+
+async def test_a_retry_takes_only_members_that_have_not_succeeded(world: MakeWorld) -> None:
+    """Those that failed and those that had not begun; the first that succeeded is not touched again."""
+    at = world(with_rollout("serial: [1, 2]"), inventory=RACK, **LARGE)
+    await at.engine.start()
+    fails = errors.PermanentFailure("no")
+    at.actions["cap"].outcomes.extend([{"done": True}, fails, {"done": True}])
+    await at.post(at.alert("PDU", rack="r1"))
+    await at.pass_time(1)
+    parent = await at.run()
+    assert (parent.status, at.calls()["cap"]) == (Status.FAILED, 3)
+    started = await at.engine.retry(parent.id, ByHand("ann"))
+    await at.pass_time(1)
+    retried = await members(at, started.run)
+    assert sorted(run.target_key for run in retried) == sorted(f"node:n{number}" for number in (2, 4, 5, 6, 7, 8))
+    assert (await at.run(started.run.id)).message == "6 members: 6 succeeded"
+    assert at.calls()["cap"] == 9
+    with pytest.raises(errors.Conflict, match="all have succeeded"):
+        await at.engine.retry(started.run.id, ByHand("ann"))
+
+
+async def test_a_retry_leaves_out_a_member_that_owes_an_undo(world: MakeWorld) -> None:
+    """The undo of its first run would revert the second one."""
+    text = CAP + "  - {id: then, action: test.tell}\nrollout: {serial: 100%, max_errors: 8}\n"
+    at = world(text, inventory=RACK, **LARGE)
+    await at.engine.start()
+    at.actions["tell"].outcomes.extend([errors.PermanentFailure("no")])
+    await at.post(at.alert("PDU", rack="r1"))
+    await at.pass_time(1)
+    with pytest.raises(errors.Conflict, match="owes an undo"):
+        await at.engine.retry((await at.run()).id, ByHand("ann"))
