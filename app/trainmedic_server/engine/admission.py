@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain import event_kinds as kinds
-from trainmedic_server.domain import group, group_events, selectors
+from trainmedic_server.domain import group, group_events, selectors, target_modes
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.domain.event_codec import DECIDED, recorded
@@ -67,7 +67,7 @@ class Admitter:
         self._by_hand: ByHand | None = None
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
-        self._modes: dict[tuple[str, str], tuple[Mode, str]] = {}
+        self._modes: dict[tuple[str, str, str], tuple[Mode, str]] = {}
         self._links: list[tuple[str, Identity]] = []
         self._events: list[Event] = []
         self._nodes: set[str] = set()
@@ -255,7 +255,7 @@ class Admitter:
         if candidate.key in self._facts.open_runs:
             return guards.GuardDecision(Decision.JOINED)
         definition, controls = candidate.playbook.definition, self._facts.controls
-        mode, why = self._mode(candidate.playbook)
+        mode, why = self._mode(candidate.playbook, target)
         facts = self._guard_facts(candidate.key)
         selection: Selection | None = None
         if target.kind is TargetKind.GROUP:
@@ -337,7 +337,7 @@ class Admitter:
         if candidate.key in self._facts.open_runs:
             holder = self._facts.open_runs[candidate.key]
             return guards.GuardDecision(Decision.TARGET_BUSY, f"run {holder} of the playbook is open on it")
-        mode, why = self._mode(candidate.playbook)
+        mode, why = self._mode(candidate.playbook, candidate.target)
         cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)
         facts = self._guard_facts(candidate.key)
         outcome = guards.decide(
@@ -345,17 +345,33 @@ class Admitter:
         )
         return guards.GuardDecision(outcome.decision, why) if outcome.decision is Decision.OBSERVE_ONLY else outcome
 
-    def mode_of(self, playbook: CompiledPlaybook) -> Mode:
-        return self._mode(playbook)[0]
+    def mode_of(self, playbook: CompiledPlaybook, target: Target | Unresolved) -> Mode:
+        return self._mode(playbook, target)[0]
 
-    def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
-        """Return the mode, and the reason if an operator restricted it."""
-        version = playbook.definition.playbook, playbook.version
-        if version not in self._modes:
-            mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
+    def _mode(self, playbook: CompiledPlaybook, target: Target | Unresolved) -> tuple[Mode, str]:
+        """Return the mode, and the reason if an operator or the modes file restricted it."""
+        by_target = isinstance(target, Target) and self._limits.target_modes.entries
+        key = playbook.definition.playbook, playbook.version, target.key if by_target else ""
+        if key not in self._modes:
+            mode, why = self._mode_for(target)
+            mode, why = (mode, why) if mode is Mode.OBSERVE else (Mode.stricter(playbook.definition.mode, mode), "")
             order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
-            self._modes[version] = (mode, "") if order is None else (Mode.OBSERVE, order.why(self._now))
-        return self._modes[version]
+            self._modes[key] = (mode, why) if order is None else (Mode.OBSERVE, order.why(self._now))
+        return self._modes[key]
+
+    def _mode_for(self, target: Target | Unresolved) -> tuple[Mode, str]:
+        """Return the server's mode. That of a group is made of its members'."""
+        topology = self._facts.topology
+        if isinstance(target, Unresolved):
+            return self._limits.mode, ""
+        if target.kind is not TargetKind.GROUP or not self._limits.target_modes.entries:
+            return self._limits.mode_for(target, topology)
+        selection = self._selection(target)
+        if isinstance(selection, Unresolved):
+            return self._limits.mode, ""
+        modes = [self._limits.mode_for(member, topology) for member in selection.members]
+        mode = target_modes.of_members({mode for mode, _ in modes})
+        return mode, next((why for each, why in modes if each is mode), "") if mode is Mode.OBSERVE else ""
 
     def _guard_facts(self, key: Key) -> GuardFacts:
         facts = self._facts.guards.get(key, GuardFacts())
@@ -415,7 +431,7 @@ class Admitter:
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None
     ) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
-        mode = self.mode_of(playbook)
+        mode = self.mode_of(playbook, candidate.target)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         asks = mode is Mode.APPROVE and parent is None
         phases: Sequence[str] = PHASES

@@ -37,8 +37,10 @@ class KeptTargets:
 
     def _keep(self, candidate: Candidate) -> None:
         key, target = candidate.key, candidate.target
-        mode = Mode.stricter(candidate.playbook.definition.mode, self._services.limits.mode)
-        if mode is Mode.OBSERVE or not isinstance(target, Target):
+        if not isinstance(target, Target):
+            return
+        allowed, _ = self._services.limits.mode_for(target, self._services.topology())
+        if Mode.stricter(candidate.playbook.definition.mode, allowed) is Mode.OBSERVE:
             return
         if key in self._keepers or key in self._turned_away:
             return
