@@ -409,6 +409,8 @@ class Playbook(_Model):
     mode: Mode = Mode.ENFORCE
     """The most it may do; the server's mode may allow less."""
     on: Trigger
+    priority: int = Field(0, ge=-1000, le=1000, description="Higher ones first, among those that answer one alert.")
+    exclusive: bool = Field(False, description="It alone acts, among those that answer one alert on one target.")
     target: Annotated[
         Annotated[OneTargetKind, Tag("enum[TargetKind]")]
         | Annotated[TargetParts, Tag("TargetParts")]
