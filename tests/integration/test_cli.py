@@ -179,7 +179,7 @@ def test_the_status_is_there_for_programs_too(command_line: CommandLine) -> None
     """One JSON document with everything that the text shows."""
     status = json.loads(command_line.run("status", "--output", "json").out)
     assert status["ready"]["ready"] is True
-    assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first", "go-back"]
+    assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first", "by-hand", "go-back"]
 
 
 def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> None:

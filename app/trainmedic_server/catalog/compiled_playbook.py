@@ -23,6 +23,8 @@ from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import Match, Scope
 
+OUTPUT = "output"
+"""In a step's own undo: the step's output."""
 _BUILT_IN_CHAIN = IdentityLabels()
 
 
@@ -40,6 +42,9 @@ class CompiledStep(Struct, frozen=True):
     fixed: BaseModel | None = None
     """None if the parameters contain templates."""
     message: Expression | TextTemplate | str = ""
+    undo: CompiledStep | None = None
+    """The step's own undo. Its parameters may use ``output``, that of the step."""
+    uses_output: bool = False
 
 
 class YamlPlaybook(Struct, frozen=True):
@@ -135,7 +140,17 @@ class YamlPlaybook(Struct, frozen=True):
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
         """Raises ExpressionError."""
-        step = self.steps[phase, index]
+        return self._rendered(self.steps[phase, index], scope)
+
+    def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:
+        """Return None if they need the step's output and `output` is None. Raises ExpressionError."""
+        undo = self.steps[phase, index].undo
+        assert undo is not None
+        if undo.uses_output and output is None:
+            return None
+        return self._rendered(undo, {**scope, OUTPUT: output} if undo.uses_output else scope)
+
+    def _rendered(self, step: CompiledStep, scope: Scope) -> BaseModel:
         if step.fixed is not None:
             return step.fixed
         assert step.params is not None

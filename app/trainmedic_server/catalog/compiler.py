@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from jinja2 import nodes
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
 from trainmedic_core import model_errors
@@ -21,7 +23,7 @@ from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mea
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import attachments, cures, definition_check, effect_query, matchers, scope_check
-from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
+from trainmedic_server.catalog.compiled_playbook import OUTPUT, CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
@@ -38,7 +40,7 @@ from trainmedic_server.domain.playbook import (
     default_id,
 )
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
+from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
@@ -255,7 +257,19 @@ class _Compilation:
         self._suits(action, entry, path)
         self.problems = _with_misplaced(self.problems, action, entry, self.document, path)
         fixed = self._params(action, raw, path)
-        return CompiledStep(step_id, when, template, action.Params, fixed)
+        undo = self._own_undo(entry["undo"], action, path, step_id, names) if _has_own_undo(entry) else None
+        return CompiledStep(step_id, when, template, action.Params, fixed, undo=undo)
+
+    def _own_undo(
+        self, written: Mapping[str, Any], action: type[Action], path: DocumentPath, step_id: str, names: VisibleNames
+    ) -> CompiledStep:
+        if can_be_undone(action):
+            self._problem((*path, "undo"), f"undo: {action.name} has its own undo; write on_resolve or on_failure")
+        output = value_types.of_outputs(getattr(action, "outputs", ()))
+        names = replace(names, names=(*names.names, OUTPUT), output=output or ANY)
+        undo = self._action_step(written, (*path, "undo"), f"undo of {step_id}", names, None)
+        uses_output = any(_names_output(text) for _, text in _texts(written.get("with"), ()))
+        return replace(undo, uses_output=uses_output)
 
     def _with_manifest(
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath
@@ -285,8 +299,10 @@ class _Compilation:
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
-        if entry.get("undo") not in (None, UndoTrigger.NEVER) and not can_be_undone(action):
-            self._problem((*path, "undo"), f"action {action.name} cannot be undone")
+        is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not _has_own_undo(entry)
+        if is_asked and not can_be_undone(action):
+            own = "write how: undo: {when: on_resolve, action: NAME, with: {…}}"
+            self._problem((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
         """Report the certain errors. Return the parameters if all are constants and valid, otherwise None."""
@@ -420,6 +436,22 @@ def _of_input(written: Any) -> Shape:
         case InputType.NODES:
             return TEXTS
     return TEXT
+
+
+def _has_own_undo(entry: Mapping[str, Any]) -> bool:
+    undo = entry.get("undo")
+    return isinstance(undo, dict) and isinstance(undo.get("action"), str)
+
+
+def _names_output(text: str) -> bool:
+    """Return whether a template uses ``output``."""
+    if not evaluation.is_template(text):
+        return False
+    try:
+        tree = template_syntax.parse_template(text)
+    except Malformed:
+        return False
+    return any(name.name == OUTPUT for name in tree.all_of(nodes.Name))
 
 
 def _names_for(kind: TargetKind | None) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ def _manual(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
         for index, step in enumerate(getattr(definition, phase)):
             if isinstance(step, WaitStep):
                 yield (phase, index, "wait_for"), "wait_for: resolved needs an alert, and people start this playbook"
-            if isinstance(step, ActionStep) and step.undo is UndoTrigger.ON_RESOLVE:
+            if isinstance(step, ActionStep) and step.undo_trigger is UndoTrigger.ON_RESOLVE:
                 message = "undo: on_resolve needs an alert, and people start this playbook; use on_failure or never"
                 yield (phase, index, "undo"), message
 

@@ -51,6 +51,8 @@ class VisibleNames(Struct, frozen=True):
     outputs: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     later: Collection[str] = ()
     inputs: Mapping[str, Shape] = field(default_factory=dict)
+    output: Shape = ANY
+    """Of the step itself, in its own undo."""
 
 
 def kind_of(target: Any) -> TargetKind | None:
@@ -101,6 +103,7 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "run": dict.fromkeys(_RUN, TEXT),
         "vars": value_types.of_constant(dict(scope.vars)),
         "inputs": scope.inputs,
+        "output": scope.output,
         "group": dict.fromkeys(_GROUP, NUMBER),
         "steps": {name: {**step, "output": scope.outputs.get(name) or ANY} for name in scope.steps},
     }

@@ -295,13 +295,36 @@ class _Step(_Model):
     on_error: Literal["fail", "continue"] = "fail"
 
 
+class OwnUndo(_Model):
+    """How a step is reverted whose action has no undo of its own."""
+
+    when: UndoTrigger = UndoTrigger.ON_RESOLVE
+    action: str
+    with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
+
+
+def _kind_of_undo(value: Any) -> str:
+    return "OwnUndo" if isinstance(value, (dict, OwnUndo)) else "enum[UndoTrigger]"
+
+
 class ActionStep(_Step):
     """A step that acts. `timeout` bounds one attempt; the action has a default."""
 
     action: str
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
     retry: Retry = Retry()
-    undo: UndoTrigger = UndoTrigger.NEVER
+    undo: Annotated[
+        Annotated[UndoTrigger, Tag("enum[UndoTrigger]")] | Annotated[OwnUndo, Tag("OwnUndo")],
+        Discriminator(_kind_of_undo),
+    ] = UndoTrigger.NEVER
+
+    @property
+    def undo_trigger(self) -> UndoTrigger:
+        return self.undo.when if isinstance(self.undo, OwnUndo) else self.undo
+
+    @property
+    def own_undo(self) -> OwnUndo | None:
+        return self.undo if isinstance(self.undo, OwnUndo) else None
 
 
 class WaitStep(_Step):
