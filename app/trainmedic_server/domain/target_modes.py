@@ -49,8 +49,8 @@ class TargetModes(Struct, frozen=True):
             return _strictest(server, [(entry.mode, f"{entry} ({unclear})") for entry in of_nodes])
         found: list[tuple[Mode, str]] = []
         for node in nodes:
-            entry = next((entry for entry in of_nodes if _fits(node, entry.selector, topology)), None)
-            found.append((server, "") if entry is None else (entry.mode, str(entry)))
+            first = next((entry for entry in of_nodes if _fits(node, entry.selector, topology)), None)
+            found.append((server, "") if first is None else (first.mode, str(first)))
         mode = min((mode for mode, _ in found), key=list(Mode).index)
         return mode, next((f"the modes file says: {why}" for each, why in found if each is mode and why), "")
 
