@@ -350,8 +350,8 @@ class Admitter:
 
     def _mode(self, playbook: CompiledPlaybook, target: Target | Unresolved) -> tuple[Mode, str]:
         """Return the mode, and the reason if an operator or the modes file restricted it."""
-        by_target = isinstance(target, Target) and self._limits.target_modes.entries
-        key = playbook.definition.playbook, playbook.version, target.key if by_target else ""
+        by_target = target.key if isinstance(target, Target) and self._limits.target_modes.entries else ""
+        key = playbook.definition.playbook, playbook.version, by_target
         if key not in self._modes:
             mode, why = self._mode_for(target)
             mode, why = (mode, why) if mode is Mode.OBSERVE else (Mode.stricter(playbook.definition.mode, mode), "")
