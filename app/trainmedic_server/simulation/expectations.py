@@ -63,6 +63,7 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
         for index, (expected_call, call) in enumerate(zip(check.calls, observed.calls, strict=False)):
             path = ("calls", index)
             yield from equal((*path, "action"), expected_call.action, call.action)
+            yield from equal((*path, "target"), expected_call.target, call.target)
             yield from contains((*path, "params"), expected_call.params, call.params)
             yield from equal((*path, "undo"), expected_call.undo, call.undo)
     yield from equal(("paused",), check.paused, observed.controls.paused)

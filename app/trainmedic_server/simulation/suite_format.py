@@ -187,6 +187,7 @@ class RunExpected(_Model):
 
 class CallExpected(_Model):
     action: str
+    target: str | None = None
     params: dict[str, Any] | None = None
     undo: bool | None = None
 
