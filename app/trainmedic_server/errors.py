@@ -7,6 +7,7 @@ The tree::
 
     TrainmedicError  (from the SDK: ``trainmedic.errors``)
     ├── ConfigurationError  (from the SDK)
+    ├── DemoFailed
     ├── PlaybookError
     ├── PayloadError
     ├── NotFound
@@ -47,6 +48,10 @@ from typing import Any
 
 from trainmedic.errors import ConfigurationError as ConfigurationError
 from trainmedic.errors import TrainmedicError as TrainmedicError
+
+
+class DemoFailed(TrainmedicError):
+    """A program of the demo did not start, or ended."""
 
 
 class PlaybookError(TrainmedicError):

@@ -36,6 +36,7 @@ ABSENT = {
     "trainmedic-logs": ("logs", "diagnose"),
     "trainmedic-server": (
         "serve",
+        "demo",
         "status",
         "now",
         "history",

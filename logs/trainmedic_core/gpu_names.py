@@ -54,6 +54,11 @@ def is_of_one_node(text: str) -> bool:
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
 
+def shown(key: str) -> str:
+    """Return a lookup key as text for people: ``GPU-…``, or ``GPU <node>/<name>``."""
+    return f"GPU {key}" if "/" in key or key.startswith("mig-") else f"GPU-{key}"
+
+
 def key(name: str, node: str | None = None) -> str:
     """Return the lookup key: the UUID, or ``<node>/<name>`` for an index or PCI address."""
     text = name.strip()

@@ -127,6 +127,17 @@ def test_each_combination_brings_its_commands_and_loads_with_its_own_lock(
     assert "gpu_memory" in ran.stdout
 
 
+def test_a_folder_of_wheels_is_enough_for_pip(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """As the page on installing shows it: pip finds the parts that the server needs, and brings no agent."""
+    environment = Environment(tmp_path / "env", ("server",))
+    folder = tmp_path / "dist"
+    folder.mkdir()
+    for wheel in wheels.values():
+        shutil.copy(wheel, folder)
+    environment.pip("install", "--quiet", "--no-index", "--find-links", folder, "trainmedic-server==0.1.0")
+    assert environment.commands() == OF["server"] | OF["logs"]
+
+
 def test_the_server_of_before_is_upgraded_in_place(
     before: Sequence[Path], wheels: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -133,7 +133,7 @@ def test_a_port_that_is_taken_is_told_when_connecting() -> None:
 def test_without_prometheus_client_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where metrics are asked for."""
     monkeypatch.setattr("trainmedic.job.metrics.prometheus_client", None)
-    with pytest.raises(trainmedic.ConfigurationError, match=r"pip install 'trainmedic\[metrics\]'"):
+    with pytest.raises(trainmedic.ConfigurationError, match="the extra metrics of trainmedic"):
         connect(metrics_port=0)
     connect().close()
 

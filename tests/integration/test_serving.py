@@ -58,6 +58,15 @@ def test_a_wrong_setting_ends_with_2_and_its_name(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("flag", ["--playbooks", "--log-rules", "--alert-map"])
+def test_a_named_path_that_is_not_there_ends_with_2(tmp_path: Path, flag: str) -> None:
+    """At once, rather than a server without playbooks; the working directory without ``playbooks`` is no error."""
+    refused = serve(tmp_path, flag, str(tmp_path / "misspelt"))
+    assert refused.returncode == 2
+    assert f"{flag}: '{tmp_path}/misspelt': there is no such file or directory" in refused.stderr
+    assert not (tmp_path / "state").exists()
+
+
 @pytest.mark.parametrize("archive", ["", "/proc/trainmedic", __file__])
 def test_a_place_that_can_be_no_archive_ends_with_2(tmp_path: Path, archive: str) -> None:
     """Before anything is started, rather than when runs are to be deleted."""

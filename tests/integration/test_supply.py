@@ -76,6 +76,17 @@ def test_the_wheels_have_their_bills_within_and_beside(tmp_path: Path) -> None:
             assert f"{name.partition('-')[0]}/py.typed" in wheel.namelist()
             if name.startswith("trainmedic_server"):
                 _has_console(wheel)
+                assert "trainmedic_server/demo/playbooks/hot-gpu.yaml" in wheel.namelist()
+    listed = {line.split()[1] for line in (tmp_path / "SHA256SUMS").read_text().splitlines()}
+    assert listed == {path.name for path in tmp_path.iterdir()} - {"SHA256SUMS"}
+    assert checked(tmp_path).returncode == 0
+    (tmp_path / "trainmedic-0.1.0.cdx.json").write_text("{}")
+    assert checked(tmp_path).returncode == 1
+
+
+def checked(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 
 def small_environment(directory: Path) -> Path:

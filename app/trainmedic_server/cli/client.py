@@ -203,7 +203,7 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
 
 def unknown_job(client: Client, job: str) -> str:
     """Return a note that the job is unknown, with the most similar connected one. Empty if it is known."""
-    connected = [str(item["name"]) for item in client.get("jobs")["items"]]
+    connected = [str(item["name"]) for item in client.get("jobs", {"cluster": True})["items"]]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
         return ""
     return visible(

@@ -16,6 +16,7 @@ from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.presentation import times
 
 Document = Mapping[str, Any]
+JOBS = ("JOB", "SEEN", "STEP", "RANKS", "GPUS", "NODES", "CAN", "DOUBTS")
 
 
 @click.command()
@@ -32,7 +33,7 @@ def agents(client: Client, output: str) -> None:
 def jobs(client: Client, output: str) -> None:
     """List connected training jobs, or mark a gone one as ended intentionally."""
     if click.get_current_context().invoked_subcommand is None:
-        show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
+        show(client, output, "jobs", "job", JOBS, _job)
         if output != "json":
             for line in log_cuts.lines(client):
                 click.echo(line)
@@ -97,11 +98,10 @@ def _lost(standing: Document, kind: str) -> Iterator[str]:
 
 def _agent(item: Document, at: str) -> Sequence[object]:
     details = item.get("details", {})
-    gpus = details.get("gpus")
     return (
         item["name"],
         times.age(item["last_seen"], at),
-        len(gpus) if isinstance(gpus, list) else "-",
+        _number(details.get("gpus")),
         details.get("version"),
         "; ".join(item.get("doubts", ())) or "-",
     )
@@ -114,11 +114,17 @@ def _job(item: Document, at: str) -> Sequence[object]:
         item["name"],
         times.age(item["last_seen"], at),
         details.get("step"),
-        len(item["gpus"]) if item.get("gpus") else details.get("ranks"),
+        _number(details.get("ranks")),
+        _number(item.get("gpus")),
         _few(item.get("nodes", ())),
         ", ".join(name.removeprefix("job.") for name in able) if isinstance(able, list | dict) else "-",
         "; ".join(item.get("doubts", ())) or "-",
     )
+
+
+def _number(reported: object) -> object:
+    """Return how many members a reported list has, ``-`` if none was reported."""
+    return len(reported) if isinstance(reported, list) else "-"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -10,8 +10,9 @@ import click
 
 from trainmedic_core import words
 from trainmedic_core.cli import exits
+from trainmedic_core.target import TargetKind
 from trainmedic_server.cli import story
-from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.client import Client, server_options, unknown_job
 from trainmedic_server.cli.history import run_path
 from trainmedic_server.cli.params import labels_of
 from trainmedic_server.presentation.runs import short_id
@@ -91,6 +92,9 @@ def start(client: Client, key: str | None, **wanted: Any) -> None:
     \b
     trainmedic runs start training-loss-spike --target job:llm-1 --dry-run
     """
+    kind, _, name = str(wanted["target"]).partition(":")
+    if kind == TargetKind.JOB and (doubt := unknown_job(client, name)):
+        click.echo(doubt, err=True)
     _show(client.post("runs", {**wanted, "key": key or str(uuid.uuid4())}))
 
 

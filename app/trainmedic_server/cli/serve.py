@@ -7,7 +7,8 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ import uvloop
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_server import telemetry
+from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings
@@ -46,6 +48,7 @@ def serve(**flags: Any) -> None:
     """
     try:
         loaded = settings.load(flags, os.environ)
+        _check_paths(loaded, flags)
         readable = loaded.log_format == "text" or (loaded.log_format == "auto" and sys.stderr.isatty())
         telemetry.configure_logging(loaded.log_level.upper(), readable=readable)
         for wrong, right in settings.misspelt(os.environ):
@@ -57,6 +60,32 @@ def serve(**flags: Any) -> None:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(f"The server cannot start: {error}") from error
+
+
+def _check_paths(loaded: settings.ServerSettings, flags: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError if a path that a setting names does not exist. An unreadable path can recover."""
+    named = {
+        "playbooks": loaded.playbooks,
+        "log_rules": loaded.log_rules,
+        "alert_map": alert_map_roots.roots(loaded.alert_map, {}),
+    }
+    problems = []
+    for name in named.keys() & loaded.model_fields_set:
+        origin = settings.SOURCES[name].flag if flags.get(name) else settings.SOURCES[name].variable
+        missing = filter(_is_missing, named[name])
+        problems += [f"{origin}: '{path}': there is no such file or directory" for path in missing]
+    if problems:
+        raise ConfigurationError("\n".join(sorted(problems)))
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 async def _run(loaded: settings.ServerSettings) -> None:

@@ -8,6 +8,7 @@ from trainmedic_core.command import CommandEntry
 
 COMMANDS: Mapping[str, CommandEntry] = {
     "serve": CommandEntry("trainmedic_server.cli.serve", "Start the server."),
+    "demo": CommandEntry("trainmedic_server.cli.demo", "Show repairs on this machine, without a GPU."),
     "status": CommandEntry("trainmedic_server.cli.status", "Show whether the server is ready, and what it is doing."),
     "now": CommandEntry(
         "trainmedic_server.cli.now", "Show pending approvals, active changes, open runs, and lost agents and jobs."

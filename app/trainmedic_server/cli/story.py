@@ -9,7 +9,7 @@ from typing import Any
 from trainmedic_core.words import call, data, few, how_often, plain
 from trainmedic_server.presentation import questions, runs, sentences, times
 from trainmedic_server.presentation.runs import short_id
-from trainmedic_server.presentation.sentences import At, Piece, RunName, Values
+from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
 
 Document = Mapping[str, Any]
 
@@ -37,6 +37,11 @@ def lines(run: Document) -> Iterator[str]:
 
 
 def next_line(upcoming: Document | None, at: str) -> str:
+    told = runs.upcoming(upcoming)
+    return "; ".join(_written(each, at) for each in (*told.now, *told.until, told.then)) if told else ""
+
+
+def _written(sentence: Sentence, at: str) -> str:
     def write(piece: Piece) -> str:
         match piece:
             case At(time):
@@ -47,8 +52,7 @@ def next_line(upcoming: Document | None, at: str) -> str:
                 return data(values)
         return plain(piece)
 
-    told = runs.upcoming(upcoming)
-    return "; ".join(sentences.written(each, write) for each in (*told.now, *told.until, told.then)) if told else ""
+    return sentences.written(sentence, write)
 
 
 def finding_lines(finding: Document) -> Iterator[str]:
@@ -111,6 +115,7 @@ def _excerpt(excerpt: Document, indent: str) -> Iterator[str]:
 
 
 def _head(run: Document) -> Iterator[tuple[str, str]]:
+    at = datetime.now(UTC).isoformat()
     version = str(run.get("version") or "")[:12]
     yield "playbook", plain(run.get("playbook")) + (f"  (version {plain(version)})" if version else "")
     yield "target", plain(run.get("target"))
@@ -137,9 +142,9 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         yield "member of", f"{short_id(run['parent'])}, batch {plain(run.get('batch'))}"
     if run.get("effect"):
         told = runs.effect(run["effect"])
-        measured = ", ".join(filter(None, (*told.values, told.reason)))
+        measured = ", ".join(filter(None, (*told.values, told.reason, _written(told.until, at))))
         yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
-    if upcoming := next_line(run.get("next"), datetime.now(UTC).isoformat()):
+    if upcoming := next_line(run.get("next"), at):
         yield "next", upcoming
 
 

@@ -36,7 +36,7 @@ def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
 
 def of_agents(agents: AgentTopology) -> Contradictions:
     return _by_name(
-        (node, f"GPU {uuid} is listed by the agent of node {other} too")
+        (node, f"{gpu_names.shown(uuid)} is listed by the agent of node {other} too")
         for uuid, nodes in sorted(agents.contested.items())
         for node in sorted(nodes)
         for other in sorted(nodes - {node})
@@ -45,10 +45,10 @@ def of_agents(agents: AgentTopology) -> Contradictions:
 
 def _against(job: str, key: str, node: str, jobs: set[str], agents: AgentTopology) -> Iterable[str]:
     if others := sorted(jobs - {job}):
-        yield f"GPU {key} is named by job {', '.join(others[:_SHOWN])} too"
+        yield f"{gpu_names.shown(key)} is named by job {', '.join(others[:_SHOWN])} too"
     gpu = agents.gpus_by_key.get(key)
     if gpu is not None and gpu.node != node:
-        yield f"GPU {key} is on node {gpu.node}, as its agent says, and not on {node}"
+        yield f"{gpu_names.shown(key)} is on node {gpu.node}, as its agent says, and not on {node}"
 
 
 def _by_name(sentences: Iterable[tuple[str, str]]) -> Contradictions:

@@ -82,7 +82,7 @@ def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: 
     if is_shared and by_labels and all(by_labels <= jobs for jobs in (reported, observed) if jobs):
         job: str | Unresolved = next(iter(by_labels))
     else:
-        job = _first_known([reported, by_labels, observed], f"GPU {key}")
+        job = _first_known([reported, by_labels, observed], gpu_names.shown(key))
     if isinstance(job, Unresolved) or job in reported:
         return job
     return job_place.contradiction(job, alert_labels, topology, identity, used=key) or job

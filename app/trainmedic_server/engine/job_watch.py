@@ -79,6 +79,11 @@ class JobWatch:
         async with self._looking:
             await self._look()
 
+    def may_connect(self, job: str) -> bool:
+        """Return whether a job of this name was connected within `job_life.KEPT`, or may have been unnoticed."""
+        lives = self._lives
+        return lives is None or job in lives or len(lives) >= MOST_JOBS
+
     async def end(self, job: str, actor: str, note: str) -> JobLife:
         """Record that a gone job was meant to end; return its record. Raises NotFound, Conflict, StoreUnavailable."""
         async with self._looking:

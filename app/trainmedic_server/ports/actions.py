@@ -94,6 +94,8 @@ class Services(Struct, frozen=True):
     external_url: str = ""
     """Public URL of the server, without a trailing slash. Empty if not set."""
     routes: MessageRoutes = field(default_factory=MessageRoutes)
+    may_connect: Callable[[str], bool] = lambda job: True
+    """Returns whether a job of this name was connected lately. True if unknown."""
 
 
 class Action(Protocol):

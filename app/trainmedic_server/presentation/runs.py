@@ -92,11 +92,15 @@ class EffectWords(Struct, frozen=True):
     verdict: str
     values: tuple[str, ...]
     reason: str
+    until: Sentence = ()
+    """Until when a pending verdict waits."""
 
 
 def effect(document: Document) -> EffectWords:
     values = tuple(f"{label} {document[name]:g}" for name, label in _MOMENTS if document.get(name) is not None)
-    return EffectWords(words(document.get("verdict")), values, document.get("reason") or "")
+    due = document.get("due_at")
+    until: Sentence = ("measured at ", At(due)) if due else ()
+    return EffectWords(words(document.get("verdict")), values, document.get("reason") or "", until)
 
 
 class NextWords(Struct, frozen=True):

@@ -113,7 +113,9 @@ def slack_loops(
     try:
         from trainmedic_server.adapters.slack.socket_mode import SocketMode
     except ImportError as error:
-        raise ConfigurationError("--slack needs the extra: pip install 'trainmedic-server[slack]'") from error
+        raise ConfigurationError(
+            "--slack needs the extra slack of trainmedic-server (docs/how-to/install.md#extras)"
+        ) from error
     from trainmedic_server.adapters.slack import people
     from trainmedic_server.adapters.slack.button_clicks import SlackButtonClicks
     from trainmedic_server.adapters.slack.questions import LOOK_EVERY, SlackQuestions

@@ -135,6 +135,7 @@ class TrainmedicServer:
         self._clock = SystemClock()
         self._metrics = telemetry.Metrics()
         self._archive: RunArchive | None = None
+        self._job_watch: JobWatch | None = None
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set. Call `on_started` with the address once requests are answered.
@@ -308,7 +309,7 @@ class TrainmedicServer:
         await stack.enter_async_context(background(topology.watch(), "topology"))
         await engine.start(notifications.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
-        job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
+        self._job_watch = job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
         await stack.enter_async_context(background(agent_lives.watch(), "agents"))
         self._metrics.working.set(1)
@@ -373,7 +374,11 @@ class TrainmedicServer:
             cluster_topology=cluster_topology,
             slurm=slurm,
             metrics=prometheus,
+            may_connect=self._may_connect,
         )
+
+    def _may_connect(self, job: str) -> bool:
+        return self._job_watch is None or self._job_watch.may_connect(job)
 
     def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:
         settings = self._settings

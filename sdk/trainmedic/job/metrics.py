@@ -149,7 +149,10 @@ class MetricsEndpoint:
         evaluated: Callable[[], Iterable[EvaluatedMetric]] | None = None,
     ) -> None:
         if prometheus_client is None:
-            raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
+            raise ConfigurationError(
+                "metrics_port needs prometheus_client: install it, or the extra metrics of trainmedic "
+                "(docs/how-to/install.md#extras)"
+            )
         registry = CollectorRegistry(auto_describe=False)
         registry.register(JobCollector(job, progress, ranks, time.perf_counter, evaluated))
         # Rules detect restarts by the start time of the process.

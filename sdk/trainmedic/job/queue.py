@@ -7,6 +7,8 @@ it. Rank 0 replies for all ranks to a command that they never reached.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import deque
 from dataclasses import replace
 from datetime import datetime
@@ -25,9 +27,12 @@ from trainmedic.wire.output import fitting
 from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic.wire.writer import OutgoingReplies
 
+log = logging.getLogger("trainmedic")
+
 TOO_LATE = "the training loop did not come to it in time"
 _INTERRUPTED = "interrupted: the job's process ended while it had the command"
 _RECOVERED = "the job's process ended before it could answer; what it has recorded says that the command was applied"
+_LONGEST_LOGGED = 500
 
 
 class CommandQueue:
@@ -185,6 +190,7 @@ class CommandQueue:
             del self.interrupted[command_id]
             applied = CommandRecord(envelope.APPLIED, {"recovered": _RECOVERED})
             record = applied if was_applied else ended(envelope.FAILED, _INTERRUPTED)
+            self._log_change(command, record.status, record.output)
             self._reply_of_all(command_id, record, received.entry, remember=True)
 
     def fail_all(self, reason: str) -> None:
@@ -221,6 +227,7 @@ class CommandQueue:
         self._reply_of_all(command.id, ended(envelope.EXPIRED, reason), command.entry, forget=True)
 
     def close(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
+        self._log_change(command.sent, status, output)
         self._reply_of_all(command.id, CommandRecord(status, fitting(output)), command.entry, remember=True)
         self.waiting.pop(command.id, None)
 
@@ -228,6 +235,7 @@ class CommandQueue:
         outcomes = dict(command.outcomes)
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
+        self._log_change(command.sent, status, output)
         record = CommandRecord(status, output, outcomes)
         self._memory.remember(command.id, record)
         self.waiting.pop(command.id, None)
@@ -235,6 +243,19 @@ class CommandQueue:
         ranks = sorted(outcomes.keys() - set(replied)) or [0]
         replies = tuple(self._reply(command.id, rank, record.of_rank(rank), len(outcomes)) for rank in ranks)
         self._put(OutgoingReplies(replies, command.entry, record))
+
+    def _log_change(self, sent: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
+        """Log an applied command, for the reader of the job's own log.
+
+        Numbers only: log rules could take text of an alert for the job's own.
+        """
+        if status != envelope.APPLIED or output.get(undoing.NOTHING):
+            return
+        what = "reverted" if sent.undo_of is not None else "applied"
+        given, made = (json.dumps(_numbers(values))[:_LONGEST_LOGGED] for values in (sent.params, output))
+        log.warning(
+            "%s: %s %s %s: %s, run %s of %s", self._job, what, sent.action, given, made, sent.run_id, sent.playbook
+        )
 
     def reply_so_far(self, command: JobCommand, ranks: Iterable[int]) -> None:
         count = len({*self.ranks, *command.outcomes})
@@ -255,6 +276,10 @@ class CommandQueue:
         status, output = outcome
         host = f"@{self.hosts[rank]}" if rank in self.hosts else ""
         return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output, job=self._job, ranks=ranks)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:

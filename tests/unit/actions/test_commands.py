@@ -444,6 +444,21 @@ async def test_a_job_that_is_away_is_waited_for_and_that_is_told(bus: ScriptedBu
     assert bus.clock.now() > NOW + timedelta(seconds=60)
 
 
+async def test_the_wait_for_a_job_that_never_was_names_the_nearest(bus: ScriptedBus) -> None:
+    """The person who misspelt it need not wait for the end of the attempt."""
+    told: list[str] = []
+
+    async def tell(what: str) -> None:
+        told.append(what)
+
+    bus.is_unheard, bus.present = True, [Presence("llm-12", NOW)]
+    for may_connect in (lambda job: False, lambda job: True):
+        services = Services(clock=bus.clock, bus=bus, http=NoHttp(), may_connect=may_connect)
+        with pytest.raises(OutcomeUnknown):
+            await perform(bus, lambda _, services=services: jobs.JobCheckpoint(services), report_wait=tell)
+    assert told == ["no job named 'llm-1' is connected; did you mean 'llm-12'?", "no job named 'llm-1' is connected"]
+
+
 async def test_no_more_file_systems_are_sent_than_an_agent_takes(bus: ScriptedBus) -> None:
     """A node may have hundreds of mounts that all fill up with one disk; a refused command would clean nothing."""
     bus.answers = replies("applied")

@@ -155,6 +155,18 @@ async def test_a_job_that_does_not_say_where_all_of_it_runs_is_refused(
         await made(bus, GpuPowerLimit).locate(call(GpuPowerLimit, {"percent": 80}))
 
 
+async def test_a_job_that_never_was_is_refused_at_once_with_the_nearest(bus: AgentsBus) -> None:
+    """One that was connected lately may be restarting, and is awaited."""
+    bus.present = [Presence("llm-12", NOW, {}), Presence("vision", NOW, {})]
+    services = Services(clock=bus.clock, bus=bus, http=NoHttp(), may_connect=lambda job: job == "llm-7")
+    action = GpuPowerLimit(services)
+    with pytest.raises(PermanentFailure, match=r"no job named 'llm-1' .* in the last day; did you mean 'llm-12'\?"):
+        await action.locate(call(GpuPowerLimit, {"percent": 80}))
+    restarting = call(GpuPowerLimit, {"percent": 80}, target=Target(TargetKind.JOB, job="llm-7"))
+    with pytest.raises(TemporaryFailure, match="not connected"):
+        await action.locate(restarting)
+
+
 async def test_facts_are_read_on_nodes_without_gpus_too(bus: AgentsBus) -> None:
     """A rank that names no GPU still has a node."""
     bus.present = placed((0, "n1", None), (1, "n2", None))

@@ -48,8 +48,8 @@ def test_the_job_on_a_gpu_is_asked_of_the_jobs_then_the_labels_then_the_agent(
 @pytest.mark.parametrize(
     ("labels", "known", "why"),
     [
-        ({}, {}, "target_unknown: no job is known to use GPU"),
-        ({}, {"told": ("a", "b")}, "target_ambiguous: several jobs are known to use GPU"),
+        ({}, {}, f"target_unknown: no job is known to use {UUID}"),
+        ({}, {"told": ("a", "b")}, f"target_ambiguous: several jobs are known to use {UUID}: a, b"),
         ({}, {"told": "a", "seen": ("a", "b")}, "target_ambiguous"),
         (POD, {"told": "other", "seen": ("by-pod", "b")}, "target_ambiguous"),
         ({"job_name": "a", "training_job": "b"}, {"told": "c"}, "target_ambiguous: the labels disagree"),

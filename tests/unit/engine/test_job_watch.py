@@ -116,6 +116,17 @@ async def watching() -> Watching:
     return made
 
 
+async def test_a_job_that_was_there_may_connect_again(watching: Watching) -> None:
+    """Also after it is gone and the server has restarted; before the first look nobody knows."""
+    watching.redis.living.clear()
+    await watching.pass_by(timedelta(minutes=5))
+    assert (watching.watch.may_connect("llm-1"), watching.watch.may_connect("llm-12")) == (True, False)
+    watching.begin()
+    assert watching.watch.may_connect("llm-12")
+    await watching.pass_by(LOOK_EVERY)
+    assert (watching.watch.may_connect("llm-1"), watching.watch.may_connect("llm-12")) == (True, False)
+
+
 async def test_the_gpus_of_jobs_are_shown_while_the_jobs_are_there(watching: Watching) -> None:
     """By UUID, the node beside it; an index alone names no GPU. One that moves is shown where it is."""
 

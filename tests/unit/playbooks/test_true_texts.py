@@ -250,7 +250,7 @@ def sentences(text: str, run: Run) -> Iterator[str]:
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, text) if name else text
     text = re.sub(r"\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)", "TIME", text)
     text = re.sub(r"^- (?!job )[\w-]+: \w+(, .*)?$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^NODE: \{.*\}$", "NODE: READINGS", text, flags=re.MULTILINE)
+    text = re.sub(r"^NODE: processors .*$", "NODE: READINGS", text, flags=re.MULTILINE)
     text = re.sub(r"^(The most on one of its nodes: ).*$", r"\1READINGS", text, flags=re.MULTILINE)
     text = re.sub(r"^(NODE could not be asked: ).*$", r"\1REASON", text, flags=re.MULTILINE)
     text = re.sub(r"^(JOB failed: ).*$", r"\1CAUSE", text, flags=re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.messages import make_job_command
+from tests.support.messages import make_command, make_job_command
 from trainmedic.job.command import JobCommand, plain
-from trainmedic.wire import envelope
+from trainmedic.job.handlers import HandlerRegistry
+from trainmedic.job.queue import CommandQueue
+from trainmedic.wire import envelope, undoing
 from trainmedic.wire.command_book import CommandRecord
+from trainmedic.wire.command_memory import CommandMemory
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -111,3 +115,40 @@ def test_a_whole_number_of_any_length_can_be_told(command: JobCommand, answers: 
     """Python refuses to write out those of thousands of digits."""
     command.applied(a=10**5000, b=7)
     assert json.loads(json.dumps(answers[0][1])) == {"a": "a whole number that is too long", "b": 7}
+
+
+def queue() -> CommandQueue:
+    handlers = HandlerRegistry("llm-1", {}, contextlib.nullcontext)
+    memory = CommandMemory("job:llm-1", "p1")
+    return CommandQueue("llm-1", "node-1", memory, handlers, lambda replies: None, lambda *_: None)
+
+
+def closed(sent: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
+    queue().close(JobCommand(sent, None, b"1-0", lambda *_: None), status, output)
+
+
+def test_each_change_has_a_line_in_the_jobs_own_log(caplog: pytest.LogCaptureFixture) -> None:
+    """With its numbers and its run, and none of the alert's text, which rules would take for the job's."""
+    sent = make_command(params={"factor": 0.5, "note": "CUDA out of memory"})
+    closed(sent, envelope.APPLIED, {"step": 40, "learning_rate": 0.0005, "reason": "NCCL error"})
+    closed(make_command(undo_of=sent.id, params={"factor": 2.0}), envelope.APPLIED, {"step": 90})
+    assert [record.getMessage() for record in caplog.records] == [
+        'llm-1: applied job.scale_lr {"factor": 0.5}: {"step": 40, "learning_rate": 0.0005}, run run-1 of loss-spike',
+        'llm-1: reverted job.scale_lr {"factor": 2.0}: {"step": 90}, run run-1 of loss-spike',
+    ]
+
+
+def test_what_changed_nothing_has_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal, a failure, and the undo of a command that never was."""
+    for status in (envelope.REJECTED, envelope.FAILED, envelope.UNSUPPORTED):
+        closed(make_command(), status, {"reason": "no"})
+    closed(make_command(undo_of="c0"), envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED))
+    assert caplog.records == []
+
+
+def test_a_change_to_several_ranks_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 0 writes it."""
+    command = JobCommand(make_command(), None, b"1-0", lambda *_: None)
+    command.outcomes = {0: (envelope.APPLIED, {"step": 7}), 1: (envelope.APPLIED, {"step": 7})}
+    queue().close_ranks(command, [])
+    assert len(caplog.records) == 1

@@ -100,5 +100,5 @@ async def test_jobs_that_name_the_same_gpu_are_shown_with_what_contradicts_them(
     ]
     async with world.client() as client:
         first, second = (await client.get("/jobs")).json()["items"]
-    assert first["doubts"] == [f"GPU {A[4:]} is named by job llm-2 too"]
-    assert second["doubts"] == [f"GPU {A[4:]} is named by job llm-1 too"]
+    assert first["doubts"] == [f"{A} is named by job llm-2 too"]
+    assert second["doubts"] == [f"{A} is named by job llm-1 too"]

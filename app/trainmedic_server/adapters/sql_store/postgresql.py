@@ -61,7 +61,8 @@ def conninfo(url: str) -> str:
         import psycopg.conninfo
     except ImportError:
         raise errors.ConfigurationError(
-            "the database URL names PostgreSQL, which needs an extra: pip install 'trainmedic-server[postgresql]'"
+            "the database URL names PostgreSQL, which needs the extra postgresql of trainmedic-server "
+            "(docs/how-to/install.md#extras)"
         ) from None
     scheme, rest = url.split(":", 1)
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):

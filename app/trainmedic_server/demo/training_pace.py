@@ -1,0 +1,18 @@
+"""Pace of the demo's trainings."""
+
+from __future__ import annotations
+
+import time
+
+STEP_SECONDS = 0.1
+
+
+class Pace:
+    """Waits until `STEP_SECONDS` after the last step."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic()
+
+    def wait(self) -> None:
+        self._due = max(self._due + STEP_SECONDS, time.monotonic())
+        time.sleep(max(0.0, self._due - time.monotonic()))
