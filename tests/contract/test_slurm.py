@@ -16,8 +16,9 @@ from tests.support import slurm_cluster
 from tests.support.slurm_cluster import SlurmCluster
 from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.slurm_rest import SlurmRest
+from trainmedic_server.domain import host_lists
 from trainmedic_server.errors import ClusterRefused, ClusterUnavailable, ConfigurationError, ObjectMissing
-from trainmedic_server.ports.slurm import Slurm, SlurmJob
+from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob
 
 REASON = "trainmedic:0192f0c1 GPU 3 is too hot"
 TASK_RUNS = "trap 'touch /mnt/caught' USR1; touch /mnt/ready; while :; do sleep 0.2; done"
@@ -64,6 +65,10 @@ async def running(slurm: Slurm, cluster: SlurmCluster, *options: str, script: st
     return await slurm.job(job_id)
 
 
+def excluded(job: SlurmJob) -> set[str]:
+    return set(host_lists.expand(",".join(job.excluded_nodes)))
+
+
 async def test_the_release_and_its_abilities_are_known(slurm: Slurm, cluster: SlurmCluster) -> None:
     """Requeue over REST works from 26.05."""
     release = await slurm.release()
@@ -102,6 +107,52 @@ async def test_a_drain_with_an_end_is_renewed_by_another_drain(slurm: Slurm) -> 
     assert second - first >= timedelta(minutes=9)
 
 
+async def test_the_end_of_a_drain_can_be_removed(slurm: Slurm) -> None:
+    """A drain without an end leaves it."""
+    await slurm.drain("n1", REASON, timedelta(minutes=10))
+    await slurm.drain("n1", REASON)
+    assert (await slurm.node("n1")).resume_after is not None
+    await slurm.drain("n1", REASON, UNLIMITED)
+    node = await slurm.node("n1")
+    assert (node.is_drained, node.resume_after) == (True, None)
+
+
+async def test_a_node_that_is_down_is_resumed(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """The end of a drain leaves it down."""
+    cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=Mia: burnt")
+    with contextlib.suppress(ClusterRefused):
+        await slurm.undrain("n2")
+    assert "DOWN" in (await slurm.node("n2")).states
+    await slurm.resume("n2")
+    assert not (await slurm.node("n2")).is_out_of_service
+
+
+async def test_a_reservation_keeps_the_jobs_of_others_away(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """A second one of the same name is refused, and changes nothing. One that has ended is missing."""
+    if not (await slurm.release()).can_reserve:
+        with pytest.raises(ClusterRefused, match=r"needs Slurm 25\.05"):
+            await slurm.reserve("trainmedic-1", "n1", ["daemon"], timedelta(hours=1))
+        assert not await slurm.reservations()
+        return
+    await slurm.reserve("trainmedic-1", "n1", ["daemon"], timedelta(hours=1))
+    with pytest.raises(ClusterRefused):
+        await slurm.reserve("trainmedic-1", "n2", ["daemon"], timedelta(hours=1))
+    await slurm.reserve("trainmedic-2", "n1", ["daemon"], timedelta(hours=2))
+    first, second = sorted(await slurm.reservations(), key=lambda each: each.name)
+    assert (first.name, first.nodes, first.users) == ("trainmedic-1", "n1", ("daemon",))
+    assert first.starts_at is not None
+    assert first.ends_at == first.starts_at + timedelta(hours=1)
+    job_id = cluster.submit(TASK_RUNS, "-w", "n1")
+    other = await running(slurm, cluster, "-w", "n2")
+    assert "PENDING" in (await slurm.job(job_id)).states
+    for each in (first, second):
+        await slurm.end_reservation(each.name)
+    await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs on the node that is free again")
+    assert "RUNNING" in (await slurm.job(other.job_id)).states
+    with pytest.raises(ObjectMissing):
+        await slurm.end_reservation("trainmedic-1")
+
+
 async def test_a_reason_can_be_replaced_alone(slurm: Slurm) -> None:
     """The drain and its end stay."""
     await slurm.drain("n1", REASON, timedelta(minutes=10))
@@ -134,9 +185,9 @@ async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Calla
         lambda slurm: slurm.hold("999999"),
         lambda slurm: slurm.signal("999999", "USR1"),
         lambda slurm: slurm.cancel("999999"),
-        lambda slurm: slurm.exclude("999999", ["n1"]),
+        lambda slurm: slurm.update("999999", JobChange(excluded_nodes=("n1",))),
     ],
-    ids=["read", "hold", "signal", "cancel", "exclude"],
+    ids=["read", "hold", "signal", "cancel", "update"],
 )
 async def test_a_job_that_does_not_exist_is_missing(slurm: Slurm, change: Callable[[Slurm], Awaitable[None]]) -> None:
     """Also where slurmrestd answers 200."""
@@ -212,20 +263,32 @@ async def test_a_requeue_ends_the_job_and_queues_it_again(slurm: Slurm, cluster:
     assert (after.restarts, after.is_held) == (1, True)
     with pytest.raises(ClusterRefused):
         await slurm.requeue(job.job_id)  # it is pending
-    await slurm.exclude(job.job_id, ["n1", "n2"])
-    assert set((await slurm.job(job.job_id)).excluded_nodes) == {"n1", "n2"}
+    await slurm.update(job.job_id, JobChange(excluded_nodes=("n1", "n2")))
+    assert excluded(await slurm.job(job.job_id)) == {"n1", "n2"}
     await slurm.unhold(job.job_id)
 
 
 async def test_nodes_are_excluded_only_while_the_job_waits(slurm: Slurm, cluster: SlurmCluster) -> None:
     job_id = cluster.submit(TASK_RUNS, "--hold")
-    await slurm.exclude(job_id, ["n1", "n3"])
-    assert set((await slurm.job(job_id)).excluded_nodes) == {"n1", "n3"}
+    await slurm.update(job_id, JobChange(excluded_nodes=("n1", "n3")))
+    assert excluded(await slurm.job(job_id)) == {"n1", "n3"}
     await slurm.unhold(job_id)
     await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs")
     assert (await slurm.job(job_id)).nodes == "n2"
     with pytest.raises(ClusterRefused):
-        await slurm.exclude(job_id, ["n1"])
+        await slurm.update(job_id, JobChange(excluded_nodes=("n1",)))
+
+
+async def test_priority_and_time_limit_are_changed(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """What is not named stays."""
+    job = await running(slurm, cluster, "--time=30")
+    assert job.time_limit == timedelta(minutes=30)
+    await slurm.update(job.job_id, JobChange(priority=4711, time_limit=timedelta(hours=2)))
+    after = await slurm.job(job.job_id)
+    assert (after.priority, after.time_limit) == (4711, timedelta(hours=2))
+    await slurm.update(job.job_id, JobChange(time_limit=UNLIMITED))
+    after = await slurm.job(job.job_id)
+    assert (after.priority, after.time_limit) == (4711, None)
 
 
 async def test_the_admin_comment_is_replaced_in_every_state(slurm: Slurm, cluster: SlurmCluster) -> None:

@@ -39,6 +39,8 @@ class SlurmNode(Struct, frozen=True):
     features: tuple[str, ...] = ()
     reservation: str = ""
     topology: str = ""
+    booted_at: datetime | None = None
+    """Aware UTC. None if Slurm does not know it."""
 
     @property
     def is_out_of_service(self) -> bool:
@@ -70,6 +72,9 @@ class SlurmJob(Struct, frozen=True):
     why_pending: str = ""
     admin_comment: str = ""
     """A text that operators of Slurm can set and users can read."""
+    priority: int | None = None
+    time_limit: timedelta | None = None
+    """None if unlimited."""
 
     @property
     def has_ended(self) -> bool:
@@ -81,6 +86,34 @@ class SlurmRelease(Struct, frozen=True):
     version: str
     can_requeue: bool
     """True if `Slurm.requeue` works: over REST from 26.05."""
+    can_reserve: bool = True
+    """True if `Slurm.reserve` works: over REST from 25.05."""
+    can_reboot: bool = False
+    """True if `Slurm.reboot` works: over REST in no release."""
+
+
+class SlurmReservation(Struct, frozen=True):
+    name: str
+    nodes: str
+    """Host list, such as ``n[1-3]``."""
+    users: tuple[str, ...]
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+    """Both aware UTC."""
+
+
+UNLIMITED = timedelta.max
+"""No limit: of a job's time, or of a drain that was to end by itself."""
+
+
+class JobChange(Struct, frozen=True):
+    """New values of a job. None leaves a value as it is."""
+
+    excluded_nodes: tuple[str, ...] | None = None
+    """All nodes that the job must not get. Slurm takes it only while the job is pending."""
+    priority: int | None = None
+    time_limit: timedelta | None = None
+    """Whole minutes, or `UNLIMITED`."""
 
 
 class Slurm(Protocol):
@@ -102,6 +135,7 @@ class Slurm(Protocol):
         """Start no new job on the node.
 
         With `resume_after` Slurm resumes it by itself after that time, counted from now; another call sets it again.
+        `UNLIMITED` removes such an end, None leaves it.
         """
         ...
 
@@ -111,6 +145,33 @@ class Slurm(Protocol):
 
     async def undrain(self, node: str) -> None:
         """End the drain. A node that is down stays down."""
+        ...
+
+    async def resume(self, node: str) -> None:
+        """Make a node available again that is down or drained."""
+        ...
+
+    async def reboot(self, node: str, reason: str) -> None:
+        """Drain the node, reboot it once it runs no job, and leave it down afterwards.
+
+        Slurm appends its progress to the reason.
+        """
+        ...
+
+    async def cancel_reboot(self, node: str) -> None:
+        """Cancel a reboot that has not begun. Raises ClusterRefused if none is requested."""
+        ...
+
+    async def reservations(self) -> Sequence[SlurmReservation]: ...
+
+    async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
+        """Reserve the node for these users from now, for whole minutes. Running jobs continue, and other reservations
+        of the node stay. Raises ClusterRefused if there is a reservation of this name.
+        """
+        ...
+
+    async def end_reservation(self, name: str) -> None:
+        """Raises ObjectMissing if there is none."""
         ...
 
     async def hold(self, job_id: str) -> None:
@@ -137,8 +198,8 @@ class Slurm(Protocol):
         """End the job, unless it has ended already."""
         ...
 
-    async def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
-        """Replace the nodes that the job must not get. Raises ClusterRefused unless the job is pending."""
+    async def update(self, job_id: str, change: JobChange) -> None:
+        """Raises ClusterRefused for excluded nodes unless the job is pending."""
         ...
 
     async def set_admin_comment(self, job_id: str, text: str) -> None:
