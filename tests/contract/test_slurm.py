@@ -272,6 +272,9 @@ async def test_nodes_are_excluded_only_while_the_job_waits(slurm: Slurm, cluster
     job_id = cluster.submit(TASK_RUNS, "--hold")
     await slurm.update(job_id, JobChange(excluded_nodes=("n1", "n3")))
     assert excluded(await slurm.job(job_id)) == {"n1", "n3"}
+    await slurm.update(job_id, JobChange(excluded_nodes=()))
+    assert excluded(await slurm.job(job_id)) == set()
+    await slurm.update(job_id, JobChange(excluded_nodes=("n1", "n3")))
     await slurm.unhold(job_id)
     await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs")
     assert (await slurm.job(job_id)).nodes == "n2"

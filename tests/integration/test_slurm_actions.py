@@ -15,12 +15,12 @@ from tests.support.slurm_cluster import SlurmCluster
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.registry import Registry
-from trainmedic_server.actions.slurm import marked, owners_of
+from trainmedic_server.actions.slurm import GONE, marked, owners_of
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.errors import ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "GPUTemperatureHigh"}, {}, datetime.now(UTC))
@@ -179,6 +179,64 @@ async def test_a_hold_and_its_undo(actions: Registry, cluster: SlurmCluster) -> 
     output = await undo(actions, "slurm.hold", target, {})
     assert output["held"] is False
     assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_a_reserved_node_runs_its_test_job_and_is_given_back(actions: Registry, cluster: SlurmCluster) -> None:
+    """Another attempt finds the reservation. The undo ends only what this run has, and only where it is unchanged."""
+    for resumed in (False, True):
+        output = await do(actions, "slurm.reserve", node("n1"), {"users": ["root"]}, resumed=resumed)
+    assert output["reservation"] == "trainmedic-0192f0c1-aaaa"
+    waiting = cluster.submit(TRAINING, "-w", "n1")
+    test = cluster.submit("true", "-w", "n1", "--reservation", output["reservation"])
+    async with asyncio.timeout(120):
+        while "JobState=COMPLETED" not in cluster.run("scontrol", "show", "job", test):
+            await asyncio.sleep(0.5)
+    assert cluster.run("squeue", "-h", "-j", waiting, "-o", "%T").strip() == "PENDING"
+    await do(actions, "slurm.reserve", node("n1"), {}, run_id="0192f0c1-bbbb")
+    await undo(actions, "slurm.reserve", node("n1"), {}, run_id="0192f0c1-bbbb")
+    cluster.run("scontrol", "update", f"reservationname={output['reservation']}", "nodes=n1,n2")
+    assert "another has changed it" in (await undo(actions, "slurm.reserve", node("n1"), {}))["note"]
+    cluster.run("scontrol", "update", f"reservationname={output['reservation']}", "nodes=n1")
+    await undo(actions, "slurm.reserve", node("n1"), {})
+    assert (await undo(actions, "slurm.reserve", node("n1"), {}))["note"] == GONE
+    await until_running(cluster, waiting)
+
+
+async def test_the_reservation_of_another_is_left_alone(actions: Registry, cluster: SlurmCluster) -> None:
+    """Its jobs would run on the node, so the step fails."""
+    given = ("reservationname=maint", "starttime=now", "duration=60", "nodes=n[1-2]", "users=root")
+    cluster.run("scontrol", "create", "reservation", *given)
+    try:
+        with pytest.raises(PermanentFailure, match="reservation maint of another"):
+            await do(actions, "slurm.reserve", node("n2"), {})
+    finally:
+        cluster.run("scontrol", "delete", "reservationname=maint")
+
+
+async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Registry, cluster: SlurmCluster) -> None:
+    """Requeued held, kept off the node, released."""
+    job_id = cluster.submit(TRAINING, "--requeue", "-w", "n1")
+    cluster.run("scontrol", "update", f"jobid={job_id}", "reqnodelist=")
+    await until_running(cluster, job_id)
+    target, given = Target(TargetKind.JOB, job=f"slurm:{job_id}"), {"exclude_nodes": ["n1"], "time_limit": "2h"}
+    await do(actions, "slurm.requeue", target, {"hold": True})
+    await do(actions, "slurm.update", target, given)
+    assert "ExcNodeList=n1" in cluster.run("scontrol", "show", "job", job_id)
+    await undo(actions, "slurm.update", target, given)
+    shown = cluster.run("scontrol", "show", "job", job_id)
+    assert "ExcNodeList= " in shown.replace("\n", " ") or "ExcNodeList=(null)" in shown
+    assert "trainmedic:" not in shown
+    await do(actions, "slurm.update", target, given)
+    await do(actions, "slurm.release", target, {})
+    await until_running(cluster, job_id)
+    assert "TimeLimit=02:00:00" in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_slurmrestd_refuses_a_reboot(actions: Registry, cluster: SlurmCluster) -> None:
+    """The message names what can do it, and the node is as it was."""
+    with pytest.raises(ClusterRefused, match="--slurm-agent"):
+        await do(actions, "slurm.reboot", node("n1"), {})
+    assert state_of(cluster, "n1") == ("IDLE", "")
 
 
 async def test_the_hold_of_another_stays(actions: Registry, cluster: SlurmCluster) -> None:

@@ -167,7 +167,8 @@ class SlurmRest:
     async def update(self, job_id: str, change: JobChange) -> None:
         new: dict[str, Any] = {}
         if change.excluded_nodes is not None:
-            new["excluded_nodes"] = list(change.excluded_nodes)
+            # An empty list would leave the nodes as they are, without an error.
+            new["excluded_nodes"] = list(change.excluded_nodes) or [""]
         if change.priority is not None:
             new["priority"] = _number(change.priority)
         if change.time_limit is not None:
