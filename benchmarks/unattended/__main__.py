@@ -108,9 +108,10 @@ def _sums(plan: Plan, told: Sequence[Account], medic: Arm) -> list[str]:
     lost = statistics.mean(one.seconds_lost for one in told)
     ratio = phases.effective(medic.executions)
     minutes = (medic.executions[-1].ended - medic.executions[0].began) / 60
+    agreement = "agree" if (medic.only("finished") or {}).get("agree") else "DO NOT AGREE"
     return [
-        f"{sum(one.is_repaired for one in told)} of {len(plan.faults)} repaired, {alone} of them without a word to "
-        f"people; the ranks {'agree' if (medic.only('finished') or {}).get('agree') else 'DO NOT AGREE'} at the end",
+        f"{sum(one.is_repaired for one in told)} of {len(plan.faults)} repaired, {alone} of them without a message "
+        f"about the fault itself; the ranks {agreement} at the end",
         f"effective training time {ratio:.3f}: of {minutes:.1f} minutes from the first step to the last, the part in "
         "steps that count, each in its last execution",
         f"a fault costs {lost:.1f} s on average; {1 - lost / 3600:.4f} with one an hour at that price, 0.95 with one "

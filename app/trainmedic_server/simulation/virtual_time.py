@@ -54,7 +54,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-        # asyncio runs a timer within this of its time; 1 ns would be lost in a float of months, and the timer never
         # asyncio runs a timer within this of its time; 1 ns is lost in a float of months, so the timer would never run.
         self._clock_resolution = 1e-7
 
