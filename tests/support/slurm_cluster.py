@@ -64,8 +64,10 @@ def fetched(release: str) -> Path:
 class SlurmCluster:
     """One cluster. Entering it starts all of its programs, leaving it ends them."""
 
-    def __init__(self, root: Path, work: Path) -> None:
+    def __init__(self, root: Path, work: Path, settings: str = "") -> None:
+        """`settings` are further lines of slurm.conf."""
         self._root = root
+        self._settings = settings
         self.work = work
         """Its files, which its programs see as /mnt."""
         self.rest_port = free_port()
@@ -140,7 +142,7 @@ class SlurmCluster:
         )
         configuration = _CONFIGURATION.format(host=host, port=free_port())
         partition = f"PartitionName=main Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE\n"
-        (self.work / "slurm.conf").write_text(f"{configuration}{nodes}{partition}")
+        (self.work / "slurm.conf").write_text(f"{configuration}{self._settings}{nodes}{partition}")
 
     def _start_all(self) -> None:
         self._start(

@@ -29,7 +29,7 @@ from trainmedic_server.actions import (
     messages,
     nodes,
     slurm,
-    slurm_nodes,
+    slurm_reserve,
     slurm_update,
 )
 from trainmedic_server.actions.kubernetes import drain, workloads
@@ -54,7 +54,7 @@ BUILT_IN: tuple[type[Action], ...] = (
     *workloads.ACTIONS,
     *cluster_jobs.ACTIONS,
     *slurm.ACTIONS,
-    *slurm_nodes.ACTIONS,
+    *slurm_reserve.ACTIONS,
     *slurm_update.ACTIONS,
 )
 

@@ -1,5 +1,5 @@
 """Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal`` and ``cancel``.
-`actions.slurm_nodes` has ``reserve`` and ``reboot``, `actions.slurm_update` has ``update``.
+`actions.slurm_reserve` has ``reserve``, `actions.slurm_update` has ``update``.
 
 Slurm has no conditional update and stores no author of a change, so each action leaves a mark with the runs whose
 change is in effect: a drain in the node's reason, a change of a job in its admin comment. A resumed attempt finds its
@@ -28,7 +28,7 @@ from trainmedic_server.errors import (
     TemporaryFailure,
 )
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
-from trainmedic_server.ports.slurm import UNLIMITED, Slurm, SlurmJob, SlurmNode
+from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob, SlurmNode
 
 Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
@@ -38,7 +38,7 @@ _REASON_LIMIT = 200
 """Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
 _JOB_TARGET = "slurm:"
 """A target such as ``job:slurm:4711`` names a job by its Slurm id."""
-_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
+_JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
 
@@ -102,11 +102,6 @@ def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:
     return {**state, "note": note} if note else state
 
 
-def is_rebooted(node: SlurmNode) -> bool:
-    """Return whether the node is down because a reboot that Slurm was asked for has ended."""
-    return "DOWN" in node.states and not node.is_drained and node.reason.endswith("reboot complete")
-
-
 class SlurmDrainParams(ActionParams):
     resume_after: Duration | None = Field(
         None,
@@ -153,7 +148,7 @@ class SlurmDrain(NodeAction):
         return {**output, "lease_seconds": params.lease.total_seconds()} if params.lease is not None else output
 
     async def _drained(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
-        owners = owners_of(node.reason) if node.is_out_of_service and not is_rebooted(node) else ()
+        owners = owners_of(node.reason) if node.is_out_of_service else ()
         if node.is_drained and run_id in owners:
             return node_state(node)
         if node.is_out_of_service and not owners:
@@ -224,9 +219,7 @@ def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainPa
 
 class SlurmResume(NodeAction):
     name: ClassVar[str] = "slurm.resume"
-    summary: ClassVar[str] = (
-        "End a drain of Trainmedic's, or return a node that it rebooted. One with another's reason is left as it is."
-    )
+    summary: ClassVar[str] = "End a drain of Trainmedic's. It fails if the node is drained with another's reason."
     Params: ClassVar[type[BaseModel]] = SlurmResumeParams
     gives_back: ClassVar[bool] = True
 
@@ -236,7 +229,7 @@ class SlurmResume(NodeAction):
         async def attempt() -> Mapping[str, Any]:
             node = await self.find(call)
             owners = owners_of(node.reason)
-            if not (node.is_drained or is_rebooted(node)):
+            if not node.is_drained:
                 return node_state(node, "not drained: nothing to take back")
             if not owners or (is_undo and call.run_id not in owners):
                 message = f"node {node.name} stays drained: its reason is {node.reason!r}"
@@ -247,9 +240,9 @@ class SlurmResume(NodeAction):
             if remaining:
                 await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
             else:
-                await self._return(node)
+                await self.slurm.undrain(node.name)
             after = await self.slurm.node(node.name)
-            if (after.is_drained or is_rebooted(after)) and call.run_id in owners_of(after.reason):
+            if after.is_drained and call.run_id in owners_of(after.reason):
                 raise TemporaryFailure(f"Slurm did not end the drain of node {node.name}", node_state(after))
             if remaining:
                 return node_state(after, "stays drained for other runs")
@@ -261,18 +254,6 @@ class SlurmResume(NodeAction):
             if not is_undo:
                 raise
             return {"node": call.target.node, "note": GONE}
-
-    async def _return(self, node: SlurmNode) -> None:
-        if "REBOOT_ISSUED" in node.states:
-            raise ClusterUnavailable(f"node {node.name} reboots")
-        if is_rebooted(node):
-            await self.slurm.resume(node.name)
-            return
-        if "REBOOT_REQUESTED" in node.states:
-            await self.slurm.cancel_reboot(node.name)
-            if not (await self.slurm.node(node.name)).is_drained:
-                return
-        await self.slurm.undrain(node.name)
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
@@ -312,8 +293,8 @@ class JobAction(SlurmAction):
     def unless_gone(self, job_id: str, attempt: Attempt) -> Attempt:
         """Return an undo's attempt that succeeds if the job is gone.
 
-        A job that the user of the server may not see is missing too. Slurm refuses its release, and answers that of a
-        job that is gone with "invalid job id".
+        A job that the user of the server may not see is missing too. Slurm refuses a change of it, even an empty one,
+        and answers that of a job that is gone with "invalid job id".
         """
 
         async def tried() -> Mapping[str, Any]:
@@ -321,7 +302,7 @@ class JobAction(SlurmAction):
                 return await attempt()
             except ObjectMissing:
                 try:
-                    await self.slurm.unhold(job_id)
+                    await self.slurm.update(job_id, JobChange())
                 except ObjectMissing:
                     return {"job_id": job_id, "note": GONE}
                 raise ClusterUnavailable(f"Slurm knows job {job_id}, but does not show it to the server") from None
@@ -384,7 +365,8 @@ class SlurmHold(JobAction):
             if mark not in job.admin_comment:
                 await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
             if not job.is_held:
-                await self.slurm.hold(job_id)
+                for part in job.parts:
+                    await self.slurm.hold(part)
             after = await self.slurm.job(job_id)
             if not after.is_held:
                 raise TemporaryFailure(f"Slurm does not hold job {job_id}", job_state(after))
@@ -416,7 +398,8 @@ class SlurmReleaseJob(JobAction):
             comment = job.admin_comment.replace(mark, "") if is_undo else _HOLDS.sub("", job.admin_comment)
             others = _HOLDS.search(comment) is not None
             if job.is_held and not job.has_ended and not others:
-                await self.slurm.unhold(job_id)
+                for part in job.parts:
+                    await self.slurm.unhold(part)
                 if (await self.slurm.job(job_id)).is_held:
                     raise TemporaryFailure(f"Slurm does not release job {job_id}", job_state(job))
             if comment != job.admin_comment:

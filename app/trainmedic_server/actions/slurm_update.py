@@ -71,16 +71,20 @@ class SlurmUpdate(JobAction):
         params, job_id = cast(SlurmUpdateParams, call.params), self.job_id(call)
 
         async def change() -> Mapping[str, Any]:
-            return await self._changed(job_id, call.run_id, params)
+            for part in (await self.slurm.job(job_id)).parts:
+                await self._change(part, call.run_id, params)
+            return job_state(await self.slurm.job(job_id))
 
         async def restore() -> Mapping[str, Any]:
-            return await self._restored(job_id, call.run_id, params)
+            parts = (await self.slurm.job(job_id)).parts
+            notes = [await self._restore(part, call.run_id, params) for part in parts]
+            return job_state(await self.slurm.job(job_id), "; ".join(dict.fromkeys(filter(None, notes))))
 
         if params.restore:
             return await self.retry_until_deadline(call, self.unless_gone(job_id, restore))
         return await self.retry_until_deadline(call, change)
 
-    async def _changed(self, job_id: str, run_id: str, params: SlurmUpdateParams) -> Mapping[str, Any]:
+    async def _change(self, job_id: str, run_id: str, params: SlurmUpdateParams) -> None:
         job = await self.running(job_id)
         if params.priority is not None and job.is_held:
             raise PermanentFailure(f"job {job_id} is held, and a new priority would release it", job_state(job))
@@ -91,14 +95,15 @@ class SlurmUpdate(JobAction):
             # Before the act: an attempt after a crash, and the undo, need the values from before.
             text = f"[{_key(run_id, params)} {_written(before)}]"
             await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{text}")
-        return await self._set(job_id, params.wanted(before))
+        await self._set(job_id, params.wanted(before))
 
-    async def _restored(self, job_id: str, run_id: str, params: SlurmUpdateParams) -> Mapping[str, Any]:
+    async def _restore(self, job_id: str, run_id: str, params: SlurmUpdateParams) -> str:
+        """Return a note on what stays as it is."""
         job = await self.slurm.job(job_id)
         mark = _mark(run_id, params)
         begun = mark.search(job.admin_comment)
         if begun is None or job.has_ended:
-            return job_state(job, "it has ended, or this step has not changed it: nothing to take back")
+            return "it has ended, or this step has not changed it: nothing to take back"
         before, found = _read(begun["values"]), _values(job)
         back, notes = {}, []
         for field, value in structs.asdict(params.wanted(before)).items():
@@ -113,14 +118,13 @@ class SlurmUpdate(JobAction):
         if back:
             await self._set(job_id, JobChange(**back))
         await self.slurm.set_admin_comment(job_id, mark.sub("", job.admin_comment))
-        return job_state(await self.slurm.job(job_id), "; ".join(notes))
+        return "; ".join(notes)
 
-    async def _set(self, job_id: str, change: JobChange) -> Mapping[str, Any]:
+    async def _set(self, job_id: str, change: JobChange) -> None:
         await self.slurm.update(job_id, change)
         after = await self.slurm.job(job_id)
         if _of_same_fields(change, _values(after)) != change:
             raise TemporaryFailure(f"Slurm has not changed job {job_id} as asked", job_state(after))
-        return job_state(after)
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

@@ -8,11 +8,15 @@ every answer is checked for errors and for the requested name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
@@ -52,6 +56,17 @@ _NO_ANSWER = frozenset({*range(1000, 1007), *range(1008, 2000), *range(5000, 600
 """Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out)."""
 _AUTH_ERRORS = frozenset({1007, 2002, 9202})
 """Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
+_UNCHANGED: Mapping[str, Any] = MappingProxyType({})
+"""Stands for status 304: nothing has changed since ``update_time``."""
+
+Record = TypeVar("Record")
+
+
+class _Listed(Struct, frozen=True):
+    """A list as slurmctld had it at the time `as_of`, in seconds since 1970 by its clock."""
+
+    as_of: int
+    records: Sequence[Any]
 
 
 class SlurmRest:
@@ -74,6 +89,7 @@ class SlurmRest:
         self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
         self._fence = fence
         self._version: str | None = None
+        self._lists: dict[str, _Listed] = {}
 
     async def close(self) -> None:
         await self._http.close()
@@ -89,13 +105,15 @@ class SlurmRest:
         return found_node(await self._ask("GET", f"/node/{quote(name, safe='')}"), name)
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        return nodes_of(await self._ask("GET", "/nodes/"))
+        return await self._all("/nodes/", nodes_of)
 
     async def job(self, job_id: str) -> SlurmJob:
-        return found_job(await self._ask("GET", f"/job/{quote(job_id, safe='')}"), job_id)
+        # The leader's id lists all components. Not every release knows LEADER+OFFSET.
+        asked = job_id.partition("+")[0]
+        return found_job(await self._ask("GET", f"/job/{quote(asked, safe='')}"), job_id)
 
     async def jobs(self) -> Sequence[SlurmJob]:
-        return jobs_of(await self._ask("GET", "/jobs/"))
+        return await self._all("/jobs/", jobs_of)
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
         change: dict[str, Any] = {"state": ["DRAIN"], "reason": reason}
@@ -111,23 +129,12 @@ class SlurmRest:
     async def undrain(self, node: str) -> None:
         await self._change_node(node, {"state": ["UNDRAIN"]})
 
-    async def resume(self, node: str) -> None:
-        await self._change_node(node, {"state": ["RESUME"]})
-
-    async def reboot(self, node: str, reason: str) -> None:
-        raise ClusterRefused("slurmrestd cannot reboot a node: reach Slurm through an agent (--slurm-agent)")
-
-    async def cancel_reboot(self, node: str) -> None:
-        raise ClusterRefused("slurmrestd cannot cancel a reboot: reach Slurm through an agent (--slurm-agent)")
-
     async def reservations(self) -> Sequence[SlurmReservation]:
         return reservations_of(await self._ask("GET", "/reservations/"))
 
     async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
         if await self._api_version() not in _CAN_RESERVE:
-            raise ClusterRefused(
-                "this slurmrestd cannot make a reservation: it needs Slurm 25.05, or an agent (--slurm-agent)"
-            )
+            raise ClusterRefused("this slurmrestd cannot make a reservation: it needs Slurm 25.05 or newer")
         reservation = {
             "name": name,
             "node_list": [node],
@@ -151,18 +158,16 @@ class SlurmRest:
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
         if await self._api_version() not in _CAN_REQUEUE:
-            raise ClusterRefused(
-                "this slurmrestd cannot requeue a job: it needs Slurm 26.05, or an agent (--slurm-agent)"
-            )
-        answer = await self._ask("POST", "/jobs/requeue", {"flags": ["HOLD"] if hold else [], "jobs": [job_id]})
-        _check_status(answer, job_id)
+            raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05 or newer")
+        change = {"flags": ["HOLD"] if hold else [], "jobs": [await self._own_id(job_id)]}
+        _check_status(await self._ask("POST", "/jobs/requeue", change), job_id)
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
         query = f"signal={quote(signal)}&flags={'FULL_JOB' if with_batch else 'FULL_STEPS_ONLY'}"
-        _check_status(await self._ask("DELETE", f"/job/{quote(job_id, safe='')}?{query}"), job_id)
+        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}?{query}"), job_id)
 
     async def cancel(self, job_id: str) -> None:
-        _check_status(await self._ask("DELETE", f"/job/{quote(job_id, safe='')}"), job_id, fine=_ENDED)
+        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, fine=_ENDED)
 
     async def update(self, job_id: str, change: JobChange) -> None:
         new: dict[str, Any] = {}
@@ -184,13 +189,30 @@ class SlurmRest:
         await self._ask("POST", f"/node/{quote(node, safe='')}", change)
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
-        await self._ask("POST", f"/job/{quote(job_id, safe='')}", change)
+        await self._ask("POST", f"/job/{await self._own_id(job_id)}", change)
+
+    async def _own_id(self, job_id: str) -> str:
+        """Return the id to put into a path. Changes to LEADER+OFFSET are answered with success and not made."""
+        return (await self.job(job_id)).job_id if "+" in job_id else quote(job_id, safe="")
+
+    async def _all(self, path: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
+        """Return a list, which Slurm sends only if it has changed since the last call."""
+        known = self._lists.get(path)
+        answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
+        if known is not None and answer is _UNCHANGED:
+            return known.records
+        records, as_of = read(answer), _value(answer.get("last_update"))
+        if as_of:
+            self._lists[path] = _Listed(as_of, records)
+        return records
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         version = await self._api_version()
         if method != "GET":
             self._fence()
         reply = await self._call(method, f"/slurm/{version}{path}", body)
+        if reply.status == 304 and method == "GET":
+            return _UNCHANGED
         answer = _document(reply)
         if answer is None:
             if reply.status == 404:
@@ -319,7 +341,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-# --- the JSON of Slurm, which scontrol writes in the same form -----------------------------------------------
+# --- the JSON of Slurm -----------------------------------------------------------------------------------------
 
 
 def found_node(answer: Mapping[str, Any], name: str) -> SlurmNode:
@@ -337,15 +359,31 @@ def nodes_of(answer: Mapping[str, Any]) -> list[SlurmNode]:
 def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
     """Raises ObjectMissing, and ClusterRefused for an id of several parts."""
     parts = _list(answer, "jobs")
+    named = [each for each in parts if job_id in _names_of(each)]
+    components = [each for each in parts if _value(each.get("het_job_id"))]
+    if components:
+        if not named:
+            raise ObjectMissing(f"Slurm knows no job {job_id}")
+        return _whole(components) if str(_value(components[0].get("het_job_id"))) == job_id else _job(named[0])
     if len(parts) > 1 and "_" not in job_id:
         # A change would reach all of them, and reading one back would prove nothing about the others.
         raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
     # For a task slurmrestd lists the whole array. Tasks that wait are in one record, with their numbers as text.
-    named = [each for each in parts if job_id in _names_of(each)]
     waiting = [each for each in parts if each.get("array_task_string")]
     if not named and not waiting:
         raise ObjectMissing(f"Slurm knows no job {job_id}")
     return _job((named or waiting)[0])
+
+
+def _whole(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
+    """Return a heterogeneous job from all of its components."""
+    jobs = [_job(each) for each in sorted(components, key=lambda each: _value(each.get("het_job_offset")) or 0)]
+    return replace(
+        jobs[0],
+        nodes=",".join(job.nodes for job in jobs if job.nodes),
+        is_held=any(job.is_held for job in jobs),
+        components=tuple(job.job_id for job in jobs),
+    )
 
 
 def jobs_of(answer: Mapping[str, Any]) -> list[SlurmJob]:
@@ -369,7 +407,7 @@ def reservations_of(answer: Mapping[str, Any]) -> list[SlurmReservation]:
 
 
 def _node(answer: Mapping[str, Any]) -> SlurmNode:
-    resume_at, booted_at = _value(answer.get("resume_after")), _value(answer.get("boot_time"))
+    resume_at = _value(answer.get("resume_after"))
     return SlurmNode(
         name=_text(answer.get("name")),
         hostname=_text(answer.get("hostname")),
@@ -382,16 +420,18 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
         features=_texts(answer.get("features")),
         reservation=_text(answer.get("reservation")),
         topology=_text(answer.get("topology")),
-        booted_at=datetime.fromtimestamp(booted_at, UTC) if booted_at else None,
     )
 
 
 def _names_of(answer: Mapping[str, Any]) -> set[str]:
-    """Return a job's ids: its own, and ARRAY_TASK for a task of an array."""
+    """Return a job's ids: its own, ARRAY_TASK for a task of an array, and LEADER+OFFSET for a component."""
     names = {str(answer.get("job_id"))}
     array, task = _value(answer.get("array_job_id")), _value(answer.get("array_task_id"))
     if array and task is not None:
         names.add(f"{array}_{task}")
+    leader, offset = _value(answer.get("het_job_id")), _value(answer.get("het_job_offset"))
+    if leader and offset is not None:
+        names.add(f"{leader}+{offset}")
     return names
 
 

@@ -39,8 +39,6 @@ class SlurmNode(Struct, frozen=True):
     features: tuple[str, ...] = ()
     reservation: str = ""
     topology: str = ""
-    booted_at: datetime | None = None
-    """Aware UTC. None if Slurm does not know it."""
 
     @property
     def is_out_of_service(self) -> bool:
@@ -54,7 +52,11 @@ class SlurmNode(Struct, frozen=True):
 
 
 class SlurmJob(Struct, frozen=True):
-    """A job; an array has one for each task."""
+    """A job; an array has one for each task.
+
+    The leader of a heterogeneous job stands for the whole job: its nodes are those of all components, and it is held if
+    one of them is. The other values are those of its own component.
+    """
 
     job_id: str
     name: str
@@ -75,6 +77,13 @@ class SlurmJob(Struct, frozen=True):
     priority: int | None = None
     time_limit: timedelta | None = None
     """None if unlimited."""
+    components: tuple[str, ...] = ()
+    """Ids of all components, for the leader of a heterogeneous job."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Ids to hold, release or update one by one: Slurm does so only with the component that a call names."""
+        return self.components or (self.job_id,)
 
     @property
     def has_ended(self) -> bool:
@@ -88,8 +97,6 @@ class SlurmRelease(Struct, frozen=True):
     """True if `Slurm.requeue` works: over REST from 26.05."""
     can_reserve: bool = True
     """True if `Slurm.reserve` works: over REST from 25.05."""
-    can_reboot: bool = False
-    """True if `Slurm.reboot` works: over REST in no release."""
 
 
 class SlurmReservation(Struct, frozen=True):
@@ -125,7 +132,9 @@ class Slurm(Protocol):
 
     async def nodes(self) -> Sequence[SlurmNode]: ...
 
-    async def job(self, job_id: str) -> SlurmJob: ...
+    async def job(self, job_id: str) -> SlurmJob:
+        """Return a job by its id, a task by ``ARRAY_TASK``, or a component by ``LEADER+OFFSET`` or its own id."""
+        ...
 
     async def jobs(self) -> Sequence[SlurmJob]:
         """Return the jobs that slurmctld still knows, ended ones included (its ``MinJobAge``)."""
@@ -147,21 +156,6 @@ class Slurm(Protocol):
         """End the drain. A node that is down stays down."""
         ...
 
-    async def resume(self, node: str) -> None:
-        """Make a node available again that is down or drained."""
-        ...
-
-    async def reboot(self, node: str, reason: str) -> None:
-        """Drain the node, reboot it once it runs no job, and leave it down afterwards.
-
-        Slurm appends its progress to the reason.
-        """
-        ...
-
-    async def cancel_reboot(self, node: str) -> None:
-        """Cancel a reboot that has not begun. Raises ClusterRefused if none is requested."""
-        ...
-
     async def reservations(self) -> Sequence[SlurmReservation]: ...
 
     async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
@@ -181,9 +175,9 @@ class Slurm(Protocol):
     async def unhold(self, job_id: str) -> None: ...
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
-        """End the running job and queue it again; with `hold` it waits for a release.
+        """End the running job with all of its components, and queue it again; with `hold` it waits for a release.
 
-        Raises ClusterRefused for a job that is not running or may not be requeued.
+        Raises ClusterRefused for a job that is not running or may not be requeued, and for a component.
         """
         ...
 
@@ -199,7 +193,9 @@ class Slurm(Protocol):
         ...
 
     async def update(self, job_id: str, change: JobChange) -> None:
-        """Raises ClusterRefused for excluded nodes unless the job is pending."""
+        """Raises ClusterRefused for excluded nodes unless the job is pending. An empty change proves that the server
+        may change the job.
+        """
         ...
 
     async def set_admin_comment(self, job_id: str, text: str) -> None:

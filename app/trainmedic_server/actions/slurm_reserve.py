@@ -1,7 +1,6 @@
-"""``slurm.reserve`` and ``slurm.reboot``.
+"""``slurm.reserve``.
 
-A reservation is named after its run, a reboot after its command: so an attempt after a crash finds its own, and an undo
-spares those of others.
+A reservation is named after its run: so an attempt after a crash finds its own, and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, Field
 
 from trainmedic_core.fields import Duration
-from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.slurm import GONE, NodeAction, SlurmResume, is_rebooted, marked, node_state, owners_of
+from trainmedic_server.actions.slurm import GONE, NodeAction, node_state
 from trainmedic_server.domain import host_lists
-from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
@@ -102,65 +100,4 @@ class SlurmReserve(NodeAction):
         return None if cast(SlurmReserveParams, params).restore else Inverse(cls.name, {"restore": True})
 
 
-class SlurmRebootParams(ActionParams):
-    pass
-
-
-class SlurmReboot(NodeAction):
-    name: ClassVar[str] = "slurm.reboot"
-    summary: ClassVar[str] = (
-        "Drain the node, let Slurm reboot it once it runs no job, and leave it down for checks. slurm.resume, or the "
-        "undo, returns it. It needs an agent as the way to Slurm (--slurm-agent)."
-    )
-    Params: ClassVar[type[BaseModel]] = SlurmRebootParams
-    default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
-    silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
-
-    async def perform(self, call: Call) -> Mapping[str, Any]:
-        key = f"reboot {call.command_id}"
-
-        async def ask() -> None:
-            node = await self.find(call)
-            owners = owners_of(node.reason) if node.is_out_of_service else ()
-            if (call.run_id in owners and key in node.reason) or (call.resumed and _has_booted_since(node, call)):
-                return
-            if node.is_out_of_service and not owners:
-                raise TemporaryFailure(
-                    f"node {node.name} was left as it is: it is {'+'.join(sorted(node.states))} with the reason "
-                    f"{node.reason!r}, which a reboot would replace",
-                    node_state(node),
-                )
-            if not {"REBOOT_REQUESTED", "REBOOT_ISSUED"}.isdisjoint(node.states):
-                raise TemporaryFailure(f"node {node.name} is rebooted by another run already", node_state(node))
-            await self.slurm.reboot(node.name, marked(dict.fromkeys((*owners, call.run_id)), f"{key} {call.reason}"))
-
-        async def wait() -> Mapping[str, Any]:
-            node = await self.find(call)
-            if not node.is_out_of_service and _has_booted_since(node, call):
-                return node_state(node, "returned by another after the reboot")
-            if key not in node.reason:
-                raise PermanentFailure(
-                    f"another has changed node {node.name} during its reboot: it is {'+'.join(sorted(node.states))} "
-                    f"with the reason {node.reason!r}",
-                    node_state(node),
-                )
-            if is_rebooted(node):
-                return node_state(node)
-            if node.reason.endswith("timed out"):
-                raise PermanentFailure(f"Slurm waits no longer for node {node.name}: {node.reason}", node_state(node))
-            raise ClusterUnavailable(f"node {node.name} is {'+'.join(sorted(node.states))}", may_be_done=True)
-
-        await self.retry_until_deadline(call, ask)
-        # The alert may resolve because of the reboot, so that does not end the wait.
-        return await self.retry_until_deadline(call, wait, makes_change=False)
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(SlurmResume.name, {"restore": True})
-
-
-def _has_booted_since(node: SlurmNode, call: Call) -> bool:
-    return node.booted_at is not None and node.booted_at >= call.issued_at
-
-
-ACTIONS: tuple[type[Action], ...] = (SlurmReserve, SlurmReboot)
+ACTIONS: tuple[type[Action], ...] = (SlurmReserve,)
