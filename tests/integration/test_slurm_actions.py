@@ -16,11 +16,12 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.registry import Registry
 from trainmedic_server.actions.slurm import GONE, marked, owners_of
+from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "GPUTemperatureHigh"}, {}, datetime.now(UTC))
@@ -34,7 +35,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-async def actions(cluster: SlurmCluster) -> AsyncIterator[Registry]:
+async def actions(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Registry]:
+    monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
     slurm = SlurmRest(cluster.rest_url, "root", cluster.token_file)
     services = Services(SystemClock(), None, HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]  # no bus is used
     yield registry.build(services)
@@ -59,7 +61,7 @@ def call(actions: Registry, name: str, target: Target, given: Mapping[str, Any],
             "params": action.Params.model_validate(given),
             "reason": "GPU 3 is too hot",
             "issued_at": now,
-            "deadline": now + timedelta(seconds=60),
+            "deadline": now + timedelta(seconds=120),
             "alert": ALERT,
             **other,
         }
@@ -232,11 +234,35 @@ async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Re
     assert "TimeLimit=02:00:00" in cluster.run("scontrol", "show", "job", job_id)
 
 
-async def test_slurmrestd_refuses_a_reboot(actions: Registry, cluster: SlurmCluster) -> None:
-    """The message names what can do it, and the node is as it was."""
-    with pytest.raises(ClusterRefused, match="--slurm-agent"):
-        await do(actions, "slurm.reboot", node("n1"), {})
-    assert state_of(cluster, "n1") == ("IDLE", "")
+async def test_a_heterogeneous_job_is_held_changed_and_restored_as_one(
+    actions: Registry, cluster: SlurmCluster
+) -> None:
+    """Every component, by the leader's id."""
+    leader = cluster.run(
+        *("sbatch", "--parsable", "-o", "/dev/null", "-n1", "--begin=now+1hour", ":", "-n1", "--begin=now+1hour"),
+        *("--wrap", TRAINING),
+    ).strip()
+
+    def reasons() -> list[str]:
+        return cluster.run("squeue", "-h", "-j", leader, "-o", "%r").split()
+
+    target, given = Target(TargetKind.JOB, job=f"slurm:{leader}"), {"exclude_nodes": ["n1"], "time_limit": "2h"}
+    output = await do(actions, "slurm.hold", target, {})
+    assert (output["job_id"], output["held"]) == (leader, True)
+    assert reasons() == ["JobHeldAdmin", "JobHeldAdmin"]
+    assert (await undo(actions, "slurm.hold", target, {}))["held"] is False
+    assert "JobHeldAdmin" not in reasons()
+    await do(actions, "slurm.update", target, given)
+    text = cluster.run("scontrol", "show", "job", leader)
+    assert (text.count("ExcNodeList=n1"), text.count("TimeLimit=02:00:00")) == (2, 2)
+    await undo(actions, "slurm.update", target, given)
+    text = cluster.run("scontrol", "show", "job", leader)
+    assert (text.count("ExcNodeList=n1"), text.count("TimeLimit=UNLIMITED"), "trainmedic:" in text) == (0, 2, False)
+    second = {"job_id": f"{leader}+1"}
+    await do(actions, "slurm.hold", node("n1"), second)
+    assert reasons().count("JobHeldAdmin") == 1
+    await undo(actions, "slurm.hold", node("n1"), second)
+    assert "JobHeldAdmin" not in reasons()
 
 
 async def test_the_hold_of_another_stays(actions: Registry, cluster: SlurmCluster) -> None:

@@ -135,7 +135,7 @@ async def test_the_undo_of_a_released_hold_leaves_a_persons_hold() -> None:
 
 @pytest.mark.parametrize("name", ["slurm.release", "slurm.update"])
 async def test_a_job_that_slurm_hides_is_not_gone(name: str) -> None:
-    """Its release is refused, so the undo stays pending. The release of a job that is gone finds none."""
+    """An empty change of it is refused, so the undo stays pending. That of a job that is gone finds none."""
 
     class Hidden(OneJob):
         answer: ActionFailure = ClusterRefused("Slurm: access denied")
@@ -143,7 +143,8 @@ async def test_a_job_that_slurm_hides_is_not_gone(name: str) -> None:
         async def job(self, job_id: str) -> SlurmJob:
             raise ObjectMissing(f"Slurm knows no job {job_id}")
 
-        async def unhold(self, job_id: str) -> None:
+        async def update(self, job_id: str, change: JobChange) -> None:
+            assert change == JobChange()
             raise self.answer
 
     slurm = Hidden()
