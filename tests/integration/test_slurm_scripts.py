@@ -6,6 +6,7 @@ One test runs the real command.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -56,10 +57,11 @@ TRAINING = "trap 'exit 3' TERM; while :; do sleep 0.2; done"
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     root = slurm_cluster.fetched(request.param)
     directory = tmp_path_factory.mktemp("slurm")
-    scripts = installed(
-        directory / "scripts", "/mnt/scripts/trainmedic", GPUS="8", STATE_DIR="/mnt/of-$SLURMD_NODENAME"
-    )
-    program(scripts / "trainmedic", HEALTH)
+    given = {"GPUS": "8", "STATE_DIR": "/mnt/of-$SLURMD_NODENAME", "PATH": "/mnt/scripts/bin:$PATH"}
+    scripts = installed(directory / "scripts", "/mnt/scripts/bin/trainmedic", **given)
+    (scripts / "bin").mkdir()
+    program(scripts / "bin" / "trainmedic", HEALTH)
+    program(scripts / "bin" / "logger", '#!/bin/sh\nshift 3\necho "$*" >>/mnt/log\n')
     settings = SETTINGS
     if request.param == "24.11":  # it knows neither
         settings = settings.replace("SlurmctldParameters=enable_expedited_requeue,health_check_report\n", "")
@@ -152,6 +154,7 @@ async def test_an_expedited_job_restarts_without_the_node_that_a_run_has_drained
     else:
         until_state(cluster, job_id, "FAILED")
     eventually(lambda: "COMPLETING" not in state_of(cluster, bad)[0], 120, "the epilog has ended", every=0.5)
+    assert f"job {job_id} of root on {bad} ended with exit code 3, signal 0\n" in (cluster.work / "log").read_text()
     state, reason = state_of(cluster, bad)
     assert ("DRAIN" in state, owners_of(reason)) == (True, ("0192f0c1-aaaa",))
     await undo(actions, "slurm.drain", node(bad), {})
@@ -231,6 +234,35 @@ async def test_an_epilog_that_could_not_reach_slurmctld_is_recorded_later(
     mend_gpu(cluster, "n1")
     check_health(cluster, "n1", "no")
     assert state_of(cluster, "n1")[0] == "IDLE"
+
+
+SAVES = """
+import pathlib, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path("saved").touch())
+pathlib.Path("ready").touch()
+while True:
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("launch", ["exec", "srun"])
+async def test_signals_pass_through_trainmedic_run(
+    actions: Registry, cluster: SlurmCluster, tmp_path: Path, launch: str
+) -> None:
+    """As the batch script, and as a step. USR1 reaches the training; TERM ends the batch script with a failure."""
+    # Slurm's root directory has no Python: the command runs in that of the tests.
+    training = shlex.join([sys.executable, "-c", SAVES])
+    command = f"cd {tmp_path} && exec env PYTHONPATH={PYTHON_PATH} {sys.executable} -m trainmedic.launch --retries 0"
+    outside = f"chroot /proc/{os.getpid()}/root sh -c {shlex.quote(f'{command} --job slurm-1 -- {training}')}"
+    job_id = cluster.submit(f"{launch} {outside}")
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    eventually((tmp_path / "ready").exists, 120, "the training runs")
+    await do(actions, "slurm.signal", target, {"signal": "USR1", "batch": launch == "exec"})
+    eventually((tmp_path / "saved").exists, 120, "the training has saved a checkpoint")
+    assert shown(cluster, job_id)["JobState"] == "RUNNING"
+    await do(actions, "slurm.signal", target, {"signal": "TERM", "batch": True})
+    job = until_state(cluster, job_id, "FAILED")
+    assert job["ExitCode"] != "0:0"
 
 
 # --- without a cluster ------------------------------------------------------------------------------------

@@ -53,8 +53,9 @@ _NO_NODE, _NO_JOB, _ENDED, _NO_RESERVATION = 2018, 2017, 2021, 2053
 invalid reservation.
 """
 _NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 6000)})
-"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out). Smaller ones are
-those of the system; -1 states no cause, as on a controller under load.
+"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out).
+
+Those below 1000 are the system's. -1 states no cause: it comes from a controller under load.
 """
 _AUTH_ERRORS = frozenset({1007, 2002, 9202})
 """Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
