@@ -16,8 +16,9 @@ from tests.support import slurm_cluster
 from tests.support.slurm_cluster import SlurmCluster
 from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.slurm_rest import SlurmRest
+from trainmedic_server.domain import host_lists
 from trainmedic_server.errors import ClusterRefused, ClusterUnavailable, ConfigurationError, ObjectMissing
-from trainmedic_server.ports.slurm import Slurm, SlurmJob
+from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob
 
 REASON = "trainmedic:0192f0c1 GPU 3 is too hot"
 TASK_RUNS = "trap 'touch /mnt/caught' USR1; touch /mnt/ready; while :; do sleep 0.2; done"
@@ -31,7 +32,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-async def slurm(cluster: SlurmCluster) -> AsyncIterator[Slurm]:
+async def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slurm]:
+    monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
     client = SlurmRest(cluster.rest_url, "root", cluster.token_file)
     yield client
     for node in slurm_cluster.NODES:
@@ -62,6 +64,10 @@ async def running(slurm: Slurm, cluster: SlurmCluster, *options: str, script: st
 
     await until(is_running, f"job {job_id} runs")
     return await slurm.job(job_id)
+
+
+def excluded(job: SlurmJob) -> set[str]:
+    return set(host_lists.expand(",".join(job.excluded_nodes)))
 
 
 async def test_the_release_and_its_abilities_are_known(slurm: Slurm, cluster: SlurmCluster) -> None:
@@ -102,6 +108,52 @@ async def test_a_drain_with_an_end_is_renewed_by_another_drain(slurm: Slurm) -> 
     assert second - first >= timedelta(minutes=9)
 
 
+async def test_the_end_of_a_drain_can_be_removed(slurm: Slurm) -> None:
+    """A drain without an end leaves it."""
+    await slurm.drain("n1", REASON, timedelta(minutes=10))
+    await slurm.drain("n1", REASON)
+    assert (await slurm.node("n1")).resume_after is not None
+    await slurm.drain("n1", REASON, UNLIMITED)
+    node = await slurm.node("n1")
+    assert (node.is_drained, node.resume_after) == (True, None)
+
+
+async def test_the_end_of_a_drain_leaves_a_node_down(slurm: Slurm, cluster: SlurmCluster) -> None:
+    cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=Mia: burnt")
+    try:
+        with contextlib.suppress(ClusterRefused):
+            await slurm.undrain("n2")
+        assert "DOWN" in (await slurm.node("n2")).states
+    finally:
+        cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+
+
+async def test_a_reservation_keeps_the_jobs_of_others_away(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """A second one of the same name is refused, and changes nothing. One that has ended is missing."""
+    if not (await slurm.release()).can_reserve:
+        with pytest.raises(ClusterRefused, match=r"needs Slurm 25\.05"):
+            await slurm.reserve("trainmedic-1", "n1", ["daemon"], timedelta(hours=1))
+        assert not await slurm.reservations()
+        return
+    await slurm.reserve("trainmedic-1", "n1", ["daemon"], timedelta(hours=1))
+    with pytest.raises(ClusterRefused):
+        await slurm.reserve("trainmedic-1", "n2", ["daemon"], timedelta(hours=1))
+    await slurm.reserve("trainmedic-2", "n1", ["daemon"], timedelta(hours=2))
+    first, second = sorted(await slurm.reservations(), key=lambda each: each.name)
+    assert (first.name, first.nodes, first.users) == ("trainmedic-1", "n1", ("daemon",))
+    assert first.starts_at is not None
+    assert first.ends_at == first.starts_at + timedelta(hours=1)
+    job_id = cluster.submit(TASK_RUNS, "-w", "n1")
+    other = await running(slurm, cluster, "-w", "n2")
+    assert "PENDING" in (await slurm.job(job_id)).states
+    for each in (first, second):
+        await slurm.end_reservation(each.name)
+    await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs on the node that is free again")
+    assert "RUNNING" in (await slurm.job(other.job_id)).states
+    with pytest.raises(ObjectMissing):
+        await slurm.end_reservation("trainmedic-1")
+
+
 async def test_a_reason_can_be_replaced_alone(slurm: Slurm) -> None:
     """The drain and its end stay."""
     await slurm.drain("n1", REASON, timedelta(minutes=10))
@@ -112,10 +164,15 @@ async def test_a_reason_can_be_replaced_alone(slurm: Slurm) -> None:
     assert (after.reason, after.resume_after) == ("trainmedic:0192f0c1,0192f0c2 two runs", before.resume_after)
 
 
-async def test_nodes_are_listed_with_their_names(slurm: Slurm) -> None:
+async def test_nodes_are_listed_with_their_names_and_changes(slurm: Slurm) -> None:
+    """Slurm answers 304 without a list if nothing has changed since the last one."""
+    await slurm.nodes()
+    await asyncio.sleep(2)  # slurmctld counts whole seconds
     nodes = await slurm.nodes()
     assert [node.name for node in nodes] == list(slurm_cluster.NODES)
     assert {(node.address, node.partitions) for node in nodes} == {("127.0.0.1", ("main",))}
+    await slurm.drain("n3", REASON)
+    assert [node.name for node in await slurm.nodes() if node.is_drained] == ["n3"]
 
 
 @pytest.mark.parametrize("change", [lambda slurm: slurm.drain("n9", REASON), lambda slurm: slurm.undrain("n9")])
@@ -134,9 +191,10 @@ async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Calla
         lambda slurm: slurm.hold("999999"),
         lambda slurm: slurm.signal("999999", "USR1"),
         lambda slurm: slurm.cancel("999999"),
-        lambda slurm: slurm.exclude("999999", ["n1"]),
+        lambda slurm: slurm.update("999999", JobChange(excluded_nodes=("n1",))),
+        lambda slurm: slurm.update("999999", JobChange()),
     ],
-    ids=["read", "hold", "signal", "cancel", "exclude"],
+    ids=["read", "hold", "signal", "cancel", "update", "empty update"],
 )
 async def test_a_job_that_does_not_exist_is_missing(slurm: Slurm, change: Callable[[Slurm], Awaitable[None]]) -> None:
     """Also where slurmrestd answers 200."""
@@ -189,6 +247,57 @@ async def test_an_array_is_refused_and_its_tasks_are_jobs(slurm: Slurm, cluster:
     assert "RUNNING" in (await slurm.job(f"{array}_0")).states
 
 
+async def test_an_empty_update_changes_nothing(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """It only proves that the job is there."""
+    job_id = cluster.submit(TASK_RUNS, "--hold", "--time=30")
+    before = await slurm.job(job_id)
+    await slurm.update(job_id, JobChange())
+    assert await slurm.job(job_id) == before
+
+
+async def test_the_leader_stands_for_a_heterogeneous_job(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """Its components have ids and offsets, and are held and changed one by one. Signals, requeues and cancels reach all
+    of them.
+    """
+    for part in (0, 1):
+        (cluster.work / f"caught-{part}").unlink(missing_ok=True)
+    task = "trap 'touch /mnt/caught-$SLURM_PROCID' USR1; touch /mnt/ready-$SLURM_PROCID; while :; do sleep 0.2; done"
+    script = cluster.work / "heterogeneous.sh"
+    script.write_text(
+        f'#!/bin/sh\n#SBATCH -n1 --hold --requeue\n#SBATCH hetjob\n#SBATCH -n1\nsrun --het-group=0,1 sh -c "{task}"\n'
+    )
+    leader = cluster.run("sbatch", "--parsable", "-o", "/dev/null", "/mnt/heterogeneous.sh").strip()
+    job = await slurm.job(leader)
+    _, second = job.components
+    assert (job.is_held, job.parts) == (True, (leader, second))
+    for name in (second, f"{leader}+1"):
+        component = await slurm.job(name)
+        assert (component.job_id, component.parts) == (second, (second,))
+    assert (await slurm.job(f"{leader}+0")).parts == (leader,)
+    await slurm.update(f"{leader}+1", JobChange(excluded_nodes=("n1",)))
+    assert excluded(await slurm.job(second)) == {"n1"}
+    assert excluded(await slurm.job(leader)) == set()
+    for part in job.parts:
+        await slurm.unhold(part)
+    await until(lambda: _has_state(slurm, leader, "RUNNING"), "it runs")
+    job = await slurm.job(leader)
+    assert len(host_lists.expand(job.nodes)) == 2
+    await until(lambda: _exists(cluster.work / "ready-1"), "the second component runs its task")
+    await slurm.signal(leader, "USR1")
+    for part in (0, 1):
+        await until(lambda part=part: _exists(cluster.work / f"caught-{part}"), "the signal has reached all components")
+    if (await slurm.release()).can_requeue:
+        await slurm.requeue(leader, hold=True)
+        for part in job.parts:
+            await until(lambda part=part: _has_state(slurm, part, "PENDING"), "all components are queued again")
+            assert (await slurm.job(part)).is_held
+        with pytest.raises(ClusterRefused):
+            await slurm.requeue(second)
+    await slurm.cancel(leader)
+    for part in job.parts:
+        await until(lambda part=part: _has_state(slurm, part, "CANCELLED"), "all components are cancelled")
+
+
 async def test_a_job_is_cancelled_once(slurm: Slurm, cluster: SlurmCluster) -> None:
     """A job that has ended is fine."""
     job = await running(slurm, cluster)
@@ -212,20 +321,35 @@ async def test_a_requeue_ends_the_job_and_queues_it_again(slurm: Slurm, cluster:
     assert (after.restarts, after.is_held) == (1, True)
     with pytest.raises(ClusterRefused):
         await slurm.requeue(job.job_id)  # it is pending
-    await slurm.exclude(job.job_id, ["n1", "n2"])
-    assert set((await slurm.job(job.job_id)).excluded_nodes) == {"n1", "n2"}
+    await slurm.update(job.job_id, JobChange(excluded_nodes=("n1", "n2")))
+    assert excluded(await slurm.job(job.job_id)) == {"n1", "n2"}
     await slurm.unhold(job.job_id)
 
 
 async def test_nodes_are_excluded_only_while_the_job_waits(slurm: Slurm, cluster: SlurmCluster) -> None:
     job_id = cluster.submit(TASK_RUNS, "--hold")
-    await slurm.exclude(job_id, ["n1", "n3"])
-    assert set((await slurm.job(job_id)).excluded_nodes) == {"n1", "n3"}
+    await slurm.update(job_id, JobChange(excluded_nodes=("n1", "n3")))
+    assert excluded(await slurm.job(job_id)) == {"n1", "n3"}
+    await slurm.update(job_id, JobChange(excluded_nodes=()))
+    assert excluded(await slurm.job(job_id)) == set()
+    await slurm.update(job_id, JobChange(excluded_nodes=("n1", "n3")))
     await slurm.unhold(job_id)
     await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs")
     assert (await slurm.job(job_id)).nodes == "n2"
     with pytest.raises(ClusterRefused):
-        await slurm.exclude(job_id, ["n1"])
+        await slurm.update(job_id, JobChange(excluded_nodes=("n1",)))
+
+
+async def test_priority_and_time_limit_are_changed(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """What is not named stays."""
+    job = await running(slurm, cluster, "--time=30")
+    assert job.time_limit == timedelta(minutes=30)
+    await slurm.update(job.job_id, JobChange(priority=4711, time_limit=timedelta(hours=2)))
+    after = await slurm.job(job.job_id)
+    assert (after.priority, after.time_limit) == (4711, timedelta(hours=2))
+    await slurm.update(job.job_id, JobChange(time_limit=UNLIMITED))
+    after = await slurm.job(job.job_id)
+    assert (after.priority, after.time_limit) == (4711, None)
 
 
 async def test_the_admin_comment_is_replaced_in_every_state(slurm: Slurm, cluster: SlurmCluster) -> None:

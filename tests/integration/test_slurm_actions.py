@@ -15,7 +15,8 @@ from tests.support.slurm_cluster import SlurmCluster
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.registry import Registry
-from trainmedic_server.actions.slurm import marked, owners_of
+from trainmedic_server.actions.slurm import GONE, marked, owners_of
+from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -34,7 +35,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-async def actions(cluster: SlurmCluster) -> AsyncIterator[Registry]:
+async def actions(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Registry]:
+    monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
     slurm = SlurmRest(cluster.rest_url, "root", cluster.token_file)
     services = Services(SystemClock(), None, HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]  # no bus is used
     yield registry.build(services)
@@ -59,7 +61,7 @@ def call(actions: Registry, name: str, target: Target, given: Mapping[str, Any],
             "params": action.Params.model_validate(given),
             "reason": "GPU 3 is too hot",
             "issued_at": now,
-            "deadline": now + timedelta(seconds=60),
+            "deadline": now + timedelta(seconds=120),
             "alert": ALERT,
             **other,
         }
@@ -179,6 +181,88 @@ async def test_a_hold_and_its_undo(actions: Registry, cluster: SlurmCluster) -> 
     output = await undo(actions, "slurm.hold", target, {})
     assert output["held"] is False
     assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_a_reserved_node_runs_its_test_job_and_is_given_back(actions: Registry, cluster: SlurmCluster) -> None:
+    """Another attempt finds the reservation. The undo ends only what this run has, and only where it is unchanged."""
+    for resumed in (False, True):
+        output = await do(actions, "slurm.reserve", node("n1"), {"users": ["root"]}, resumed=resumed)
+    assert output["reservation"] == "trainmedic-0192f0c1-aaaa"
+    waiting = cluster.submit(TRAINING, "-w", "n1")
+    test = cluster.submit("true", "-w", "n1", "--reservation", output["reservation"])
+    async with asyncio.timeout(120):
+        while "JobState=COMPLETED" not in cluster.run("scontrol", "show", "job", test):
+            await asyncio.sleep(0.5)
+    assert cluster.run("squeue", "-h", "-j", waiting, "-o", "%T").strip() == "PENDING"
+    await do(actions, "slurm.reserve", node("n1"), {}, run_id="0192f0c1-bbbb")
+    await undo(actions, "slurm.reserve", node("n1"), {}, run_id="0192f0c1-bbbb")
+    cluster.run("scontrol", "update", f"reservationname={output['reservation']}", "nodes=n1,n2")
+    assert "another has changed it" in (await undo(actions, "slurm.reserve", node("n1"), {}))["note"]
+    cluster.run("scontrol", "update", f"reservationname={output['reservation']}", "nodes=n1")
+    await undo(actions, "slurm.reserve", node("n1"), {})
+    assert (await undo(actions, "slurm.reserve", node("n1"), {}))["note"] == GONE
+    await until_running(cluster, waiting)
+
+
+async def test_the_reservation_of_another_is_left_alone(actions: Registry, cluster: SlurmCluster) -> None:
+    """Its jobs would run on the node, so the step fails."""
+    given = ("reservationname=maint", "starttime=now", "duration=60", "nodes=n[1-2]", "users=root")
+    cluster.run("scontrol", "create", "reservation", *given)
+    try:
+        with pytest.raises(PermanentFailure, match="reservation maint of another"):
+            await do(actions, "slurm.reserve", node("n2"), {})
+    finally:
+        cluster.run("scontrol", "delete", "reservationname=maint")
+
+
+async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Registry, cluster: SlurmCluster) -> None:
+    """Requeued held, kept off the node, released."""
+    job_id = cluster.submit(TRAINING, "--requeue", "-w", "n1")
+    cluster.run("scontrol", "update", f"jobid={job_id}", "reqnodelist=")
+    await until_running(cluster, job_id)
+    target, given = Target(TargetKind.JOB, job=f"slurm:{job_id}"), {"exclude_nodes": ["n1"], "time_limit": "2h"}
+    await do(actions, "slurm.requeue", target, {"hold": True})
+    await do(actions, "slurm.update", target, given)
+    assert "ExcNodeList=n1" in cluster.run("scontrol", "show", "job", job_id)
+    await undo(actions, "slurm.update", target, given)
+    shown = cluster.run("scontrol", "show", "job", job_id)
+    assert "ExcNodeList= " in shown.replace("\n", " ") or "ExcNodeList=(null)" in shown
+    assert "trainmedic:" not in shown
+    await do(actions, "slurm.update", target, given)
+    await do(actions, "slurm.release", target, {})
+    await until_running(cluster, job_id)
+    assert "TimeLimit=02:00:00" in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_a_heterogeneous_job_is_held_changed_and_restored_as_one(
+    actions: Registry, cluster: SlurmCluster
+) -> None:
+    """Every component, by the leader's id."""
+    leader = cluster.run(
+        *("sbatch", "--parsable", "-o", "/dev/null", "-n1", "--begin=now+1hour", ":", "-n1", "--begin=now+1hour"),
+        *("--wrap", TRAINING),
+    ).strip()
+
+    def reasons() -> list[str]:
+        return cluster.run("squeue", "-h", "-j", leader, "-o", "%r").split()
+
+    target, given = Target(TargetKind.JOB, job=f"slurm:{leader}"), {"exclude_nodes": ["n1"], "time_limit": "2h"}
+    output = await do(actions, "slurm.hold", target, {})
+    assert (output["job_id"], output["held"]) == (leader, True)
+    assert reasons() == ["JobHeldAdmin", "JobHeldAdmin"]
+    assert (await undo(actions, "slurm.hold", target, {}))["held"] is False
+    assert "JobHeldAdmin" not in reasons()
+    await do(actions, "slurm.update", target, given)
+    text = cluster.run("scontrol", "show", "job", leader)
+    assert (text.count("ExcNodeList=n1"), text.count("TimeLimit=02:00:00")) == (2, 2)
+    await undo(actions, "slurm.update", target, given)
+    text = cluster.run("scontrol", "show", "job", leader)
+    assert (text.count("ExcNodeList=n1"), text.count("TimeLimit=UNLIMITED"), "trainmedic:" in text) == (0, 2, False)
+    second = {"job_id": f"{leader}+1"}
+    await do(actions, "slurm.hold", node("n1"), second)
+    assert reasons().count("JobHeldAdmin") == 1
+    await undo(actions, "slurm.hold", node("n1"), second)
+    assert "JobHeldAdmin" not in reasons()
 
 
 async def test_the_hold_of_another_stays(actions: Registry, cluster: SlurmCluster) -> None:

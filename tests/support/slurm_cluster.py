@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +50,7 @@ SelectType=select/cons_tres
 ReturnToService=2
 SchedulerParameters=sched_interval=1,bf_interval=1
 KillWait=2
+MessageTimeout=90
 """
 
 
@@ -64,8 +66,11 @@ def fetched(release: str) -> Path:
 class SlurmCluster:
     """One cluster. Entering it starts all of its programs, leaving it ends them."""
 
-    def __init__(self, root: Path, work: Path) -> None:
+    def __init__(self, root: Path, work: Path, settings: str = "", scripts: Path | None = None) -> None:
+        """`settings` are further lines of slurm.conf. The programs see a copy of `scripts` as /mnt/scripts."""
         self._root = root
+        self._settings = settings
+        self._scripts = scripts
         self.work = work
         """Its files, which its programs see as /mnt."""
         self.rest_port = free_port()
@@ -119,6 +124,9 @@ class SlurmCluster:
     def start_controller(self) -> None:
         self._start("slurmctld", "slurmctld", "-D", "-f", "/mnt/slurm.conf")
 
+    def start_node(self, name: str) -> None:
+        self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf")
+
     def stop(self) -> None:
         for program in reversed(self.programs.values()):
             program.end(patience=5)
@@ -133,6 +141,8 @@ class SlurmCluster:
         (self.work / "run").mkdir()
         (self.work / "run").chmod(0o777)  # slurmrestd runs as nobody
         (self.work / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        if self._scripts is not None:
+            shutil.copytree(self._scripts, self.work / "scripts")
         host = os.uname().nodename
         nodes = "".join(
             f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 RealMemory=100\n"
@@ -140,7 +150,7 @@ class SlurmCluster:
         )
         configuration = _CONFIGURATION.format(host=host, port=free_port())
         partition = f"PartitionName=main Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE\n"
-        (self.work / "slurm.conf").write_text(f"{configuration}{nodes}{partition}")
+        (self.work / "slurm.conf").write_text(f"{configuration}{self._settings}{nodes}{partition}")
 
     def _start_all(self) -> None:
         self._start(
@@ -151,7 +161,7 @@ class SlurmCluster:
         eventually((self.work / "munge.socket").exists, 60, "munged listens")
         self.start_controller()
         for name in NODES:
-            self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf")
+            self.start_node(name)
         eventually(self._is_idle, 120, "the nodes are idle", every=0.5)
         self.renew_token()
         # It refuses to run as root.

@@ -20,7 +20,18 @@ from pydantic import BaseModel
 
 from trainmedic_core.target import TargetKind
 from trainmedic_server import telemetry
-from trainmedic_server.actions import alertmanager, http, job_load, jobs, launchers, messages, nodes, slurm
+from trainmedic_server.actions import (
+    alertmanager,
+    http,
+    job_load,
+    jobs,
+    launchers,
+    messages,
+    nodes,
+    slurm,
+    slurm_reserve,
+    slurm_update,
+)
 from trainmedic_server.actions.kubernetes import drain, workloads
 from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
 from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
@@ -43,6 +54,8 @@ BUILT_IN: tuple[type[Action], ...] = (
     *workloads.ACTIONS,
     *cluster_jobs.ACTIONS,
     *slurm.ACTIONS,
+    *slurm_reserve.ACTIONS,
+    *slurm_update.ACTIONS,
 )
 
 log = telemetry.logger(__name__)

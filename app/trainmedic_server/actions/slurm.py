@@ -1,4 +1,5 @@
 """Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal`` and ``cancel``.
+`actions.slurm_reserve` has ``reserve``, `actions.slurm_update` has ``update``.
 
 Slurm has no conditional update and stores no author of a change, so each action leaves a mark with the runs whose
 change is in effect: a drain in the node's reason, a change of a job in its admin comment. A resumed attempt finds its
@@ -8,11 +9,11 @@ change by it, and an undo spares those of others.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from datetime import timedelta
-from typing import Any, ClassVar, Literal, cast
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
@@ -20,14 +21,17 @@ from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.retrying import RetryingAction
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
+    ActionFailure,
     ClusterUnavailable,
     ObjectMissing,
     OutcomeUnknown,
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Action, Call, Inverse
-from trainmedic_server.ports.slurm import Slurm, SlurmJob, SlurmNode
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
+from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob, SlurmNode
+
+Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
 PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
@@ -35,7 +39,8 @@ _REASON_LIMIT = 200
 """Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
 _JOB_TARGET = "slurm:"
 """A target such as ``job:slurm:4711`` names a job by its Slurm id."""
-_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
+_JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
+LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
 
 
@@ -64,7 +69,7 @@ class SlurmAction(RetryingAction):
 # --- nodes ------------------------------------------------------------------------------------------------
 
 
-class _NodeAction(SlurmAction):
+class NodeAction(SlurmAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("node", "state", "reason", "note"), TEXT)
 
@@ -72,9 +77,11 @@ class _NodeAction(SlurmAction):
         """Return the target's node, named by NodeName, host name or address. Raises ObjectMissing if Slurm has none,
         PermanentFailure if it has several.
         """
-        name = call.target.node
-        if name is None:
+        if call.target.node is None:
             raise PermanentFailure(f"{self.name} needs a node; {call.target.key} has none")
+        return await self.named(call.target.node)
+
+    async def named(self, name: str) -> SlurmNode:
         try:
             return await self.slurm.node(name)
         except ObjectMissing:
@@ -91,7 +98,7 @@ class _NodeAction(SlurmAction):
         raise ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
 
 
-def _state(node: SlurmNode, note: str = "") -> dict[str, Any]:
+def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:
     state = {"node": node.name, "state": "+".join(sorted(node.states)), "reason": node.reason}
     return {**state, "note": note} if note else state
 
@@ -103,57 +110,117 @@ class SlurmDrainParams(ActionParams):
         "drained until the undo.",
         gt=timedelta(0),
     )
+    lease: Duration | None = Field(
+        None,
+        description="Slurm resumes the node by itself this long after the server last renewed the drain, from 5m to "
+        "1h. The server renews it until the undo.",
+        ge=timedelta(minutes=5),
+        le=LONGEST_LEASE,
+    )
+
+    @model_validator(mode="after")
+    def _has_one_end(self) -> SlurmDrainParams:
+        if self.lease is not None and self.resume_after is not None:
+            raise ValueError("give lease or resume_after, not both")
+        return self
 
 
 class SlurmResumeParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own drain.")
 
 
-class SlurmDrain(_NodeAction):
+class SlurmDrain(NodeAction):
     name: ClassVar[str] = "slurm.drain"
     summary: ClassVar[str] = (
         "Let Slurm start no new job on the node; running jobs continue. Undo ends the drain, unless its reason has "
         "been changed by another."
     )
     Params: ClassVar[type[BaseModel]] = SlurmDrainParams
+    outputs: ClassVar[frozenset[str]] = NodeAction.outputs | {"lease_seconds"}
+    lease: ClassVar[timedelta] = LONGEST_LEASE
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SlurmDrainParams, call.params)
 
         async def attempt() -> Mapping[str, Any]:
-            node = await self.find(call)
-            owners = owners_of(node.reason) if node.is_out_of_service else ()
-            if node.is_drained and call.run_id in owners:
-                return _state(node)
-            if node.is_out_of_service and not owners:
-                if node.is_drained:
-                    return _state(node, "drained by another already: the undo leaves it drained")
-                raise TemporaryFailure(
-                    f"node {node.name} was left as it is: it is {'+'.join(sorted(node.states))} with the reason "
-                    f"{node.reason!r}, which a drain would replace",
-                    _state(node),
-                )
-            reason = marked(dict.fromkeys((*owners, call.run_id)), call.reason)
-            await self.slurm.drain(node.name, reason, params.resume_after)
-            after = await self.slurm.node(node.name)
-            if not after.is_drained or call.run_id not in owners_of(after.reason):
-                raise TemporaryFailure(
-                    f"node {node.name} was changed by another at the same time; it is now "
-                    f"{'+'.join(sorted(after.states))} with the reason {after.reason!r}",
-                    _state(after),
-                )
-            return _state(after)
+            return await self._drained(await self.find(call), call.run_id, call.reason, params)
 
-        return await self.retry_until_deadline(call, attempt)
+        output = await self.retry_until_deadline(call, attempt)
+        return {**output, "lease_seconds": params.lease.total_seconds()} if params.lease is not None else output
+
+    async def _drained(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
+        owners = owners_of(node.reason) if node.is_out_of_service else ()
+        if node.is_drained and run_id in owners:
+            return node_state(node)
+        if node.is_out_of_service and not owners:
+            if node.is_drained:
+                return node_state(node, "drained by another already: the undo leaves it drained")
+            raise TemporaryFailure(
+                f"node {node.name} was left as it is: it is {'+'.join(sorted(node.states))} with the reason "
+                f"{node.reason!r}, which a drain would replace",
+                node_state(node),
+            )
+        marked_reason = marked(dict.fromkeys((*owners, run_id)), reason)
+        await self.slurm.drain(node.name, marked_reason, _end_of_drain(node, owners, params))
+        after = await self.slurm.node(node.name)
+        if not after.is_drained or run_id not in owners_of(after.reason):
+            raise TemporaryFailure(
+                f"node {node.name} was changed by another at the same time; it is now "
+                f"{'+'.join(sorted(after.states))} with the reason {after.reason!r}",
+                node_state(after),
+            )
+        return node_state(after)
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return Inverse(SlurmResume.name, {"restore": True})
 
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        seconds = output.get("lease_seconds")
+        return timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else cls.lease
 
-class SlurmResume(_NodeAction):
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        leased = [effect for effect in effects if effect.params.get("lease") is not None]
+        return [await self._renewed(effect) for effect in leased if self._clock.now() < until]
+
+    async def _renewed(self, effect: LeasedEffect) -> Renewal:
+        params = SlurmDrainParams.model_validate(effect.params, context=ON_RECORD)
+        name = effect.target.node or ""
+        try:
+            node = await self.named(name)
+            owners = owners_of(node.reason) if node.is_drained else ()
+            if effect.run_id in owners:
+                # Without an end it is the drain of another run too, which has none.
+                if owners == (effect.run_id,) or node.resume_after is not None:
+                    await self.slurm.drain(node.name, node.reason, params.lease)
+                return Renewal(effect, name, "renewed")
+            if effect.again and not node.is_out_of_service:
+                await self._drained(node, effect.run_id, "drained again, because its lease had expired", params)
+                return Renewal(effect, name, "renewed")
+        except (ClusterUnavailable, TemporaryFailure) as error:
+            return Renewal(effect, name, "unanswered", str(error))
+        except ObjectMissing as error:
+            return Renewal(effect, name, "lost", str(error))
+        except ActionFailure as error:
+            return Renewal(effect, name, "refused", str(error))
+        why = f"node {node.name} is {'+'.join(sorted(node.states))} with the reason {node.reason!r}"
+        return Renewal(effect, name, "lost", why, has_expired=not node.is_out_of_service)
+
+
+def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
+    """Return when Slurm ends the drain. None if another run's drain has no end; `UNLIMITED` to remove its end."""
+    end = params.lease or params.resume_after
+    if not owners:
+        return end
+    if end is None:
+        return UNLIMITED if node.resume_after is not None else None
+    return end if node.resume_after is not None else None
+
+
+class SlurmResume(NodeAction):
     name: ClassVar[str] = "slurm.resume"
-    summary: ClassVar[str] = "End a drain of Trainmedic's. A drain with another's reason is left as it is."
+    summary: ClassVar[str] = "End a drain of Trainmedic's. It fails if the node is drained with another's reason."
     Params: ClassVar[type[BaseModel]] = SlurmResumeParams
     gives_back: ClassVar[bool] = True
 
@@ -164,12 +231,12 @@ class SlurmResume(_NodeAction):
             node = await self.find(call)
             owners = owners_of(node.reason)
             if not node.is_drained:
-                return _state(node, "not drained: nothing to take back")
+                return node_state(node, "not drained: nothing to take back")
             if not owners or (is_undo and call.run_id not in owners):
                 message = f"node {node.name} stays drained: its reason is {node.reason!r}"
                 if is_undo:
-                    return _state(node, message)
-                raise PermanentFailure(message, _state(node))
+                    return node_state(node, message)
+                raise PermanentFailure(message, node_state(node))
             remaining = [each for each in owners if each != call.run_id] if is_undo else []
             if remaining:
                 await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
@@ -177,10 +244,10 @@ class SlurmResume(_NodeAction):
                 await self.slurm.undrain(node.name)
             after = await self.slurm.node(node.name)
             if after.is_drained and call.run_id in owners_of(after.reason):
-                raise TemporaryFailure(f"Slurm did not end the drain of node {node.name}", _state(after))
+                raise TemporaryFailure(f"Slurm did not end the drain of node {node.name}", node_state(after))
             if remaining:
-                return _state(after, "stays drained for other runs")
-            return _state(after)
+                return node_state(after, "stays drained for other runs")
+            return node_state(after)
 
         try:
             return await self.retry_until_deadline(call, attempt)
@@ -208,7 +275,7 @@ class SlurmJobParams(ActionParams):
     )
 
 
-class _JobAction(SlurmAction):
+class JobAction(SlurmAction):
     outputs: ClassVar[Mapping[str, Shape]] = {
         "job_id": ANY,
         "state": TEXT,
@@ -231,11 +298,30 @@ class _JobAction(SlurmAction):
             f"{call.target.key}"
         )
 
+    def unless_gone(self, job_id: str, attempt: Attempt) -> Attempt:
+        """Return an undo's attempt that succeeds if the job is gone.
+
+        A job that the user of the server may not see is missing too. Slurm refuses a change of it, even an empty one,
+        and answers that of a job that is gone with "invalid job id".
+        """
+
+        async def tried() -> Mapping[str, Any]:
+            try:
+                return await attempt()
+            except ObjectMissing:
+                try:
+                    await self.slurm.update(job_id, JobChange())
+                except ObjectMissing:
+                    return {"job_id": job_id, "note": GONE}
+                raise ClusterUnavailable(f"Slurm knows job {job_id}, but does not show it to the server") from None
+
+        return tried
+
     async def running(self, job_id: str) -> SlurmJob:
         """Return the job. Raises PermanentFailure if it has ended."""
         job = await self.slurm.job(job_id)
         if job.has_ended:
-            raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", _job_state(job))
+            raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
         return job
 
 
@@ -243,7 +329,7 @@ def _states(job: SlurmJob) -> str:
     return "+".join(sorted(job.states))
 
 
-def _job_state(job: SlurmJob, note: str = "") -> dict[str, Any]:
+def job_state(job: SlurmJob, note: str = "") -> dict[str, Any]:
     state = {
         "job_id": job.job_id,
         "state": _states(job),
@@ -269,7 +355,7 @@ def _hold_mark(run_id: str) -> str:
     return f"[{PREFIX}hold {run_id}]"
 
 
-class SlurmHold(_JobAction):
+class SlurmHold(JobAction):
     name: ClassVar[str] = "slurm.hold"
     summary: ClassVar[str] = (
         "Keep a Slurm job from starting. A running job continues, and waits after a requeue. Undo releases it, unless "
@@ -283,15 +369,16 @@ class SlurmHold(_JobAction):
         async def attempt() -> Mapping[str, Any]:
             job = await self.running(job_id)
             if job.is_held and not _HOLDS.search(job.admin_comment):
-                return _job_state(job, "held by another already: the undo leaves it held")
+                return job_state(job, "held by another already: the undo leaves it held")
             if mark not in job.admin_comment:
                 await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
             if not job.is_held:
-                await self.slurm.hold(job_id)
+                for part in job.parts:
+                    await self.slurm.hold(part)
             after = await self.slurm.job(job_id)
             if not after.is_held:
-                raise TemporaryFailure(f"Slurm does not hold job {job_id}", _job_state(after))
-            return _job_state(after)
+                raise TemporaryFailure(f"Slurm does not hold job {job_id}", job_state(after))
+            return job_state(after)
 
         return await self.retry_until_deadline(call, attempt)
 
@@ -301,7 +388,7 @@ class SlurmHold(_JobAction):
         return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": job_id} if job_id else {})})
 
 
-class SlurmReleaseJob(_JobAction):
+class SlurmReleaseJob(JobAction):
     name: ClassVar[str] = "slurm.release"
     summary: ClassVar[str] = "Release a held Slurm job."
     Params: ClassVar[type[BaseModel]] = SlurmReleaseParams
@@ -314,24 +401,20 @@ class SlurmReleaseJob(_JobAction):
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
             if is_undo and mark not in job.admin_comment:
-                return _job_state(job, "held by another, or not at all: nothing to take back")
+                return job_state(job, "held by another, or not at all: nothing to take back")
             # A release ends the holds of all runs. A mark left behind would claim a later hold by a person.
             comment = job.admin_comment.replace(mark, "") if is_undo else _HOLDS.sub("", job.admin_comment)
             others = _HOLDS.search(comment) is not None
             if job.is_held and not job.has_ended and not others:
-                await self.slurm.unhold(job_id)
+                for part in job.parts:
+                    await self.slurm.unhold(part)
                 if (await self.slurm.job(job_id)).is_held:
-                    raise TemporaryFailure(f"Slurm does not release job {job_id}", _job_state(job))
+                    raise TemporaryFailure(f"Slurm does not release job {job_id}", job_state(job))
             if comment != job.admin_comment:
                 await self.slurm.set_admin_comment(job_id, comment)
-            return _job_state(await self.slurm.job(job_id), "stays held for other runs" if others else "")
+            return job_state(await self.slurm.job(job_id), "stays held for other runs" if others else "")
 
-        try:
-            return await self.retry_until_deadline(call, attempt)
-        except ObjectMissing:
-            if not is_undo:
-                raise
-            return {"job_id": job_id, "note": GONE}
+        return await self.retry_until_deadline(call, self.unless_gone(job_id, attempt) if is_undo else attempt)
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
@@ -345,7 +428,7 @@ class SlurmRequeueParams(SlurmJobParams):
     )
 
 
-class SlurmRequeue(Irreversible, _JobAction):
+class SlurmRequeue(Irreversible, JobAction):
     name: ClassVar[str] = "slurm.requeue"
     summary: ClassVar[str] = (
         "End a running Slurm job and queue it again. Let it save a checkpoint before. Over slurmrestd it needs Slurm "
@@ -365,13 +448,13 @@ class SlurmRequeue(Irreversible, _JobAction):
             if begun is not None and job.restarts > int(begun[1]):
                 return await self._cleared(job, intent)
             if job.has_ended:
-                raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", _job_state(job))
+                raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
             if not job.may_requeue:
-                raise PermanentFailure(f"job {job_id} may not be requeued: submit it with --requeue", _job_state(job))
+                raise PermanentFailure(f"job {job_id} may not be requeued: submit it with --requeue", job_state(job))
             if job.restarts >= params.max_restarts:
                 raise PermanentFailure(
                     f"job {job_id} has been restarted {job.restarts} times, and max_restarts is {params.max_restarts}",
-                    _job_state(job),
+                    job_state(job),
                 )
             if begun is None:
                 # Before the act, so that an attempt after a crash can tell whether the job was requeued.
@@ -391,7 +474,7 @@ class SlurmRequeue(Irreversible, _JobAction):
     async def _cleared(self, job: SlurmJob, intent: re.Pattern[str]) -> Mapping[str, Any]:
         """Remove the mark of the intent and return the output."""
         await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
-        return _job_state(job)
+        return job_state(job)
 
 
 class SlurmSignalParams(SlurmJobParams):
@@ -406,7 +489,7 @@ class SlurmSignalParams(SlurmJobParams):
     )
 
 
-class SlurmSignal(Irreversible, _JobAction):
+class SlurmSignal(Irreversible, JobAction):
     name: ClassVar[str] = "slurm.signal"
     summary: ClassVar[str] = "Send a signal to the steps of a Slurm job. Whether the job acts on it is not known."
     Params: ClassVar[type[BaseModel]] = SlurmSignalParams
@@ -417,7 +500,7 @@ class SlurmSignal(Irreversible, _JobAction):
             raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
         job = await self.running(job_id)
         if "RUNNING" not in job.states:
-            raise TemporaryFailure(f"job {job_id} is {_states(job)}", _job_state(job))
+            raise TemporaryFailure(f"job {job_id} is {_states(job)}", job_state(job))
         try:
             await self.slurm.signal(job_id, params.signal, params.batch)
         except ClusterUnavailable as error:
@@ -425,10 +508,10 @@ class SlurmSignal(Irreversible, _JobAction):
                 raise OutcomeUnknown(f"the signal may have been sent: {error}") from error
             raise
         # The state before the signal: if another reading failed, the signal would be sent again.
-        return _job_state(job, "Slurm has taken the signal")
+        return job_state(job, "Slurm has taken the signal")
 
 
-class SlurmCancel(Irreversible, _JobAction):
+class SlurmCancel(Irreversible, JobAction):
     name: ClassVar[str] = "slurm.cancel"
     summary: ClassVar[str] = "End a Slurm job for good."
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
@@ -440,12 +523,12 @@ class SlurmCancel(Irreversible, _JobAction):
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
             if job.has_ended:
-                return _job_state(job, "" if call.resumed else "it had ended already")
+                return job_state(job, "" if call.resumed else "it had ended already")
             await self.slurm.cancel(job_id)
             job = await self.slurm.job(job_id)
             if not job.has_ended:
-                raise TemporaryFailure(f"job {job_id} is still {_states(job)}", _job_state(job))
-            return _job_state(job)
+                raise TemporaryFailure(f"job {job_id} is still {_states(job)}", job_state(job))
+            return job_state(job)
 
         return await self.retry_until_deadline(call, attempt)
 

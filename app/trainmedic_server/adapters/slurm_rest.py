@@ -8,11 +8,15 @@ every answer is checked for errors and for the requested name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
@@ -26,21 +30,46 @@ from trainmedic_server.errors import (
 )
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import HttpReply
-from trainmedic_server.ports.slurm import HELD_PRIORITY, SlurmJob, SlurmNode, SlurmRelease
+from trainmedic_server.ports.slurm import (
+    HELD_PRIORITY,
+    UNLIMITED,
+    JobChange,
+    SlurmJob,
+    SlurmNode,
+    SlurmRelease,
+    SlurmReservation,
+)
 
 API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
 """Data parsers of this client, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
 _CAN_REQUEUE = frozenset({"v0.0.45"})
+_CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
 TIMEOUT = timedelta(seconds=20)
 """slurmctld answers late while it schedules thousands of jobs."""
 _BODY_LIMIT = 256 * 1024 * 1024
 """A job is about 10 kB of JSON, so this is some 25,000 jobs."""
-_NO_NODE, _NO_JOB, _ENDED = 2018, 2017, 2021
-"""Slurm's error numbers (slurm_errno.h): invalid node name, invalid job id, job already completing or completed."""
-_NO_ANSWER = frozenset({*range(1000, 1007), *range(1008, 2000), *range(5000, 6000)})
-"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out)."""
+_NO_NODE, _NO_JOB, _ENDED, _NO_RESERVATION = 2018, 2017, 2021, 2053
+"""Slurm's error numbers (slurm_errno.h): invalid node name, invalid job id, job already completing or completed,
+invalid reservation.
+"""
+_NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 6000)})
+"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out).
+
+Those below 1000 are the system's. -1 states no cause: it comes from a controller under load.
+"""
 _AUTH_ERRORS = frozenset({1007, 2002, 9202})
 """Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
+_UNCHANGED: Mapping[str, Any] = MappingProxyType({})
+"""Stands for status 304: nothing has changed since ``update_time``."""
+
+Record = TypeVar("Record")
+
+
+class _Listed(Struct, frozen=True):
+    """A list as slurmctld had it at the time `as_of`, in seconds since 1970 by its clock."""
+
+    as_of: int
+    records: Sequence[Any]
 
 
 class SlurmRest:
@@ -63,46 +92,37 @@ class SlurmRest:
         self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
         self._fence = fence
         self._version: str | None = None
+        self._lists: dict[str, _Listed] = {}
 
     async def close(self) -> None:
         await self._http.close()
 
     async def release(self) -> SlurmRelease:
         answer = await self._ask("GET", "/ping/")
-        if not any(_is_responding(ping) for ping in _list(answer, "pings")):
+        if not is_responding(answer):
             raise ClusterUnavailable("slurmctld does not respond to slurmrestd")
         version = await self._api_version()
-        return SlurmRelease(_release(answer), version in _CAN_REQUEUE)
+        return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
 
     async def node(self, name: str) -> SlurmNode:
-        answer = await self._ask("GET", f"/node/{quote(name, safe='')}")
-        for each in _list(answer, "nodes"):
-            if each.get("name") == name:
-                return _node(each)
-        raise ObjectMissing(f"Slurm has no node {name}")
+        return found_node(await self._ask("GET", f"/node/{quote(name, safe='')}"), name)
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        return [_node(each) for each in _list(await self._ask("GET", "/nodes/"), "nodes")]
+        return await self._all("/nodes/", nodes_of)
 
     async def job(self, job_id: str) -> SlurmJob:
-        answer = await self._ask("GET", f"/job/{quote(job_id, safe='')}")
-        parts = _list(answer, "jobs")
-        if len(parts) > 1 and "_" not in job_id:
-            # A change would reach all of them, and reading one back would prove nothing about the others.
-            raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
-        # For a task slurmrestd lists the whole array. Tasks that wait are in one record, with their numbers as text.
-        named = [each for each in parts if job_id in _names_of(each)]
-        waiting = [each for each in parts if each.get("array_task_string")]
-        if not named and not waiting:
-            raise ObjectMissing(f"Slurm knows no job {job_id}")
-        return _job((named or waiting)[0])
+        # The leader's id lists all components. Not every release knows LEADER+OFFSET.
+        asked = job_id.partition("+")[0]
+        return found_job(await self._ask("GET", f"/job/{quote(asked, safe='')}"), job_id)
 
     async def jobs(self) -> Sequence[SlurmJob]:
-        return [_job(each) for each in _list(await self._ask("GET", "/jobs/"), "jobs")]
+        return await self._all("/jobs/", jobs_of)
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
         change: dict[str, Any] = {"state": ["DRAIN"], "reason": reason}
-        if resume_after is not None:
+        if resume_after == UNLIMITED:
+            change["resume_after"] = {"set": True, "infinite": True, "number": 0}
+        elif resume_after is not None:
             change["resume_after"] = _number(max(1, round(resume_after.total_seconds())))
         await self._change_node(node, change)
 
@@ -112,6 +132,27 @@ class SlurmRest:
     async def undrain(self, node: str) -> None:
         await self._change_node(node, {"state": ["UNDRAIN"]})
 
+    async def reservations(self) -> Sequence[SlurmReservation]:
+        return reservations_of(await self._ask("GET", "/reservations/"))
+
+    async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
+        if await self._api_version() not in _CAN_RESERVE:
+            raise ClusterRefused("this slurmrestd cannot make a reservation: it needs Slurm 25.05 or newer")
+        reservation = {
+            "name": name,
+            "node_list": [node],
+            "users": list(users),
+            "start_time": _number(round(datetime.now(UTC).timestamp())),
+            "duration": _number(max(1, round(lasting / timedelta(minutes=1)))),
+            "flags": ["IGNORE_JOBS", "OVERLAP"],
+        }
+        if any(each.name == name for each in await self.reservations()):
+            raise ClusterRefused(f"there is a reservation {name} already")  # slurmrestd would change it
+        await self._ask("POST", "/reservation", reservation)
+
+    async def end_reservation(self, name: str) -> None:
+        await self._ask("DELETE", f"/reservation/{quote(name, safe='')}")
+
     async def hold(self, job_id: str) -> None:
         await self._change_job(job_id, {"hold": True})
 
@@ -120,19 +161,29 @@ class SlurmRest:
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
         if await self._api_version() not in _CAN_REQUEUE:
-            raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05")
-        answer = await self._ask("POST", "/jobs/requeue", {"flags": ["HOLD"] if hold else [], "jobs": [job_id]})
-        _check_status(answer, job_id)
+            raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05 or newer")
+        change = {"flags": ["HOLD"] if hold else [], "jobs": [await self._own_id(job_id)]}
+        _check_status(await self._ask("POST", "/jobs/requeue", change), job_id)
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
         query = f"signal={quote(signal)}&flags={'FULL_JOB' if with_batch else 'FULL_STEPS_ONLY'}"
-        _check_status(await self._ask("DELETE", f"/job/{quote(job_id, safe='')}?{query}"), job_id)
+        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}?{query}"), job_id)
 
     async def cancel(self, job_id: str) -> None:
-        _check_status(await self._ask("DELETE", f"/job/{quote(job_id, safe='')}"), job_id, fine=_ENDED)
+        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, fine=_ENDED)
 
-    async def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
-        await self._change_job(job_id, {"excluded_nodes": list(nodes)})
+    async def update(self, job_id: str, change: JobChange) -> None:
+        new: dict[str, Any] = {}
+        if change.excluded_nodes is not None:
+            # An empty list would leave the nodes as they are, without an error.
+            new["excluded_nodes"] = list(change.excluded_nodes) or [""]
+        if change.priority is not None:
+            new["priority"] = _number(change.priority)
+        if change.time_limit is not None:
+            is_unlimited = change.time_limit == UNLIMITED
+            minutes = 0 if is_unlimited else round(change.time_limit / timedelta(minutes=1))
+            new["time_limit"] = {"set": not is_unlimited, "infinite": is_unlimited, "number": minutes}
+        await self._change_job(job_id, new)
 
     async def set_admin_comment(self, job_id: str, text: str) -> None:
         await self._change_job(job_id, {"admin_comment": text})
@@ -141,13 +192,30 @@ class SlurmRest:
         await self._ask("POST", f"/node/{quote(node, safe='')}", change)
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
-        await self._ask("POST", f"/job/{quote(job_id, safe='')}", change)
+        await self._ask("POST", f"/job/{await self._own_id(job_id)}", change)
+
+    async def _own_id(self, job_id: str) -> str:
+        """Return the id to put into a path. Changes to LEADER+OFFSET are answered with success and not made."""
+        return (await self.job(job_id)).job_id if "+" in job_id else quote(job_id, safe="")
+
+    async def _all(self, path: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
+        """Return a list, which Slurm sends only if it has changed since the last call."""
+        known = self._lists.get(path)
+        answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
+        if known is not None and answer is _UNCHANGED:
+            return known.records
+        records, as_of = read(answer), _value(answer.get("last_update"))
+        if as_of:
+            self._lists[path] = _Listed(as_of, records)
+        return records
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         version = await self._api_version()
         if method != "GET":
             self._fence()
         reply = await self._call(method, f"/slurm/{version}{path}", body)
+        if reply.status == 304 and method == "GET":
+            return _UNCHANGED
         answer = _document(reply)
         if answer is None:
             if reply.status == 404:
@@ -230,7 +298,7 @@ def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> No
     first = errors[0]
     number = first.get("error_number")
     text = f"Slurm: {first.get('error')} ({number}): {first.get('description')}"
-    if number in (_NO_NODE, _NO_JOB):
+    if number in (_NO_NODE, _NO_JOB, _NO_RESERVATION):
         raise ObjectMissing(text)
     if number in _AUTH_ERRORS or status == 401:
         raise ClusterRefused(f"{text}; check the token for slurmrestd", may_pass=True)
@@ -276,6 +344,71 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+# --- the JSON of Slurm -----------------------------------------------------------------------------------------
+
+
+def found_node(answer: Mapping[str, Any], name: str) -> SlurmNode:
+    """Raises ObjectMissing: an unknown node is an empty list."""
+    for each in nodes_of(answer):
+        if each.name == name:
+            return each
+    raise ObjectMissing(f"Slurm has no node {name}")
+
+
+def nodes_of(answer: Mapping[str, Any]) -> list[SlurmNode]:
+    return [_node(each) for each in _list(answer, "nodes")]
+
+
+def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
+    """Raises ObjectMissing, and ClusterRefused for an id of several parts."""
+    parts = _list(answer, "jobs")
+    named = [each for each in parts if job_id in _names_of(each)]
+    components = [each for each in parts if _value(each.get("het_job_id"))]
+    if components:
+        if not named:
+            raise ObjectMissing(f"Slurm knows no job {job_id}")
+        return _whole(components) if str(_value(components[0].get("het_job_id"))) == job_id else _job(named[0])
+    if len(parts) > 1 and "_" not in job_id:
+        # A change would reach all of them, and reading one back would prove nothing about the others.
+        raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
+    # For a task slurmrestd lists the whole array. Tasks that wait are in one record, with their numbers as text.
+    waiting = [each for each in parts if each.get("array_task_string")]
+    if not named and not waiting:
+        raise ObjectMissing(f"Slurm knows no job {job_id}")
+    return _job((named or waiting)[0])
+
+
+def _whole(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
+    """Return a heterogeneous job from all of its components."""
+    jobs = [_job(each) for each in sorted(components, key=lambda each: _value(each.get("het_job_offset")) or 0)]
+    return replace(
+        jobs[0],
+        nodes=",".join(job.nodes for job in jobs if job.nodes),
+        is_held=any(job.is_held for job in jobs),
+        components=tuple(job.job_id for job in jobs),
+    )
+
+
+def jobs_of(answer: Mapping[str, Any]) -> list[SlurmJob]:
+    return [_job(each) for each in _list(answer, "jobs")]
+
+
+def reservations_of(answer: Mapping[str, Any]) -> list[SlurmReservation]:
+    found = []
+    for each in _list(answer, "reservations"):
+        starts_at, ends_at = _value(each.get("start_time")), _value(each.get("end_time"))
+        found.append(
+            SlurmReservation(
+                name=_text(each.get("name")),
+                nodes=_text(each.get("node_list")),
+                users=_texts(each.get("users")),
+                starts_at=datetime.fromtimestamp(starts_at, UTC) if starts_at else None,
+                ends_at=datetime.fromtimestamp(ends_at, UTC) if ends_at else None,
+            )
+        )
+    return found
+
+
 def _node(answer: Mapping[str, Any]) -> SlurmNode:
     resume_at = _value(answer.get("resume_after"))
     return SlurmNode(
@@ -294,15 +427,19 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
 
 
 def _names_of(answer: Mapping[str, Any]) -> set[str]:
-    """Return a job's ids: its own, and ARRAY_TASK for a task of an array."""
+    """Return a job's ids: its own, ARRAY_TASK for a task of an array, and LEADER+OFFSET for a component."""
     names = {str(answer.get("job_id"))}
     array, task = _value(answer.get("array_job_id")), _value(answer.get("array_task_id"))
     if array and task is not None:
         names.add(f"{array}_{task}")
+    leader, offset = _value(answer.get("het_job_id")), _value(answer.get("het_job_offset"))
+    if leader and offset is not None:
+        names.add(f"{leader}+{offset}")
     return names
 
 
 def _job(answer: Mapping[str, Any]) -> SlurmJob:
+    minutes = _value(answer.get("time_limit"))
     return SlurmJob(
         job_id=str(answer.get("job_id")),
         name=_text(answer.get("name")),
@@ -315,15 +452,18 @@ def _job(answer: Mapping[str, Any]) -> SlurmJob:
         excluded_nodes=_texts(answer.get("excluded_nodes")),
         why_pending=_text(answer.get("state_reason")),
         admin_comment=_text(answer.get("admin_comment")),
+        priority=_value(answer.get("priority")),
+        time_limit=timedelta(minutes=minutes) if minutes is not None else None,
     )
 
 
-def _is_responding(ping: Mapping[str, Any]) -> bool:
+def is_responding(answer: Mapping[str, Any]) -> bool:
+    """Return whether a slurmctld has answered a ping."""
     # Data parsers before v0.0.43 have only the text.
-    return bool(ping.get("responding")) or ping.get("pinged") == "UP"
+    return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in _list(answer, "pings"))
 
 
-def _release(answer: Mapping[str, Any]) -> str:
+def release_of(answer: Mapping[str, Any]) -> str:
     meta = answer.get("meta")
     slurm = meta.get("slurm") or meta.get("Slurm") if isinstance(meta, Mapping) else None
     return _text(slurm.get("release")) if isinstance(slurm, Mapping) else ""

@@ -52,7 +52,11 @@ class SlurmNode(Struct, frozen=True):
 
 
 class SlurmJob(Struct, frozen=True):
-    """A job; an array has one for each task."""
+    """A job; an array has one for each task.
+
+    The leader of a heterogeneous job stands for the whole job: its nodes are those of all components, and it is held if
+    one of them is. The other values are those of its own component.
+    """
 
     job_id: str
     name: str
@@ -70,6 +74,16 @@ class SlurmJob(Struct, frozen=True):
     why_pending: str = ""
     admin_comment: str = ""
     """A text that operators of Slurm can set and users can read."""
+    priority: int | None = None
+    time_limit: timedelta | None = None
+    """None if unlimited."""
+    components: tuple[str, ...] = ()
+    """Ids of all components, for the leader of a heterogeneous job."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Ids to hold, release or update one by one: Slurm does so only with the component that a call names."""
+        return self.components or (self.job_id,)
 
     @property
     def has_ended(self) -> bool:
@@ -81,6 +95,32 @@ class SlurmRelease(Struct, frozen=True):
     version: str
     can_requeue: bool
     """True if `Slurm.requeue` works: over REST from 26.05."""
+    can_reserve: bool = True
+    """True if `Slurm.reserve` works: over REST from 25.05."""
+
+
+class SlurmReservation(Struct, frozen=True):
+    name: str
+    nodes: str
+    """Host list, such as ``n[1-3]``."""
+    users: tuple[str, ...]
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+    """Both aware UTC."""
+
+
+UNLIMITED = timedelta.max
+"""No limit: of a job's time, or of a drain that was to end by itself."""
+
+
+class JobChange(Struct, frozen=True):
+    """New values of a job. None leaves a value as it is."""
+
+    excluded_nodes: tuple[str, ...] | None = None
+    """All nodes that the job must not get. Slurm takes it only while the job is pending."""
+    priority: int | None = None
+    time_limit: timedelta | None = None
+    """Whole minutes, or `UNLIMITED`."""
 
 
 class Slurm(Protocol):
@@ -92,7 +132,9 @@ class Slurm(Protocol):
 
     async def nodes(self) -> Sequence[SlurmNode]: ...
 
-    async def job(self, job_id: str) -> SlurmJob: ...
+    async def job(self, job_id: str) -> SlurmJob:
+        """Return a job by its id, a task by ``ARRAY_TASK``, or a component by ``LEADER+OFFSET`` or its own id."""
+        ...
 
     async def jobs(self) -> Sequence[SlurmJob]:
         """Return the jobs that slurmctld still knows, ended ones included (its ``MinJobAge``)."""
@@ -102,6 +144,7 @@ class Slurm(Protocol):
         """Start no new job on the node.
 
         With `resume_after` Slurm resumes it by itself after that time, counted from now; another call sets it again.
+        `UNLIMITED` removes such an end, None leaves it.
         """
         ...
 
@@ -113,6 +156,18 @@ class Slurm(Protocol):
         """End the drain. A node that is down stays down."""
         ...
 
+    async def reservations(self) -> Sequence[SlurmReservation]: ...
+
+    async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
+        """Reserve the node for these users from now, for whole minutes. Running jobs continue, and other reservations
+        of the node stay. Raises ClusterRefused if there is a reservation of this name.
+        """
+        ...
+
+    async def end_reservation(self, name: str) -> None:
+        """Raises ObjectMissing if there is none."""
+        ...
+
     async def hold(self, job_id: str) -> None:
         """Keep the job from starting. A running job continues, and would wait after a requeue."""
         ...
@@ -120,9 +175,9 @@ class Slurm(Protocol):
     async def unhold(self, job_id: str) -> None: ...
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
-        """End the running job and queue it again; with `hold` it waits for a release.
+        """End the running job with all of its components, and queue it again; with `hold` it waits for a release.
 
-        Raises ClusterRefused for a job that is not running or may not be requeued.
+        Raises ClusterRefused for a job that is not running or may not be requeued, and for a component.
         """
         ...
 
@@ -137,8 +192,10 @@ class Slurm(Protocol):
         """End the job, unless it has ended already."""
         ...
 
-    async def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
-        """Replace the nodes that the job must not get. Raises ClusterRefused unless the job is pending."""
+    async def update(self, job_id: str, change: JobChange) -> None:
+        """Raises ClusterRefused for excluded nodes unless the job is pending. An empty change proves that the server
+        may change the job.
+        """
         ...
 
     async def set_admin_comment(self, job_id: str, text: str) -> None:

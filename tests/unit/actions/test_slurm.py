@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, OutcomeUnknown, TemporaryFailure
-from trainmedic_server.ports.actions import Call, Services
-from trainmedic_server.ports.slurm import SlurmJob, SlurmNode
+from trainmedic_server.errors import (
+    ActionFailure,
+    ClusterRefused,
+    ClusterUnavailable,
+    ObjectMissing,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from trainmedic_server.ports.actions import Call, LeasedAction, LeasedEffect, Renewal, Services
+from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob, SlurmNode
 
 NOW = datetime.now(UTC)
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "SlurmJobHangs"}, {}, NOW)
@@ -48,6 +58,12 @@ class OneJob:
     async def unhold(self, job_id: str) -> None:
         self.known = replace(self.known, is_held=False)
 
+    async def update(self, job_id: str, change: JobChange) -> None:
+        changed = {name: value for name, value in structs.asdict(change).items() if value is not None}
+        if changed.get("time_limit") == UNLIMITED:
+            changed["time_limit"] = None
+        self.known = replace(self.known, **changed)
+
     async def set_admin_comment(self, job_id: str, text: str) -> None:
         self.known = replace(self.known, admin_comment=text)
 
@@ -55,7 +71,7 @@ class OneJob:
 JOB = Target(TargetKind.JOB, job="slurm:7")
 
 
-async def do(slurm: OneJob, name: str, run_id: str = "a", target: Target = JOB, **given: Any) -> Any:
+async def do(slurm: OneJob | OneNode, name: str, run_id: str = "a", target: Target = JOB, **given: Any) -> Any:
     services = Services(SystemClock(), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get(name)
     call = Call(
@@ -115,6 +131,138 @@ async def test_the_undo_of_a_released_hold_leaves_a_persons_hold() -> None:
     await slurm.hold("7")
     output = await do(slurm, "slurm.release", "a", restore=True)
     assert output["held"] is True
+
+
+@pytest.mark.parametrize("name", ["slurm.release", "slurm.update"])
+async def test_a_job_that_slurm_hides_is_not_gone(name: str) -> None:
+    """An empty change of it is refused, so the undo stays pending. That of a job that is gone finds none."""
+
+    class Hidden(OneJob):
+        answer: ActionFailure = ClusterRefused("Slurm: access denied")
+
+        async def job(self, job_id: str) -> SlurmJob:
+            raise ObjectMissing(f"Slurm knows no job {job_id}")
+
+        async def update(self, job_id: str, change: JobChange) -> None:
+            assert change == JobChange()
+            raise self.answer
+
+    slurm = Hidden()
+    given = {"priority": 7} if name == "slurm.update" else {}
+    with pytest.raises(ActionFailure, match="access denied"):
+        await do(slurm, name, restore=True, **given)
+    slurm.answer = ObjectMissing("Slurm: invalid job id")
+    assert (await do(slurm, name, restore=True, **given))["note"] == "it is gone: nothing to take back"
+
+
+async def test_an_update_and_its_undo_are_exact() -> None:
+    """Also with a job that excluded nodes before, and after two steps of one run."""
+    slurm = OneJob()
+    before = SlurmJob("7", "llm", "mia", frozenset({"PENDING"}), "", False, True, 0, ("n[1-2]",), priority=9)
+    slurm.known = before
+    first: dict[str, Any] = {"exclude_nodes": ["n7"], "time_limit": "2h"}
+    await do(slurm, "slurm.update", **first)
+    assert (slurm.known.excluded_nodes, slurm.known.time_limit) == (("n1", "n2", "n7"), timedelta(hours=2))
+    await do(slurm, "slurm.update", exclude_nodes=["n8"])
+    await do(slurm, "slurm.update", **first)  # again, as after a crash
+    assert slurm.known.excluded_nodes == ("n1", "n2", "n7")
+    await do(slurm, "slurm.update", exclude_nodes=["n8"])
+    await do(slurm, "slurm.update", restore=True, exclude_nodes=["n8"])
+    await do(slurm, "slurm.update", restore=True, **first)
+    assert slurm.known == replace(before, excluded_nodes=("n1", "n2"))
+
+
+async def test_the_undo_of_an_update_leaves_what_another_has_changed() -> None:
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, priority=9)
+    await do(slurm, "slurm.update", priority=100, time_limit="2h")
+    slurm.known = replace(slurm.known, time_limit=timedelta(hours=5))
+    output = await do(slurm, "slurm.update", restore=True, priority=100, time_limit="2h")
+    assert output["note"] == "time_limit has been changed since, and stays"
+    assert (slurm.known.priority, slurm.known.time_limit, slurm.known.admin_comment) == (9, timedelta(hours=5), "")
+
+
+async def test_a_held_job_gets_no_priority() -> None:
+    """It would be released."""
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, is_held=True)
+    with pytest.raises(PermanentFailure, match="would release it"):
+        await do(slurm, "slurm.update", priority=100)
+
+
+class OneNode:
+    """Stand-in for Slurm with one node. It does not model states other than IDLE and DRAIN, or delays of slurmctld."""
+
+    def __init__(self) -> None:
+        self.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+
+    async def node(self, name: str) -> SlurmNode:
+        return self.known
+
+    async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+        ends_at = self.known.resume_after
+        if resume_after is not None:
+            ends_at = None if resume_after == UNLIMITED else NOW + resume_after
+        states = frozenset({"IDLE", "DRAIN"})
+        self.known = replace(self.known, states=states, reason=reason, resume_after=ends_at)
+
+    async def set_reason(self, node: str, reason: str) -> None:
+        self.known = replace(self.known, reason=reason)
+
+    async def undrain(self, node: str) -> None:
+        self.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+
+
+NODE = Target(TargetKind.NODE, node="n1")
+
+
+async def renewed(slurm: OneNode, run_id: str = "a", again: bool = False, **params: Any) -> Sequence[Renewal]:
+    services = Services(SystemClock(), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
+    action = registry.build(services).get("slurm.drain")
+    assert isinstance(action, LeasedAction)
+    effect = LeasedEffect("c-1", run_id, "drain", NODE, params, True, again)
+    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+
+
+async def test_a_leased_drain_is_renewed_while_it_is_ours() -> None:
+    """A reason that a person has changed ends the lease, and stays."""
+    slurm = OneNode()
+    output = await do(slurm, "slurm.drain", target=NODE, lease="10m")
+    assert (output["lease_seconds"], slurm.known.resume_after) == (600.0, NOW + timedelta(minutes=10))
+    slurm.known = replace(slurm.known, resume_after=NOW)
+    assert [each.outcome for each in await renewed(slurm, lease="10m")] == ["renewed"]
+    assert slurm.known.resume_after == NOW + timedelta(minutes=10)
+    assert not await renewed(slurm)  # without a lease there is nothing to renew
+    slurm.known = replace(slurm.known, reason="Mia: keep it out", resume_after=None)
+    (renewal,) = await renewed(slurm, lease="10m")
+    assert (renewal.outcome, renewal.has_expired, slurm.known.resume_after) == ("lost", False, None)
+
+
+async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() -> None:
+    slurm = OneNode()
+    (renewal,) = await renewed(slurm, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", True)
+    (renewal,) = await renewed(slurm, again=True, lease="10m")
+    assert renewal.outcome == "renewed"
+    assert slurm.known.reason.startswith("trainmedic:a ")
+    slurm.known = replace(slurm.known, reason="NHC: check_hw")
+    (renewal,) = await renewed(slurm, again=True, lease="10m")
+    assert (renewal.outcome, slurm.known.reason) == ("lost", "NHC: check_hw")
+
+
+@pytest.mark.parametrize("first", ["leased", "lasting"])
+async def test_a_lease_does_not_end_the_drain_of_another_run(first: str) -> None:
+    """Once the lasting drain is undone, the leased one has an end again."""
+    slurm = OneNode()
+    for kind in ("leased", "lasting") if first == "leased" else ("lasting", "leased"):
+        given = {"lease": "10m"} if kind == "leased" else {}
+        await do(slurm, "slurm.drain", kind, NODE, **given)
+    assert slurm.known.resume_after is None
+    await renewed(slurm, "leased", lease="10m")
+    assert slurm.known.resume_after is None
+    await do(slurm, "slurm.resume", "lasting", NODE, restore=True)
+    await renewed(slurm, "leased", lease="10m")
+    assert slurm.known.resume_after == NOW + timedelta(minutes=10)
 
 
 async def test_a_cluster_that_lists_no_nodes_is_no_proof_that_a_node_is_gone() -> None:

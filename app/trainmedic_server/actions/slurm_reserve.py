@@ -1,0 +1,103 @@
+"""``slurm.reserve``.
+
+A reservation is named after its run: so an attempt after a crash finds its own, and an undo spares those of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, Field
+
+from trainmedic_core.fields import Duration
+from trainmedic_server.actions.base import ActionParams
+from trainmedic_server.actions.slurm import GONE, NodeAction, node_state
+from trainmedic_server.domain import host_lists
+from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
+
+_OURS = "trainmedic-"
+"""Beginning of the names of Trainmedic's reservations."""
+
+
+class SlurmReserveParams(ActionParams):
+    users: tuple[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]*$", max_length=64)], ...] = Field(
+        ("root",), min_length=1, max_length=100, description="Users whose jobs may use the node: who tests it."
+    )
+    duration: Duration = Field(
+        timedelta(days=1),
+        ge=timedelta(minutes=1),
+        le=timedelta(days=365),
+        description="The reservation ends by itself after this time, in whole minutes.",
+    )
+    restore: Literal[True] | None = Field(None, description="As an undo: end this run's reservation.")
+
+
+class SlurmReserve(NodeAction):
+    name: ClassVar[str] = "slurm.reserve"
+    summary: ClassVar[str] = (
+        "Reserve the node, so that Slurm starts only jobs of the named users there, such as a test job. Running jobs "
+        "continue. Undo ends the reservation. Over slurmrestd it needs Slurm 25.05."
+    )
+    Params: ClassVar[type[BaseModel]] = SlurmReserveParams
+    outputs: ClassVar[frozenset[str]] = frozenset({"node", "state", "reason", "reservation", "until", "note"})
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        params, name = cast(SlurmReserveParams, call.params), f"{_OURS}{call.run_id}"
+
+        async def reserve() -> Mapping[str, Any]:
+            node = await self.find(call)
+            found = await self._own(name)
+            if found is None:
+                await self._refuse_others(node)
+                await self.slurm.reserve(name, node.name, params.users, params.duration)
+                found = await self._own(name)
+            if found is None or found.nodes != node.name:
+                raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
+            until = found.ends_at.isoformat() if found.ends_at is not None else None
+            return {**node_state(await self.slurm.node(node.name)), "reservation": name, "until": until}
+
+        async def end() -> Mapping[str, Any]:
+            output = {"node": call.target.node, "reservation": name}
+            found = await self._own(name)
+            if found is not None and not await self._is_on(found, call):
+                return {**output, "note": f"stays: another has changed it, it reserves {found.nodes}"}
+            try:
+                # Also if it is not listed: Slurm hides reservations from users who may not use them.
+                await self.slurm.end_reservation(name)
+            except ObjectMissing:
+                return {**output, "note": GONE}
+            if await self._own(name) is not None:
+                raise TemporaryFailure(f"Slurm has not ended the reservation {name}", output)
+            return output
+
+        return await self.retry_until_deadline(call, end if params.restore else reserve)
+
+    async def _own(self, name: str) -> SlurmReservation | None:
+        return next((each for each in await self.slurm.reservations() if each.name == name), None)
+
+    async def _refuse_others(self, node: SlurmNode) -> None:
+        now = self._clock.now()
+        for each in await self.slurm.reservations():
+            is_active = each.starts_at is not None and each.starts_at <= now
+            if is_active and not each.name.startswith(_OURS) and node.name in host_lists.expand(each.nodes):
+                raise PermanentFailure(
+                    f"node {node.name} was left as it is: it is in the reservation {each.name} of another",
+                    node_state(node),
+                )
+
+    async def _is_on(self, found: SlurmReservation, call: Call) -> bool:
+        try:
+            return found.nodes == (await self.find(call)).name
+        except ObjectMissing:
+            return True  # the name is enough for a node that Slurm no longer has
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return None if cast(SlurmReserveParams, params).restore else Inverse(cls.name, {"restore": True})
+
+
+ACTIONS: tuple[type[Action], ...] = (SlurmReserve,)

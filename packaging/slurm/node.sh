@@ -1,0 +1,67 @@
+# Functions of the scripts in this directory, which Slurm runs as root on its nodes. docs/how-to/slurm.md says how they
+# are installed. Slurm clears the environment, so the settings are in a file named "settings" beside this one.
+set -u
+
+TRAINMEDIC=/opt/trainmedic/bin/trainmedic
+GPUS=1 # GPUs that must respond
+CHECK_SECONDS=40 # Slurm kills a health check after 60 s
+ALERTMANAGER_URL= # such as http://alertmanager:9093; empty: jobs that fail are only logged
+STATE_DIR=/run/trainmedic-slurm
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+# shellcheck disable=SC1091
+[ ! -r "$directory/settings" ] || . "$directory/settings"
+
+OURS="trainmedic:health" # beginning of the reason of a drain by these scripts
+
+note() {
+    logger -t trainmedic-slurm -- "$*" 2>/dev/null || echo "$*" >&2
+}
+
+# Check the node's GPUs. Return 0 if one is broken, with the first fault in $found. A check that cannot run finds none.
+is_faulty() {
+    answer=$(timeout -k 5 "$CHECK_SECONDS" "$TRAINMEDIC" agent health --gpus "$GPUS" 2>&1)
+    status=$?
+    found=$(printf '%s\n' "$answer" | sed -n 's/^Fault: //p' | head -n 1 | cut -c -180)
+    case $status in
+    0) return 1 ;;
+    124 | 137) found="the health check did not end in $CHECK_SECONDS s" ;;
+    *)
+        [ -n "$found" ] && return 0
+        note "the health check cannot run (status $status): $answer"
+        return 1
+        ;;
+    esac
+}
+
+# Read the node's $state and $reason. Return 1 if slurmctld does not answer.
+ask() {
+    shown=$(timeout 10 scontrol show node "$SLURMD_NODENAME" 2>/dev/null) || return 1
+    state=$(printf '%s\n' "$shown" | sed -n 's/^ *State=\([^ ]*\).*/\1/p')
+    reason=$(printf '%s\n' "$shown" | sed -n 's/^ *Reason=\(.*\) \[[^]]*@[^]]*\]$/\1/p')
+}
+
+# Return whether Slurm starts no new job on the node. Release 24.11 keeps the reason of a drain that has ended.
+is_out() {
+    case $state in
+    *DRAIN* | DOWN* | *FAIL*) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
+is_drained_by_us() {
+    case $state:$reason in
+    *DRAIN*:"$OURS "*) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
+# Set a drain whose reason begins with $OURS.
+drain() {
+    note "draining $SLURMD_NODENAME: $1"
+    timeout 10 scontrol update "nodename=$SLURMD_NODENAME" state=drain "reason=$OURS $1"
+}
+
+end_drain() {
+    note "ending the drain of $SLURMD_NODENAME: its health check passes"
+    timeout 10 scontrol update "nodename=$SLURMD_NODENAME" state=undrain
+}
