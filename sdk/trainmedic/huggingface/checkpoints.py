@@ -83,9 +83,9 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
         return False
 
 
-def is_written(checkpoint: Path, save_only_model: bool) -> bool:
-    """Return whether the Trainer has written what its arguments ask for."""
-    return checkpoint.is_dir() if save_only_model else is_complete(checkpoint)
+def is_written(checkpoint: Path, save_only_model: bool, ranks: int = 1) -> bool:
+    """Return whether so many ranks of the Trainer have written what its arguments ask for."""
+    return checkpoint.is_dir() if save_only_model else is_complete(checkpoint, ranks)
 
 
 def check_room(output_dir: str | Path) -> None:

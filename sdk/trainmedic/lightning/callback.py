@@ -17,6 +17,7 @@ from trainmedic.job.parameters import Accumulate, Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
 from trainmedic.lightning import checkpoints
 from trainmedic.lightning.framework import LightningFramework, directory_of
+from trainmedic.lightning.written_checkpoints import WrittenCheckpoints, writes_later
 from trainmedic.recovery.changes import scaled_whole
 from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
@@ -49,6 +50,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self.medic = medic if medic is not None else connect(**options)
         self.framework: LightningFramework | None = None
         self._attachment = Attachment(self.medic, "trainmedic.lightning.fit", self._end_loop)
+        self._written = WrittenCheckpoints(self.medic, self._attachment.saved)
         self._wants_norm = grad_norm
         self._norm: Any = None
         self._losses: list[Any] = []
@@ -71,6 +73,8 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
         if framework is None:
+            self._written.look()  # by now Lightning has waited for writes in the background
+            self._written.stop()
             self._accumulates_no_more()
 
     def learning_rate(self, value: Any) -> Any:
@@ -83,6 +87,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
     @log_errors
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer = trainer
+        self._written.watch(trainer)
         if self.framework is not None:
             self.framework.start_fit()
 
@@ -132,6 +137,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _end_step(self) -> None:
         self._is_between_steps = True
+        self._written.look()
         try:
             self._attachment.carry_out(self._step)
             self._accumulate_when_it_fits()
@@ -140,7 +146,8 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     @log_errors
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._open_window(EVALUATION)
+        self._window.close()
+        self._window.enter_context(self.medic.window(EVALUATION))
 
     @log_errors
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -149,25 +156,22 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._attachment.evaluated(metrics, trainer.global_step)
 
     @log_errors
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        self._open_window(CHECKPOINT)  # until the next batch, as Lightning does not report the end of writing
-        self._attachment.saved(trainer.global_step)
-
-    def _open_window(self, name: str) -> None:
-        self._window.close()
-        self._window.enter_context(self.medic.window(name))
-
-    @log_errors
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._attachment.training_ends()
         self._window.close()
         self._accumulates_no_more()
 
     @log_errors
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":  # after the callbacks that write a last checkpoint
+            self._written.stop()
+
+    @log_errors
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self.framework is None:  # else it may restart; see `attach`
             self._attachment.training_ends()
             self._window.close()
+            self._written.stop()
             self._accumulates_no_more()
 
     def _accumulates_no_more(self) -> None:
@@ -209,23 +213,20 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def _checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
         self._require_between_steps()
         path = checkpoints.path_of(self._directory, self._step)
-        self._trainer.save_checkpoint(path)
-        if self._trainer.is_global_zero:
-            self._confirm(path)
+        with self.medic.window(CHECKPOINT):
+            self._trainer.save_checkpoint(path)
+            if self._trainer.is_global_zero:
+                self._confirm(path)
+        self._written.look()
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
 
     def _confirm(self, path: Path) -> None:
         """Wait for a write in the background. Raises TrainmedicError without a checkpoint to resume from."""
         until = time.monotonic() + _PATIENCE
         while not checkpoints.is_written(path):
-            if not self._writes_later or time.monotonic() >= until:
+            if not writes_later(self._trainer) or time.monotonic() >= until:
                 raise TrainmedicError(f"{path.name} is missing, unfinished, or without the optimizers' states")
             time.sleep(_POLL)
-
-    @property
-    def _writes_later(self) -> bool:
-        plugin = type(self._trainer.strategy.checkpoint_io)  # by name: the library may be installed twice
-        return any(each.__name__ == "AsyncCheckpointIO" for each in plugin.__mro__)
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, Stop)

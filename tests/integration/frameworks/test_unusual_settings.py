@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import trainmedic
 import trainmedic.lightning
 from tests.integration.frameworks import hf, line
 from tests.support.command_sender import Sent
+from tests.support.programs import eventually
 from trainmedic import huggingface
 from trainmedic.lightning.checkpoints import is_complete
 
@@ -73,6 +75,30 @@ class SavesLess(Trainer):  # type: ignore[misc]
 class SavesElsewhere(Trainer):  # type: ignore[misc]
     def _get_output_dir(self, *_: Any, **__: Any) -> str:
         return f"{self.args.output_dir}/run-0"
+
+
+def test_a_checkpoint_is_reported_once_every_rank_has_written(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Rank 0 looks again when a step has ended, and no other rank reports. The files of rank 1 are made by hand."""
+    trainer = hf.make_trainer(tmp_path, max_steps=3, save_steps=3)
+    trainer.train()
+    checkpoint = tmp_path / "out" / "checkpoint-3"
+    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+    callback = huggingface.Callback(medic)
+
+    def save(should_save: bool) -> Any:
+        args = SimpleNamespace(
+            output_dir=str(tmp_path / "out"), should_save=should_save, save_only_model=False, world_size=2
+        )
+        callback.on_save(args, trainer.state, trainer.control)
+        return args
+
+    save(should_save=False)
+    args = save(should_save=True)
+    assert medic.progress.checkpoint is None
+    shutil.copy(checkpoint / "rng_state_0.pth", checkpoint / "rng_state_1.pth")
+    callback._report_saved(args)
+    assert medic.progress.checkpoint is not None
+    assert medic.progress.checkpoint[0] == 3
 
 
 @pytest.mark.parametrize("cls", [SavesLess, SavesElsewhere])
@@ -177,6 +203,66 @@ def test_a_checkpoint_in_the_background_is_awaited(tmp_path: Path, medic: trainm
 
     fit(line.make_trainer(tmp_path, script, max_steps=7, plugins=[AsyncCheckpointIO(SlowIO())]), medic)
     assert (sent.reply().status, there) == ("applied", [True])
+
+
+class HeldIO(TorchCheckpointIO):
+    """Writes no checkpoint before `written` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        assert self.written.wait(120.0)
+        super().save_checkpoint(*arguments, **options)
+
+
+def test_a_checkpoint_in_the_background_is_reported_once_it_is_complete(
+    tmp_path: Path, medic: trainmedic.Medic
+) -> None:
+    """Steps pass meanwhile."""
+    held = HeldIO()
+    seen: list[Any] = []
+
+    def write(_: Any) -> None:
+        seen.append(medic.progress.checkpoint)
+        held.written.set()
+        eventually(lambda: is_complete(tmp_path / "out" / "epoch=0-step=5.ckpt"), 120, "the checkpoint")
+
+    script = line.Script(at_7=write, at_8=lambda _: seen.append(medic.progress.checkpoint))
+    fit(line.make_trainer(tmp_path, script, max_steps=9, plugins=[AsyncCheckpointIO(held)]), medic)
+    assert seen[0] is None
+    assert seen[1] is not None
+    assert seen[1][0] == 5
+
+
+class LookingIO(TorchCheckpointIO):
+    """``seen`` is what was reported when each checkpoint was written."""
+
+    def __init__(self, medic: trainmedic.Medic) -> None:
+        super().__init__()
+        self.medic = medic
+        self.seen: list[Any] = []
+
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        super().save_checkpoint(*arguments, **options)
+        self.seen.append((self.medic.progress.checkpoint or [None])[0])
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_checkpoint_is_reported_after_it_was_written(
+    tmp_path: Path, medic: trainmedic.Medic, weights_only: bool
+) -> None:
+    """Not before, not when the training cannot go on from it, and also by the callback alone, which leaves the Trainer
+    as it was."""
+    looking = LookingIO(medic)
+    trainer = line.make_trainer(tmp_path, trainmedic.lightning.Callback(medic), max_steps=11, plugins=[looking])
+    keep = ModelCheckpoint(tmp_path / "out", every_n_train_steps=5, save_top_k=-1, save_weights_only=weights_only)
+    trainer.callbacks[-1] = keep
+    trainer.fit(line.Line(), line.loader())
+    assert looking.seen == ([None, None] if weights_only else [None, 5])
+    assert (medic.progress.checkpoint or [None])[0] == (None if weights_only else 10)
+    assert "save_checkpoint" not in vars(trainer)
 
 
 class WithoutOptimizers(line.Line):
