@@ -136,7 +136,7 @@ class SlurmDrain(NodeAction):
         "been changed by another."
     )
     Params: ClassVar[type[BaseModel]] = SlurmDrainParams
-    outputs: ClassVar[frozenset[str]] = NodeAction.outputs | {"lease_seconds"}
+    outputs: ClassVar[Mapping[str, Shape]] = {**NodeAction.outputs, "lease_seconds": NUMBER}
     lease: ClassVar[timedelta] = LONGEST_LEASE
 
     async def perform(self, call: Call) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import GONE, NodeAction, node_state
 from trainmedic_server.domain import host_lists
+from trainmedic_server.domain.value_types import TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
@@ -43,7 +44,9 @@ class SlurmReserve(NodeAction):
         "continue. Undo ends the reservation. Over slurmrestd it needs Slurm 25.05."
     )
     Params: ClassVar[type[BaseModel]] = SlurmReserveParams
-    outputs: ClassVar[frozenset[str]] = frozenset({"node", "state", "reason", "reservation", "until", "note"})
+    outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(
+        ("node", "state", "reason", "reservation", "until", "note"), TEXT
+    )
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params, name = cast(SlurmReserveParams, call.params), f"{_OURS}{call.run_id}"
