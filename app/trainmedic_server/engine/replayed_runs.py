@@ -45,6 +45,8 @@ class ReplayedRun(Struct, eq=False):
     """False if it ended before its first act, and counts only while it is open."""
     is_observed: bool = False
     is_stored: bool = False
+    is_shared: bool = False
+    """True if it stands for runs of other alerts, too, of which at most one is open."""
 
     def may_be_open(self, now: datetime) -> bool:
         return self.earliest <= now < self.ends_by
@@ -139,10 +141,11 @@ class ReplayedRuns:
             self._store(run, spec)
 
     def _is_covered(self, run: ReplayedRun) -> bool:
-        """Extend a run that may be open on the target, if there is one, to stand for this one too: at most one is."""
+        """Extend a run that may be open on the target, if there is one, to stand for this one too."""
         for other in self._by_key.get(run.key, ()):
             if not other.is_certain and other.is_counted and other.may_be_open(run.earliest):
                 other.ends_by = max(other.ends_by, run.ends_by)
+                other.is_shared = True
                 return True
         return False
 
@@ -172,7 +175,8 @@ class ReplayedRuns:
             self._known_nodes.add(run.node)
             self._acted_unknown.discard(run.node)
             if not run.is_observed:
-                self._surely_acted[run.node] = _later(run.earliest, self._limits.breaker_window)
+                until = _later(run.earliest, self._limits.breaker_window)
+                self._surely_acted[run.node] = max(self._surely_acted.get(run.node, until), until)
 
     def extend(self, key: Key, now: datetime, ends_by: datetime) -> None:
         """Extend the latest end of runs that an alert joins, and for which they may wait."""
@@ -197,7 +201,7 @@ class ReplayedRuns:
         decision by a pause or the breaker is believed: operators and other nodes made it, not the playbooks.
         """
         self._forget_until(now)
-        runs = [run for run in self._by_key.get(key, ()) if run is not own]
+        runs = [run for run in self._by_key.get(key, ()) if run is not own or run.is_shared]
         if any(run.is_surely_open(now) for run in runs):
             return frozenset({Decision.JOINED})
         found = {Decision.JOINED} if any(run.may_be_open(now) for run in runs) else set[Decision]()
@@ -209,9 +213,9 @@ class ReplayedRuns:
         limits, ago = self._limits, lambda span: now - span
         for facts, controls in itertools.product(self._facts(key, runs, now, own), switches):
             found.add(guards.decide(spec, mode, facts, controls, limits, starts_at, now, ago).decision)
-        if Decision.STARTED in found and Decision.BREAKER_OPEN not in found:
-            if recorded == Decision.BREAKER_OPEN or self._may_trip(target, now):
-                found.add(Decision.BREAKER_OPEN)
+        may_open = Decision.STARTED in found and Decision.BREAKER_OPEN not in found
+        if may_open and (recorded == Decision.BREAKER_OPEN or self._may_trip(target, now)):
+            found.add(Decision.BREAKER_OPEN)
         return frozenset(found)
 
     def _facts(self, key: Key, runs: list[ReplayedRun], now: datetime, own: ReplayedRun | None) -> Iterator[GuardFacts]:
@@ -225,7 +229,8 @@ class ReplayedRuns:
             max((run.ends_from for run in counted if run.is_certain), default=None),
             max((min(run.ends_by, now) for run in counted), default=None),
         }
-        own_start, own_open = own is not None, own is not None and own.is_stored and not own.is_observed
+        own_start = own is not None
+        own_open = own is not None and own.is_stored and not (own.is_observed or own.is_shared)
         started = {of_playbook.started_at_least.count(now), max(of_playbook.started_at_most.count(now) - own_start, 0)}
         opened = {of_playbook.open_at_least.count(now), max(of_playbook.open_at_most.count(now) - own_open, 0)}
         for last_ended_at, count, open_runs in itertools.product(ended, started, opened):
@@ -242,12 +247,6 @@ class ReplayedRuns:
         node = target.node
         if node is None or self._surely_acted.get(node, now) > now:
             return False
-        while self._acted and self._acted[0][0] <= now:
-            _, _, other = heapq.heappop(self._acted)
-            self._acts_on[other] -= 1
-            if not self._acts_on[other]:
-                del self._acts_on[other]
-                self._acted_unknown.discard(other)
         others = len(self._acts_on) - (node in self._acts_on)
         named = {node} - self._known_nodes - self._acted_unknown
         total = max(len(self._known_nodes) + len(self._acted_unknown) + len(named), self._count_nodes)
@@ -280,6 +279,12 @@ class ReplayedRuns:
             runs.remove(run)
             if not runs:
                 del self._by_key[run.key]
+        while self._acted and self._acted[0][0] <= now:
+            _, _, node = heapq.heappop(self._acted)
+            self._acts_on[node] -= 1
+            if not self._acts_on[node]:
+                del self._acts_on[node]
+                self._acted_unknown.discard(node)
 
 
 def _later(moment: datetime, span: timedelta | None) -> datetime:

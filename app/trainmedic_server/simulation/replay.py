@@ -275,7 +275,9 @@ class Replay:
             pending.own = self._start(pending, now, max(latest, now), is_certain=False)
         following = self._next_time(pending, now, waits=waits)
         if following is None:
-            self._settle(pending, now, pending.possible | pending.refused)
+            grown_old = alert.starts_at + self._settings.limits.max_age < pending.may_repeat_until
+            later = {Decision.STALE} if pending.refused and grown_old else frozenset[Decision]()
+            self._settle(pending, now, pending.possible | pending.refused | later)
         else:
             self._push(following, pending)
 
@@ -310,7 +312,7 @@ class Replay:
     def _unknown(self, pending: _Pending, possible: Set[Decision]) -> Unknown:
         if Decision.BREAKER_OPEN in possible:
             return Unknown.BREAKER
-        if possible & STARTS and possible & PASSING and pending.alert.first_heard < pending.may_repeat_until:
+        if possible & PASSING and possible - PASSING and pending.alert.first_heard < pending.may_repeat_until:
             return Unknown.REPORTS
         return Unknown.EARLIER_RUN
 

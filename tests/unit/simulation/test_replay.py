@@ -98,11 +98,13 @@ def test_in_mode_observe_nothing_is_open() -> None:
 
 
 def test_reports_at_unknown_times_may_start_a_run_after_the_cooldown() -> None:
-    """An alert that fires for an hour was refused at first; it was reported twice more, nobody knows when."""
+    """An alert that fires for an hour was refused at first; it was reported twice more, nobody knows when. After 15
+    minutes it is stale.
+    """
     catalog = catalog_of(CAP)
     first = [alert(0, **took("r1")), run("r1", 0, catalog)]
     still = alert(70, until=3600, count=3, fingerprint="still")
-    assert now(replayed(catalog, [*first, still])) == {"started": 1, "started or cooldown": 1}
+    assert now(replayed(catalog, [*first, still])) == {"started": 1, "started or cooldown or stale": 1}
     (found,) = (each for each in replayed(catalog, [*first, still]).differences() if each.unknown)
     assert (found.unknown, found.fingerprint) == (Unknown.REPORTS, "still")
     short = alert(70, until=500, count=3)
@@ -116,7 +118,7 @@ def test_a_run_that_started_on_a_later_report_starts_by_then() -> None:
     catalog = catalog_of(CAP)
     items = [
         alert(0, **took("r1")), run("r1", 0, catalog),
-        alert(70, until=3600, count=9, fingerprint="still", **took("r2")), run("r2", 1800, catalog),
+        alert(70, until=3600, count=9, fingerprint="still", **took("r2")), run("r2", 800, catalog),
     ]  # fmt: skip
     assert now(replayed(catalog, items)) == {"started": 2}
 
