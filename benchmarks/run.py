@@ -63,6 +63,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "peers": ("peers",),
 }
 LONG: Mapping[str, Sequence[str]] = {
+    "replay": ("replay",),
     "history_store": ("history_store",),
     "agreement_by_collective": ("agreement_by_collective",),
     "agent_idle": ("agent_idle",),

@@ -47,6 +47,7 @@ ITEM: dict[str, Any] = {
     "group": None,
     "original_alert_name": None,
     "original_labels": None,
+    "version": "9f2c1d7e0b34",
 }
 
 EVENT: dict[str, Any] = {
@@ -70,7 +71,6 @@ _ATTEMPT: dict[str, Any] = {
 
 RUN: dict[str, Any] = {
     **ITEM,
-    "version": "9f2c1d7e0b34",
     "ended_at": "2026-01-31T12:05:04.335000Z",
     "acted_at": "2026-01-31T12:02:00.130000Z",
     "alerts": [

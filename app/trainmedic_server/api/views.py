@@ -87,6 +87,7 @@ class HistoryItem(View):
     original_labels: dict[str, str] | None = Field(
         description="The labels that Alertmanager sent; null if no alert map changed them."
     )
+    version: str = Field(description="Hash of the playbook's text that the run uses.")
 
 
 class HistoryPage(View):
@@ -253,7 +254,6 @@ class RunView(HistoryItem):
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
 
-    version: str = Field(description="Hash of the playbook's text that the run uses.")
     ended_at: datetime | None
     acted_at: datetime | None = Field(description="Time of its first change.")
     alerts: list[AlertView]
@@ -283,7 +283,6 @@ def record(
     run = stored.run
     return RunView(
         **_line(run),
-        version=run.version,
         ended_at=run.ended_at,
         acted_at=run.acted_at,
         alerts=[_alert(alert) for alert in stored.alerts],
@@ -346,6 +345,7 @@ def _line(run: Run) -> dict[str, Any]:
         "group": asdict(run.group) if run.group is not None else None,
         "original_alert_name": run.original_alert_name,
         "original_labels": None if run.original_labels is None else dict(run.original_labels),
+        "version": run.version,
     }
 
 

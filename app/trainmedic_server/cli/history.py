@@ -27,7 +27,7 @@ _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
     "waiting_on", "deadline", "approved_by", "decided_at",
-    "started_by", "repeats", "parent", "batch", "group", "original_alert_name", "original_labels",
+    "started_by", "repeats", "parent", "batch", "group", "original_alert_name", "original_labels", "version",
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20

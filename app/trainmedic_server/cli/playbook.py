@@ -22,6 +22,7 @@ from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli.explain import explain
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
+from trainmedic_server.cli.replay import replay
 from trainmedic_server.domain.alert_suggestions import snippet
 from trainmedic_server.simulation import report, rule_outcomes, suite
 from trainmedic_server.simulation.check import CheckResult, check_alert_maps
@@ -131,6 +132,7 @@ def schema() -> None:
 
 
 playbook.add_command(explain)
+playbook.add_command(replay)
 
 
 @playbook.command()

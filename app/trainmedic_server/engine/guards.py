@@ -72,13 +72,19 @@ def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], li
 
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
     """Return why acting on `nodes` opens the breaker, or None. `acted_on` already count within its window."""
-    new = nodes - acted_on
-    count, total = len(acted_on) + len(new), len(known_nodes | nodes)
+    return trips_breaker_by_count(
+        len(nodes - acted_on), len(acted_on), len(known_nodes) + len(nodes - known_nodes), limits
+    )
+
+
+def trips_breaker_by_count(new: int, acted_on: int, total: int, limits: EngineLimits) -> str | None:
+    """Return why acting on `new` more of `total` known nodes opens the breaker, or None."""
+    count = acted_on + new
     if not new or count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
         return None
     allowed = max(limits.breaker_min_nodes, int(limits.breaker_share * total))
     bound = f"{limits.breaker_share:.0%} of them, and {limits.breaker_min_nodes} in any case"
     return (
-        f"{len(acted_on)} of {total} known nodes were acted on within {duration.write(limits.breaker_window)}; "
-        f"with {len(new)} more it would be {count}, and at most {allowed} may be ({bound})"
+        f"{acted_on} of {total} known nodes were acted on within {duration.write(limits.breaker_window)}; "
+        f"with {new} more it would be {count}, and at most {allowed} may be ({bound})"
     )

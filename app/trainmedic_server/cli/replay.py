@@ -1,0 +1,197 @@
+"""``trainmedic playbook replay``: recorded alerts, decided again with other playbooks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import click
+
+from trainmedic_core import duration, words
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.plain_text import visible
+from trainmedic_core.problems import FileProblem
+from trainmedic_server.actions import registry
+from trainmedic_server.adapters import file_inventory
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.api.times import time_of
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.cli import listing
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.params import TimeParam
+from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.ports.alert_map import NO_ALERT_MAP
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.simulation import recorded, replay_report
+from trainmedic_server.simulation.recorded import Recorded
+from trainmedic_server.simulation.replay import Replay, ReplaySettings
+from trainmedic_server.simulation.replay_spool import ReplaySpool
+
+_HISTORY = "history"
+_MOST_PROBLEMS = 20
+
+
+class _DurationParam(click.ParamType[timedelta]):
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return duration.parse(str(value))
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a duration, such as 90m or 7d")
+
+
+@click.command(name="replay")
+@click.option(
+    "--from",
+    "sources",
+    metavar="history|FILE",
+    multiple=True,
+    required=True,
+    help="'history' reads the server's alerts and runs. A file has one of its alerts or runs per line. Repeatable.",
+)
+@click.option(
+    "--since", type=TimeParam(), metavar="TIME", help="Only alerts first heard since. Default with history: 30d."
+)
+@click.option(
+    "--playbooks",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Playbook file or directory. Repeatable.",
+)
+@alert_map_option
+@click.option(
+    "--inventory",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="TRAINMEDIC_INVENTORY",
+    help="File that maps addresses to node names.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in Mode]),
+    default=Mode.ENFORCE.value,
+    show_default=True,
+    help="The server's mode.",
+)
+@click.option("--max-age", type=_DurationParam(), default="15m", show_default=True, help="The server's maximum age.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(min=1), metavar="NUMBER", help="To count GPU-hours of nodes and jobs."
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Number of nodes that the server knows, for the breaker.",
+)
+@click.option(
+    "--breaker-closes-after",
+    type=_DurationParam(),
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="Assume that a person closes an open breaker after this time.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most differences shown.")
+@output_option()
+@server_options
+def replay(
+    client: Client,
+    sources: Sequence[str],
+    since: str | None,
+    paths: Sequence[Path],
+    alert_map: Sequence[Path],
+    inventory: Path | None,
+    mode: str,
+    max_age: timedelta,
+    gpus_per_node: int | None,
+    nodes: int | None,
+    breaker_closes_after: timedelta,
+    limit: int,
+    output: str,
+) -> None:
+    """Show what playbooks would have decided on the alerts that came, beside what was decided.
+
+    Nothing is changed. Guards, matchers and targets are those of the server. What the record does not hold is not
+    assumed: a decision that depends on it is shown as 'not known', or with the possible ones.
+
+    \b
+    trainmedic playbook replay --from history --since 30d --playbooks new/
+    trainmedic alerts --all --output json > alerts.json
+    trainmedic history --all --output json > runs.json
+    trainmedic playbook replay --from alerts.json --from runs.json --gpus-per-node 8
+    """
+    now = SystemClock().now()
+    library = Library(playbook_roots(paths), registry.specs_only())
+    library.reload()
+    for problem in library.problems:
+        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
+    if not library.all():
+        raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
+    if since is None and _HISTORY in sources:
+        since = "30d"
+    begin = time_of(since, now) if since else None
+    try:
+        settings = ReplaySettings(
+            EngineLimits(mode=Mode(mode), max_age=max_age),
+            Topology(file_inventory.load(inventory)) if inventory else Topology(),
+            loaded_alert_map(alert_map) if alert_map else NO_ALERT_MAP,
+            gpus_per_node,
+            nodes or 0,
+            breaker_closes_after,
+            begin,
+        )
+        with ReplaySpool() as spool:
+            replayed = Replay(library, registry.specs_only(), settings, spool)
+            wrong = _take(replayed, _items(client, sources, begin, library))
+            result = replayed.result()
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    print_document(result.as_data(limit), output, replay_report.lines)
+    if wrong:
+        raise exits.Failure(f"{words.count(wrong, 'line')} could not be read")
+
+
+def _items(
+    client: Client, sources: Sequence[str], begin: datetime | None, library: Library
+) -> Iterator[Recorded | FileProblem]:
+    for source in dict.fromkeys(sources):
+        if source == _HISTORY:
+            yield from _of_server(client, begin, library)
+        else:
+            yield from recorded.read_file(Path(source))
+
+
+def _of_server(client: Client, begin: datetime | None, library: Library) -> Iterator[Recorded]:
+    """Yield the server's alerts since `begin`, and its runs since a guard's longest period before that."""
+    assert begin is not None
+    guards = [playbook.definition.guards for playbook in library.all()]
+    spans = [span for each in guards for span in (each.cooldown, each.max_runs and each.max_runs.per) if span]
+    since = begin - max(spans, default=timedelta())
+    for path, start in (("history", since), ("alerts", begin)):
+        for item in listing.items(client, path, {"since": start.isoformat()}, None):
+            try:
+                yield recorded.of_item(item)
+            except ValueError as error:
+                raise exits.Failure(f"{client.url} sent an item of {path} that cannot be read: {error}") from error
+
+
+def _take(replayed: Replay, items: Iterable[Recorded | FileProblem]) -> int:
+    """Give all items to the replay. Print problems, and return their number."""
+    numbers = itertools.count()
+    for item in items:
+        if not isinstance(item, FileProblem):
+            replayed.take(item)
+        elif next(numbers) < _MOST_PROBLEMS:
+            click.echo(visible(str(item)), err=True)
+    return next(numbers)

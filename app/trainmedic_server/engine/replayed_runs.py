@@ -1,0 +1,292 @@
+"""Runs that a replay of recorded alerts starts, with the ranges of time that the record leaves open. Pure.
+
+A recorded alert does not show how long a run of other playbooks would have taken. So a run has an earliest and a latest
+start and end, and the guards are asked with each combination of the extremes. One answer is a known decision; several
+mean that the record does not determine it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
+
+from trainmedic_core.target import Target
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.playbook import Guards
+from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.engine import guards
+from trainmedic_server.engine.matching import Key
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.store import GuardFacts
+
+FAR = datetime.max.replace(tzinfo=UTC) - timedelta(days=3650)
+"""Stands for an end that may never come."""
+STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})
+
+
+class ReplayedRun(Struct, eq=False):
+    """A run of the replay. It began at one time from `earliest` to `latest`, if it exists (`is_certain`), and ended
+    from `ends_from` to `ends_by`.
+    """
+
+    key: Key
+    node: str | None
+    earliest: datetime
+    latest: datetime
+    ends_from: datetime
+    ends_by: datetime
+    is_certain: bool = True
+    is_counted: bool = True
+    """False if it ended before its first act, and counts only while it is open."""
+    is_observed: bool = False
+    is_stored: bool = False
+    is_shared: bool = False
+    """True if it stands for runs of other alerts, too, of which at most one is open."""
+
+    def may_be_open(self, now: datetime) -> bool:
+        return self.earliest <= now < self.ends_by
+
+    def is_surely_open(self, now: datetime) -> bool:
+        return self.is_certain and self.latest <= now < self.ends_from
+
+
+class _Span:
+    """Runs that count until a time of their own."""
+
+    def __init__(self) -> None:
+        self._until: list[tuple[datetime, int]] = []
+
+    def add(self, number: int, until: datetime) -> None:
+        heapq.heappush(self._until, (until, number))
+
+    def count(self, now: datetime) -> int:
+        while self._until and self._until[0][0] <= now:
+            heapq.heappop(self._until)
+        return len(self._until)
+
+    def next_end(self) -> Iterator[datetime]:
+        return (until for until, _ in self._until[:1])
+
+
+class _OpenRuns:
+    """Runs that may be open. Their latest end may be extended."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[datetime, int, ReplayedRun]] = []
+
+    def add(self, number: int, run: ReplayedRun) -> None:
+        heapq.heappush(self._runs, (run.ends_by, number, run))
+
+    def count(self, now: datetime) -> int:
+        while self._runs and self._runs[0][0] <= now:
+            _, number, run = heapq.heappop(self._runs)
+            if run.ends_by > now:
+                self.add(number, run)
+        return len(self._runs)
+
+
+class _OfPlaybook:
+    def __init__(self) -> None:
+        self.started_at_least, self.started_at_most = _Span(), _Span()
+        self.open_at_least, self.open_at_most = _Span(), _OpenRuns()
+
+
+class ReplayedRuns:
+    """State of the guards during a replay. Times passed to it never go back.
+
+    `breaker_closes_after` is how long an opened breaker stays open, because no person closes it here. `count_nodes` is
+    the number of nodes that the server knows; 0 if unknown.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        breaker_closes_after: timedelta,
+        known_nodes: Iterable[str] = (),
+        count_nodes: int = 0,
+    ) -> None:
+        self._limits, self._count_nodes = limits, count_nodes
+        self._breaker_closes_after = breaker_closes_after
+        self._known_nodes = set(known_nodes)
+        self._by_key: dict[Key, list[ReplayedRun]] = {}
+        self._by_playbook: dict[str, _OfPlaybook] = {}
+        self._forget: list[tuple[datetime, int, ReplayedRun, timedelta]] = []
+        self._acted: list[tuple[datetime, int, str]] = []
+        self._acts_on = Counter[str]()
+        self._acted_unknown: set[str] = set()
+        self._surely_acted: dict[str, datetime] = {}
+        self._numbers = itertools.count()
+        self.breaker_opened: list[tuple[datetime, str]] = []
+        """When the breaker may have opened, and why."""
+
+    def add(self, run: ReplayedRun, spec: Guards) -> None:
+        number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _OfPlaybook())
+        if spec.max_runs:
+            until = _later(run.latest, spec.max_runs.per)
+            of_playbook.started_at_most.add(number, until if run.is_counted else min(until, run.ends_by))
+        if not run.is_observed and run.node is not None:
+            self._acts_on[run.node] += 1
+            if run.node not in self._known_nodes:
+                self._acted_unknown.add(run.node)
+            heapq.heappush(self._acted, (_later(run.latest, self._limits.breaker_window), number, run.node))
+        if run.is_certain:
+            self._store(run, spec)
+            self._count_surely(run, spec)
+        elif not self._is_covered(run):
+            self._store(run, spec)
+
+    def _is_covered(self, run: ReplayedRun) -> bool:
+        """Extend a run that may be open on the target, if there is one, to stand for this one too."""
+        for other in self._by_key.get(run.key, ()):
+            if not other.is_certain and other.is_counted and other.may_be_open(run.earliest):
+                other.ends_by = max(other.ends_by, run.ends_by)
+                other.is_shared = True
+                return True
+        return False
+
+    def _store(self, run: ReplayedRun, spec: Guards) -> None:
+        run.is_stored = True
+        number, cooldown = next(self._numbers), spec.cooldown or timedelta()
+        self._by_key.setdefault(run.key, []).append(run)
+        heapq.heappush(self._forget, (_later(run.ends_by, cooldown), number, run, cooldown))
+        if not run.is_observed:
+            self._by_playbook[run.key[0]].open_at_most.add(number, run)
+
+    def make_certain(self, run: ReplayedRun, spec: Guards) -> None:
+        """Record that a run which could have begun has begun by now."""
+        run.is_certain = True
+        if not run.is_stored:
+            self._store(run, spec)
+        self._count_surely(run, spec)
+
+    def _count_surely(self, run: ReplayedRun, spec: Guards) -> None:
+        number, of_playbook = next(self._numbers), self._by_playbook[run.key[0]]
+        if spec.max_runs:
+            until = _later(run.earliest, spec.max_runs.per)
+            of_playbook.started_at_least.add(number, until if run.is_counted else min(until, run.ends_from))
+        if not run.is_observed:
+            of_playbook.open_at_least.add(number, run.ends_from)
+        if run.node is not None:
+            self._known_nodes.add(run.node)
+            self._acted_unknown.discard(run.node)
+            if not run.is_observed:
+                until = _later(run.earliest, self._limits.breaker_window)
+                self._surely_acted[run.node] = max(self._surely_acted.get(run.node, until), until)
+
+    def extend(self, key: Key, now: datetime, ends_by: datetime) -> None:
+        """Extend the latest end of runs that an alert joins, and for which they may wait."""
+        for run in self._by_key.get(key, ()):
+            if run.may_be_open(now) and run.ends_by > run.ends_from:
+                run.ends_by = max(run.ends_by, ends_by)
+
+    def decide(
+        self,
+        key: Key,
+        spec: Guards,
+        mode: Mode,
+        target: Target,
+        starts_at: datetime,
+        now: datetime,
+        own: ReplayedRun | None = None,
+        recorded: str | None = None,
+    ) -> frozenset[Decision]:
+        """Return all decisions that are possible at a report of an alert.
+
+        `own` is a run that an earlier report of the same alert may have started, which does not count. A recorded
+        decision by a pause or the breaker is believed: operators and other nodes made it, not the playbooks.
+        """
+        self._forget_until(now)
+        runs = [run for run in self._by_key.get(key, ()) if run is not own or run.is_shared]
+        if any(run.is_surely_open(now) for run in runs):
+            return frozenset({Decision.JOINED})
+        found = {Decision.JOINED} if any(run.may_be_open(now) for run in runs) else set[Decision]()
+        if recorded == Decision.PAUSED:
+            return frozenset({*found, Decision.PAUSED})
+        switches = [Controls()]
+        if mode is not Mode.OBSERVE and self._may_have_open_breaker(now):
+            switches.append(Controls(breaker_open=True))
+        limits, ago = self._limits, lambda span: now - span
+        for facts, controls in itertools.product(self._facts(key, runs, now, own), switches):
+            found.add(guards.decide(spec, mode, facts, controls, limits, starts_at, now, ago).decision)
+        may_open = Decision.STARTED in found and Decision.BREAKER_OPEN not in found
+        if may_open and (recorded == Decision.BREAKER_OPEN or self._may_trip(target, now)):
+            found.add(Decision.BREAKER_OPEN)
+        return frozenset(found)
+
+    def _facts(self, key: Key, runs: list[ReplayedRun], now: datetime, own: ReplayedRun | None) -> Iterator[GuardFacts]:
+        """Yield each combination of the extremes, if no run on the target is open."""
+        of_playbook = self._by_playbook.get(key[0])
+        if of_playbook is None:
+            yield GuardFacts()
+            return
+        counted = [run for run in runs if run.is_counted and run.earliest <= now]
+        ended = {
+            max((run.ends_from for run in counted if run.is_certain), default=None),
+            max((min(run.ends_by, now) for run in counted), default=None),
+        }
+        own_start = own is not None
+        own_open = own is not None and own.is_stored and not (own.is_observed or own.is_shared)
+        started = {of_playbook.started_at_least.count(now), max(of_playbook.started_at_most.count(now) - own_start, 0)}
+        opened = {of_playbook.open_at_least.count(now), max(of_playbook.open_at_most.count(now) - own_open, 0)}
+        for last_ended_at, count, open_runs in itertools.product(ended, started, opened):
+            yield GuardFacts(last_ended_at, count, open_runs)
+
+    def _may_have_open_breaker(self, now: datetime) -> bool:
+        return bool(self.breaker_opened) and now < self.breaker_opened[-1][0] + self._breaker_closes_after
+
+    def _may_trip(self, target: Target, now: datetime) -> bool:
+        """Return whether a start may open the breaker, which is closed, and record that it does.
+
+        Without their number, the server may know more nodes than those acted on, so that it would not open.
+        """
+        node = target.node
+        if node is None or self._surely_acted.get(node, now) > now:
+            return False
+        others = len(self._acts_on) - (node in self._acts_on)
+        named = {node} - self._known_nodes - self._acted_unknown
+        total = max(len(self._known_nodes) + len(self._acted_unknown) + len(named), self._count_nodes)
+        reason = guards.trips_breaker_by_count(1, others, total, self._limits)
+        if reason is None:
+            return False
+        self.breaker_opened.append((now, reason))
+        return True
+
+    def next_change(self, key: Key, spec: Guards, now: datetime) -> datetime | None:
+        """Return the next time at which a refusal may lapse without another alert; None if never."""
+        of_playbook = self._by_playbook.get(key[0])
+        times: list[datetime] = []
+        for run in self._by_key.get(key, ()):
+            times += (_later(end, spec.cooldown) for end in (run.ends_from, run.ends_by))
+        if of_playbook is not None:
+            for span in (of_playbook.started_at_least, of_playbook.started_at_most, of_playbook.open_at_least):
+                times += span.next_end()
+        if self._may_have_open_breaker(now):
+            times.append(self.breaker_opened[-1][0] + self._breaker_closes_after)
+        return min((time for time in times if now < time < FAR), default=None)
+
+    def _forget_until(self, now: datetime) -> None:
+        while self._forget and self._forget[0][0] <= now:
+            _, number, run, cooldown = heapq.heappop(self._forget)
+            if _later(run.ends_by, cooldown) > now:
+                heapq.heappush(self._forget, (_later(run.ends_by, cooldown), number, run, cooldown))
+                continue
+            runs = self._by_key[run.key]
+            runs.remove(run)
+            if not runs:
+                del self._by_key[run.key]
+        while self._acted and self._acted[0][0] <= now:
+            _, _, node = heapq.heappop(self._acted)
+            self._acts_on[node] -= 1
+            if not self._acts_on[node]:
+                del self._acts_on[node]
+                self._acted_unknown.discard(node)
+
+
+def _later(moment: datetime, span: timedelta | None) -> datetime:
+    """Return `moment` plus `span`, at most `FAR`."""
+    return min(moment, FAR) + span if span and moment < FAR else moment

@@ -1,0 +1,93 @@
+"""Longest time that a run may take by its playbook's own limits. Pure.
+
+Waits for a busy target or for the end of a pause come on top, because a playbook does not limit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Retry, WaitStep
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
+
+
+class LongestRun(Struct, frozen=True):
+    span: timedelta = timedelta()
+    after_end: bool = False
+    """True if `span` counts from the end of the alert, because the run may wait for it."""
+    is_limited: bool = True
+    """False if the run may wait for people without a limit."""
+
+    def ends_by(self, start: datetime, alert_end: datetime | None) -> datetime | None:
+        """Return the latest end of a run that began at `start`; None if there is none."""
+        if not self.is_limited or (self.after_end and alert_end is None):
+            return None
+        return (max(start, alert_end) if self.after_end and alert_end else start) + self.span
+
+
+def longest(playbook: CompiledPlaybook, mode: Mode, actions: Actions, before_first_act: timedelta) -> LongestRun:
+    """Return the limit of a run in `mode`, whose first act may be delayed by `before_first_act`."""
+    if mode is Mode.OBSERVE:
+        return LongestRun()
+    definition = playbook.definition
+    first = (definition.approval.step,) if mode is Mode.APPROVE else ()
+    steps = _together([_longest_step(step, actions) for step in (*first, *definition.steps)])
+    final = [_together([_longest_step(step, actions) for step in phase]) for phase in _final_phases(playbook)]
+    slowest = LongestRun(
+        max(phase.span for phase in final),
+        any(phase.after_end for phase in final),
+        all(phase.is_limited for phase in final),
+    )
+    together = _together([steps, slowest])
+    return replace(together, span=together.span + before_first_act)
+
+
+def _final_phases(playbook: CompiledPlaybook) -> tuple[tuple[Step, ...], ...]:
+    return playbook.definition.on_success, playbook.definition.on_failure
+
+
+def _together(parts: Iterable[LongestRun]) -> LongestRun:
+    parts = list(parts)
+    return LongestRun(
+        sum((part.span for part in parts), timedelta()),
+        any(part.after_end for part in parts),
+        all(part.is_limited for part in parts),
+    )
+
+
+def _longest_step(step: Step, actions: Actions) -> LongestRun:
+    match step:
+        case ActionStep():
+            action = actions.action_class(step.action)
+            attempt = step.timeout or (action.default_timeout if action is not None else None)
+            if attempt is None:
+                return LongestRun(is_limited=False)
+            return LongestRun(attempt * step.retry.attempts + _waits(step.retry))
+        case WaitStep():
+            return LongestRun(step.timeout or timedelta(), after_end=step.timeout is None)
+        case ApproveStep():
+            return _longest_question(step)
+
+
+def _longest_question(step: ApproveStep) -> LongestRun:
+    if step.timeout is None:
+        return LongestRun(is_limited=False)
+    span, escalation = step.timeout, step.question.escalate
+    if step.on_timeout == "escalate" and escalation is not None:
+        span += escalation.timeout or step.timeout
+    again = step.question.ask_again
+    return LongestRun(span + (again or timedelta()), after_end=again is not None)
+
+
+def _waits(retry: Retry) -> timedelta:
+    waits = timedelta()
+    for number in range(retry.attempts - 1):
+        wait = min(retry.delay.total_seconds() * retry.backoff**number, retry.max_delay.total_seconds())
+        waits += timedelta(seconds=wait)
+    return waits

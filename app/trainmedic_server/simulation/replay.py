@@ -1,0 +1,389 @@
+"""Replay: the decisions that playbooks would have made on recorded alerts, beside those that were made.
+
+The server's own matching, targets and guards decide. Steps do not run, because the outputs, queries, presences and
+answers of people that they need are not recorded. A decision that depends on something unrecorded is `NOT_KNOWN`, with
+the possible ones.
+
+A report is replayed if its time is recorded: an alert's first one, and those on which a run was decided. Others are
+possible at any time until the last one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Set
+from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.domain import places
+from trainmedic_server.domain.alert import BY_HAND, Alert, AlertStatus
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.playbook import Guards
+from trainmedic_server.domain.run import PASSING, Decision
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import matching, run_length
+from trainmedic_server.engine.matching import Candidate
+from trainmedic_server.engine.replayed_runs import FAR, STARTS, ReplayedRun, ReplayedRuns
+from trainmedic_server.engine.run_length import LongestRun
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
+from trainmedic_server.simulation.recorded import Recorded, RecordedAlert, RecordedReaction, RecordedRun
+from trainmedic_server.simulation.replay_result import Outcome, ReplayResult, Unknown
+from trainmedic_server.simulation.replay_spool import ReplaySpool, SpooledAlert, SpooledCandidate
+
+_DECISIONS = frozenset(map(str, Decision))
+_UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
+_INSTANT = timedelta(microseconds=1)
+_UNRECORDED = "~"
+"""Sorts after the IDs of runs."""
+
+
+class ReplaySettings(Struct, frozen=True):
+    limits: EngineLimits
+    topology: Topology
+    alert_map: AlertMap = NO_ALERT_MAP
+    gpus_per_node: int | None = None
+    nodes: int = 0
+    """Number of nodes that the server knows, for the breaker; 0 if unknown."""
+    breaker_closes_after: timedelta = timedelta(hours=1)
+    """How long an opened breaker stays open. A person closes it, which no record tells in advance."""
+    since: datetime | None = None
+    """Ignore alerts first heard before."""
+
+
+class _Replayed(Struct, frozen=True):
+    playbook: CompiledPlaybook
+    mode: Mode
+    longest: LongestRun
+
+    @property
+    def guards(self) -> Guards:
+        return self.playbook.definition.guards
+
+
+class _Pending(Struct, eq=False):
+    """One playbook's decision on one alert, until it is settled."""
+
+    alert: SpooledAlert
+    replayed: _Replayed
+    target: Target
+    reaction: RecordedReaction | None
+    same_run: RecordedRun | None
+    """The recorded run that this would be: same playbook text, mode, target and alert."""
+    started_at: datetime | None
+    """When the playbook's run for this alert was decided, if that is recorded."""
+    may_repeat_until: datetime
+    """The first report's time if no other report has an unknown time."""
+    possible: set[Decision] = field(default_factory=set)
+    """Decisions other than refusals that reports until now may have had."""
+    refused: set[Decision] = field(default_factory=set)
+    own: ReplayedRun | None = None
+
+    @property
+    def recorded(self) -> str | None:
+        return self.reaction.decision if self.reaction is not None else None
+
+    @property
+    def key(self) -> matching.Key:
+        return self.replayed.playbook.definition.name, self.target.key
+
+
+class Replay:
+    """Use within a `ReplaySpool`: `take` all items, then `result`."""
+
+    def __init__(self, catalog: Catalog, actions: Actions, settings: ReplaySettings, spool: ReplaySpool) -> None:
+        self._catalog, self._settings, self._spool = catalog, settings, spool
+        limits = settings.limits
+        self._replayed = dict(_all_replayed(catalog, actions, limits))
+        self._runs = ReplayedRuns(limits, settings.breaker_closes_after, settings.topology.nodes, settings.nodes)
+        self._pending: list[tuple[datetime, str, int, _Pending]] = []
+        self._numbers = itertools.count()
+        self._result = ReplayResult(limits.mode)
+
+    def take(self, item: Recorded) -> None:
+        if isinstance(item, RecordedRun):
+            self._spool.add_run(item)
+        elif self._settings.since is None or item.first_heard >= self._settings.since:
+            self._take_alert(item)
+
+    def _take_alert(self, item: RecordedAlert) -> None:
+        if item.fingerprint.startswith(BY_HAND):
+            self._result.by_hand += 1
+            return
+        result, settings = self._result, self._settings
+        result.take_alert(item)
+        alert = Alert(
+            item.fingerprint, AlertStatus.FIRING, item.labels, item.annotations, item.starts_at,
+            original=item.original_labels,
+        )  # fmt: skip
+        mapped = settings.alert_map.apply(alert)
+        shortlist = self._catalog.shortlist(mapped.alert)
+        matched = matching.match_shortlist(shortlist, mapped.alert, settings.topology)
+        if mapped.refused:
+            matched = matching.refuse(matched, mapped.refused)
+        reactions = tuple(each for each in item.reactions if each.playbook and each.decision in _DECISIONS)
+        if not matched.candidates and not reactions:
+            result.without_playbook += 1
+            return
+        if item.ended_at_first:
+            result.ended_at_first += 1
+            return
+        names = {candidate.playbook.definition.name for candidate in matched.candidates}
+        why = {miss.playbook: miss.reason for miss in matched.misses}
+        gone = {each.playbook: why.get(each.playbook, "") for each in reactions if each.playbook not in names}
+        spooled = SpooledAlert(
+            mapped.alert.name, item.fingerprint, item.starts_at, item.first_heard, item.last_heard, item.count,
+            item.resolved_at, tuple(map(_spooled, matched.candidates)), reactions, gone,
+        )  # fmt: skip
+        self._spool.add_alert(spooled)
+
+    def result(self) -> ReplayResult:
+        given = self._given_runs()
+        next_given = next(given, None)
+        alerts = self._spool.alerts()
+        alert = next(alerts, None)
+        while alert is not None or self._pending:
+            if alert is not None and (not self._pending or alert.first_heard <= self._pending[0][0]):
+                self._begin(alert)
+                alert = next(alerts, None)
+                continue
+            now, _, _, pending = heapq.heappop(self._pending)
+            while next_given is not None and next_given[0].latest <= now:
+                self._runs.add(*next_given)
+                next_given = next(given, None)
+            self._decide(pending, now)
+        for run in self._spool.runs():
+            if run.has_started and not run.is_observed and run.started_by is None and self._is_in_period(run):
+                self._result.of(run.playbook).then_time.add_ended(
+                    self._gpus(run.its_target, run), run.timestamp, run.ended
+                )
+        self._result.breaker_opened = self._runs.breaker_opened
+        return self._result
+
+    def _is_in_period(self, run: RecordedRun) -> bool:
+        return self._result.first is not None and run.timestamp >= self._result.first
+
+    def _given_runs(self) -> Iterator[tuple[ReplayedRun, Guards]]:
+        """Yield the recorded runs that no alert of the replay starts: by people, or before its first alert."""
+        for run in self._spool.given_runs(self._result.first or FAR):
+            replayed, target = self._replayed.get(run.playbook), run.its_target
+            if replayed is None or target is None or not run.has_started:
+                continue
+            self._result.given_runs += 1
+            ends_from, ends_by = run.ended or (FAR, FAR)
+            key = run.playbook, target.key
+            yield (
+                ReplayedRun(
+                    key, target.node, run.timestamp, run.timestamp, ends_from, ends_by, is_observed=run.is_observed
+                ),
+                replayed.guards,
+            )
+
+    def _begin(self, alert: SpooledAlert) -> None:
+        reactions = {each.playbook: each for each in alert.reactions}
+        for name, why in alert.misses.items():
+            is_loaded = name in self._replayed
+            now = Outcome(frozenset({"not_matched"}), why if is_loaded else "no such playbook is replayed")
+            self._result.compare(name, alert, reactions[name], None, now)
+        for candidate in alert.candidates:
+            self._begin_candidate(alert, candidate, reactions.get(candidate.playbook))
+
+    def _begin_candidate(
+        self, alert: SpooledAlert, candidate: SpooledCandidate, reaction: RecordedReaction | None
+    ) -> None:
+        replayed = self._replayed[candidate.playbook]
+        run = self._spool.run(reaction.run_id) if reaction is not None and reaction.run_id else None
+        is_same_text = run is not None and run.version == replayed.playbook.version
+        if candidate.decision == Decision.NOT_ACCEPTED:
+            self._compare_refused(alert, candidate, reaction, candidate.decision)
+            return
+        target = self._target(candidate, run, is_same_text)
+        if target is None:
+            if reaction is not None and is_same_text and reaction.decision in _UNFOUND:
+                self._compare_refused(alert, candidate, reaction, reaction.decision)
+            else:
+                self._without_target(alert, replayed, candidate, reaction)
+            return
+        decided = _decided_here(alert, reaction, run)
+        is_same = is_same_text and run is not None and run.mode == replayed.mode and run.target == target.key
+        is_its_run = is_same and decided is not None and reaction is not None and reaction.decision in STARTS
+        same_run = run if is_its_run else None
+        until = _may_repeat_until(alert, decided)
+        self._push(alert.first_heard, _Pending(alert, replayed, target, reaction, same_run, decided, until))
+
+    def _compare_refused(
+        self, alert: SpooledAlert, candidate: SpooledCandidate, reaction: RecordedReaction | None, decision: str
+    ) -> None:
+        outcome = Outcome(frozenset({decision}), candidate.why)
+        self._result.compare(candidate.playbook, alert, reaction, None, outcome)
+
+    def _target(self, candidate: SpooledCandidate, run: RecordedRun | None, is_same_text: bool) -> Target | None:
+        """Return the recorded target of the same text, else that of the labels, else the recorded one of its kind."""
+        recorded = run.its_target if run is not None else None
+        if run is not None and is_same_text:
+            return recorded
+        if candidate.target is not None:
+            return candidate.target
+        wanted = self._replayed[candidate.playbook].playbook.definition.target
+        is_of_kind = recorded is not None and isinstance(wanted, TargetKind) and recorded.kind is wanted
+        return recorded if is_of_kind else None
+
+    def _without_target(
+        self,
+        alert: SpooledAlert,
+        replayed: _Replayed,
+        candidate: SpooledCandidate,
+        reaction: RecordedReaction | None,
+    ) -> None:
+        end = max(alert.last_heard, alert.first_heard)
+        key = candidate.playbook, ""
+        run = self._new_run(replayed, key, None, alert, alert.first_heard, end, None)
+        run.is_certain = False
+        self._runs.add(run, replayed.guards)
+        unknown = Outcome(frozenset(), candidate.why, Unknown.TARGET)
+        self._result.compare(candidate.playbook, alert, reaction, None, unknown)
+
+    def _push(self, at: datetime, pending: _Pending) -> None:
+        order, reaction = _UNRECORDED, pending.reaction
+        if reaction is not None and reaction.run_id is not None:
+            order = f"{reaction.run_id} {reaction.decision == Decision.JOINED:d}"
+        heapq.heappush(self._pending, (at, order, next(self._numbers), pending))
+
+    def _decide(self, pending: _Pending, now: datetime) -> None:
+        """Decide at a report, or at a time from which a report may start a run."""
+        replayed, alert = pending.replayed, pending.alert
+        found = self._runs.decide(
+            pending.key, replayed.guards, replayed.mode, pending.target, alert.starts_at, now, pending.own,
+            pending.recorded,
+        )  # fmt: skip
+        started_at = pending.started_at
+        is_report = now in (alert.first_heard, started_at)
+        waits = started_at is not None and now < started_at
+        refusals, others = found & PASSING, found - PASSING
+        if is_report and not refusals and not (waits and pending.same_run is not None):
+            self._settle(pending, now, pending.possible | others)
+            return
+        pending.possible |= others
+        pending.refused = set(refusals) if is_report else pending.refused | refusals
+        if others & STARTS and pending.own is None:
+            latest = started_at if waits and started_at is not None else pending.may_repeat_until
+            pending.own = self._start(pending, now, max(latest, now), is_certain=False)
+        following = self._next_time(pending, now, waits=waits)
+        if following is None:
+            grown_old = alert.starts_at + self._settings.limits.max_age < pending.may_repeat_until
+            later = {Decision.STALE} if pending.refused and grown_old else frozenset[Decision]()
+            self._settle(pending, now, pending.possible | pending.refused | later)
+        else:
+            self._push(following, pending)
+
+    def _next_time(self, pending: _Pending, now: datetime, *, waits: bool) -> datetime | None:
+        """Return when to decide again: at the next report, or when a refusal may lapse before. None if never."""
+        until = pending.may_repeat_until
+        change = None
+        if pending.own is None and now < until and pending.recorded != Decision.PAUSED:
+            change = self._runs.next_change(pending.key, pending.replayed.guards, now)
+        if waits:
+            report = pending.started_at
+            return report if change is None or report is None or report <= change else change
+        return change if change is not None and change <= until else None
+
+    def _settle(self, pending: _Pending, now: datetime, possible: Set[Decision]) -> None:
+        name = pending.replayed.playbook.definition.name
+        is_known = len(possible) == 1
+        if possible & STARTS:
+            if pending.own is None:
+                pending.own = self._start(pending, now, now, is_certain=is_known)
+            elif is_known:
+                self._runs.make_certain(pending.own, pending.replayed.guards)
+            self._result.of(name).now_time.add(self._gpus(pending.target, pending.same_run), pending.own)
+        longest = pending.replayed.longest
+        if Decision.JOINED in possible and longest.after_end:
+            ends_by = longest.ends_by(now, pending.alert.resolved_at) or FAR
+            self._runs.extend(pending.key, now, ends_by)
+        unknown = None if is_known else self._unknown(pending, possible)
+        outcome = Outcome(frozenset(map(str, possible)), "", unknown)
+        self._result.compare(name, pending.alert, pending.reaction, pending.target, outcome)
+
+    def _unknown(self, pending: _Pending, possible: Set[Decision]) -> Unknown:
+        if Decision.BREAKER_OPEN in possible:
+            return Unknown.BREAKER
+        if possible & PASSING and possible - PASSING and pending.alert.first_heard < pending.may_repeat_until:
+            return Unknown.REPORTS
+        return Unknown.EARLIER_RUN
+
+    def _start(self, pending: _Pending, earliest: datetime, latest: datetime, *, is_certain: bool) -> ReplayedRun:
+        run = self._new_run(
+            pending.replayed, pending.key, pending.target.node, pending.alert, earliest, latest, pending.same_run
+        )
+        run.is_certain = is_certain
+        self._runs.add(run, pending.replayed.guards)
+        return run
+
+    def _new_run(
+        self,
+        replayed: _Replayed,
+        key: matching.Key,
+        node: str | None,
+        alert: SpooledAlert,
+        earliest: datetime,
+        latest: datetime,
+        same_run: RecordedRun | None,
+    ) -> ReplayedRun:
+        is_observed = replayed.mode is Mode.OBSERVE
+        if is_observed:
+            return ReplayedRun(key, node, earliest, latest, earliest, latest, is_observed=True)
+        if same_run is not None:
+            ends_from, ends_by = same_run.ended or (FAR, FAR)
+            return ReplayedRun(
+                key, node, earliest, latest, max(ends_from, earliest), max(ends_by, latest),
+                is_counted=same_run.has_started,
+            )  # fmt: skip
+        ends_by = replayed.longest.ends_by(latest, alert.resolved_at) or FAR
+        return ReplayedRun(key, node, earliest, latest, earliest + _INSTANT, max(ends_by, latest + _INSTANT))
+
+    def _gpus(self, target: Target | None, run: RecordedRun | None) -> int | None:
+        """Return how many GPUs the target has, of a job by the nodes that its recorded run touched; None if unknown."""
+        if target is None:
+            return None
+        known, per_node = places.gpus_of(target, self._settings.topology), self._settings.gpus_per_node
+        if known is not None or per_node is None:
+            return known
+        if target.kind is TargetKind.NODE:
+            return per_node
+        is_job = target.kind is TargetKind.JOB and run is not None and run.touched
+        return per_node * len(run.touched) if is_job and run is not None else None
+
+
+def _all_replayed(catalog: Catalog, actions: Actions, limits: EngineLimits) -> Iterator[tuple[str, _Replayed]]:
+    for playbook in catalog.all():
+        mode = Mode.stricter(playbook.definition.mode, limits.mode)
+        yield (
+            playbook.definition.name,
+            _Replayed(playbook, mode, run_length.longest(playbook, mode, actions, limits.max_age)),
+        )
+
+
+def _spooled(candidate: Candidate) -> SpooledCandidate:
+    name, target = candidate.playbook.definition.name, candidate.target
+    if isinstance(target, Target):
+        return SpooledCandidate(name, target)
+    return SpooledCandidate(name, None, target.reason, target.why)
+
+
+def _decided_here(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:
+    """Return the time of the report on which the run, or the decision against one, was made. None if unrecorded."""
+    if run is None or reaction is None or reaction.decision == Decision.JOINED:
+        return None
+    return run.timestamp if run.timestamp >= alert.first_heard else None
+
+
+def _may_repeat_until(alert: SpooledAlert, decided: datetime | None) -> datetime:
+    """Return until when the alert may have been reported at unrecorded times."""
+    known = 1 + (decided is not None and decided > alert.first_heard)
+    is_end_reported = alert.resolved_at is not None and alert.resolved_at == alert.last_heard
+    return alert.last_heard if alert.count > known + is_end_reported else alert.first_heard
