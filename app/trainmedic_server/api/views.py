@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from trainmedic_core.plain_text import json_bytes
 from trainmedic_server.api import examples
 from trainmedic_server.api.finding_views import RunFinding
+from trainmedic_server.api.change_views import ChangeView
 from trainmedic_server.api.view import View
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
@@ -242,6 +243,7 @@ class RunView(HistoryItem):
     orders: list[OrderView]
     effect: EffectView | None = Field(description="Effect on the alert's metric; null if nothing was changed.")
     next: NextView | None = Field(description="What it does next, as far as known; null if it is over.")
+    changed: list[ChangeView] = Field(description="What it has changed and not reverted, the newest first.")
 
 
 def item(run: Run) -> HistoryItem:
@@ -257,6 +259,7 @@ def record(
     findings: Sequence[RunFinding] = (),
     are_measured: bool = False,
     upcoming: NextView | None = None,
+    changed: Sequence[ChangeView] = (),
 ) -> RunView:
     run = stored.run
     return RunView(
@@ -271,6 +274,7 @@ def record(
         orders=[OrderView.model_validate(order) for order in stored.orders],
         effect=effect_view(run, stored.effect, are_measured),
         next=upcoming,
+        changed=list(changed),
     )
 
 

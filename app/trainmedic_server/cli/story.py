@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmedic_core.words import call, data, few, how_often, plain
-from trainmedic_server.presentation import questions, runs, sentences, times
+from trainmedic_core.words import data, few, how_often, plain
+from trainmedic_server.presentation import questions, run_story, runs, sentences, steps, targets, times
 from trainmedic_server.presentation.runs import short_id
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Values
 
@@ -135,6 +135,9 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         told = runs.effect(run["effect"])
         measured = ", ".join(filter(None, (*told.values, told.reason)))
         yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
+    told = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
+    yield "happened", plain(told.happened)
+    yield "changed", plain(" ".join(told.changed))
     if upcoming := next_line(run.get("next"), datetime.now(UTC).isoformat()):
         yield "next", upcoming
 
@@ -181,8 +184,8 @@ def _steps(run: Document) -> Iterator[str]:
 
 
 def _terms(terms: Document) -> Iterator[str]:
-    for ahead in terms.get("steps", ()):
-        yield f"    would    {call(ahead.get('action'), ahead.get('params'), ahead.get('note'))}"
+    for number, told in enumerate(steps.sentences(terms.get("steps", ())), 1):
+        yield f"    would    {number}. {plain(told)}"
     who = questions.who(terms.get("by"), terms.get("count"))
     yield f"    of       {plain('; '.join((who, *questions.asked(terms))))}"
 

@@ -14,8 +14,9 @@ from markupsafe import Markup, escape
 
 from trainmedic_core import words
 from trainmedic_core.plain_text import visible
-from trainmedic_server.presentation import runs, sentences, times
+from trainmedic_server.presentation import runs, sentences, targets, times
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
+from trainmedic_server.presentation.targets import IndexOf
 
 _MARKS = {
     "running": ("●", "going"),
@@ -107,6 +108,17 @@ def status_mark(value: Any) -> Markup:
     shape, kind = _MARKS.get(text, ("·", "calm"))
     return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(
         kind, shape, words.words(text)
+    )
+
+
+def target(key: Any, index_of: IndexOf) -> Markup:
+    if not key:
+        return Markup('<span class="dim">–</span>')
+    told = targets.words(str(key), index_of)
+    kind = told.kind if told.kind in ("job", "node") else ""
+    behind = Markup(' title="{}"').format(finish(told.behind)) if told.behind else Markup("")
+    return Markup('<span class="target"{}>{}{}</span>').format(
+        behind, Markup('<span class="dim">{}</span> ').format(kind) if kind else "", finish(told.name)
     )
 
 

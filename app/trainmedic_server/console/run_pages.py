@@ -21,7 +21,6 @@ from trainmedic_server.domain.run import Status
 from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.rows import Row
-from trainmedic_server.presentation.runs import title
 
 _DEFAULT_SINCE = "24h"
 _FILTERS = (
@@ -76,7 +75,7 @@ async def run(page: PageRequest) -> Response:
     shown = await page.get(f"/history/{page.parameters['run']}")
     return await page.page(
         "run.html",
-        title=title(shown["playbook"], shown["target"]),
+        title=page.renderer.titled(shown["playbook"], shown["target"]),
         live=f"run:{shown['run_id']}",
         **await story(page.get_or, shown),
     )
