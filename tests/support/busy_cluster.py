@@ -22,7 +22,7 @@ from trainmedic.wire.envelope import new_id
 from trainmedic_core import yaml_text
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.agent_life import AgentLife
-from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.approval import StepAhead, Terms
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -305,7 +305,7 @@ def _open() -> Iterator[Case]:
     yield _asking(
         9,
         crowded,
-        "Drain gpu-h100-sxm5-rack-07-chassis-03-slot-11.hpc.example.internal? mlx5_3 flaps – 3 jobs of team-nlp run there.",
+        "Drain gpu-h100-sxm5-rack-07-chassis-03-slot-11.hpc.example.internal? mlx5_3 flaps – 3 jobs run there.",
         (drain,),
         by=("group:hardware-on-call-europe", "user:ann@example.com"),
         count=2,
@@ -317,8 +317,18 @@ def _open() -> Iterator[Case]:
         alert = _alert(800 + minutes, "GPUTemperatureHigh", target, at, False)
         steps = (cap(at), _wait(at, StepStatus.WAITING))
         yield Case(
-            _run(800, at, alert, "gpu-temperature-high", target, status=Status.WAITING, waiting_on="resolved",
-                 acted_at=at, steps=steps, message="waits until the alert resolves"),  # fmt: skip
+            _run(
+                800,
+                at,
+                alert,
+                "gpu-temperature-high",
+                target,
+                status=Status.WAITING,
+                waiting_on="resolved",
+                acted_at=at,
+                steps=steps,
+                message="waits until the alert resolves",
+            ),
             alert,
         )
 

@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field
 
 from trainmedic_core.plain_text import json_bytes
 from trainmedic_server.api import examples
-from trainmedic_server.api.finding_views import RunFinding
 from trainmedic_server.api.change_views import ChangeView
+from trainmedic_server.api.finding_views import RunFinding
 from trainmedic_server.api.view import View
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
@@ -19,7 +19,7 @@ from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.reports.compiling import NO_PROMETHEUS
+from trainmedic_server.reports.curves import NO_PROMETHEUS
 
 _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmedic_core.words import data, few, how_often, plain
+from trainmedic_core.words import call, data, few, how_often, plain
 from trainmedic_server.presentation import questions, run_story, runs, sentences, steps, targets, times
 from trainmedic_server.presentation.runs import short_id
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Values

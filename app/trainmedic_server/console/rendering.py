@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from trainmedic_core import words
 from trainmedic_server import __version__
-from trainmedic_server.console import formats, log_view
+from trainmedic_server.console import formats, log_view, pictures
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.ports.outside import Clock
@@ -97,6 +97,8 @@ class Renderer:
             steps_said=lambda told, key, labels: list(steps.sentences(told or (), key, _either(index_of, labels))),
             run_words=runs,
             count=words.count,
+            spark=pictures.spark,
+            gauge=pictures.gauge,
             log_around=log_view.around,
         )
 

@@ -20,7 +20,6 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouc
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.presentation import times
 
-
 _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out["'](?=\s*\Z|\s+and\b)""")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+
 from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
-from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.change_views import ChangeView, change_views
+from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.view import View
 from trainmedic_server.api.views import NextView
 from trainmedic_server.auth.auth import Authenticator, requires
@@ -190,12 +191,7 @@ class NowApi:
         newest = {(run.playbook, run.target_key): run for run in reversed(failed)}
         alerts = await self.present.alerts_of_runs([run.id for run in newest.values()])
         handled = {run.alert for run in open_runs}
-        waiting = [
-            run
-            for run in newest.values()
-            if run.alert not in handled
-            and _firing(alerts.get(run.id, ()))
-        ]
+        waiting = [run for run in newest.values() if run.alert not in handled and _firing(alerts.get(run.id, ()))]
         return [_failed(run) for run in sorted(waiting, key=lambda run: run.created_at, reverse=True)]
 
     async def next_of(

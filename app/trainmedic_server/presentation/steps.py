@@ -24,13 +24,14 @@ def _factor(params: Document) -> str:
 def _scaled(what: str) -> Says:
     def says(params: Document, on: str) -> str:
         factor = params.get("factor")
-        if not isinstance(factor, int | float):
-            verb = "change"
-        else:
-            verb = "lower" if factor < 1 else "raise"
-        return f"{verb} the {what} of {on} {_factor(params)}"
+        known = isinstance(factor, int | float)
+        return f"{_direction(factor) if known else 'change'} the {what} of {on} {_factor(params)}"
 
     return says
+
+
+def _direction(factor: float) -> str:
+    return "lower" if factor < 1 else "raise"
 
 
 def _power(params: Document, on: str) -> str:
@@ -93,7 +94,7 @@ _SAYS: Mapping[str, Says] = {
 _PAST: Mapping[str, str] = {
     "cancel": "cancelled",
     "drain": "drained",
-        "send": "sent",
+    "send": "sent",
     "stop": "stopped",
     "take": "took",
     "write": "wrote",
@@ -109,7 +110,7 @@ def _titled(params: Document) -> str:
 def sentence(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
     """Return what a step does: ``lower the power limit of GPU 3 on node-2 to 80 %``, with its condition first.
 
-    `step` has ``action``, ``params``, ``targets`` and ``note``, as a question's. `target` is the key of the run's target.
+    `step` has ``action``, ``params``, ``targets`` and ``note``, as a question's. `target` is the run's, as a key.
     """
     action, params = str(step.get("action") or ""), step.get("params") or {}
     key = next(iter(step.get("targets") or ()), target)

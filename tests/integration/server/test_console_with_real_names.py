@@ -98,8 +98,8 @@ def test_every_page_fits_every_width(page: Page, lab: Lab, pages: tuple[str, ...
         assert answer.status == 200, path
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
-            for element in page.locator("html, main, .wide, .panel, .top, .facts").evaluate_all(TOO_WIDE):
-                wrong.append((path, width, element))
+            wide = page.locator("html, main, .wide, .panel, .top, .facts").evaluate_all(TOO_WIDE)
+            wrong += [(path, width, element) for element in wide]
             height = page.locator(".top").evaluate("each => each.offsetHeight")
             if width >= 1280 and height > 50:
                 wrong.append((path, width, f"the header is {height} px high"))
