@@ -39,6 +39,7 @@ _MARKS = {
     "firing": ("▲", "bad"),
     "resolved": ("✓", "good"),
 }
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[._/:])(?=\w)")
 _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![\w-])")
 
 
@@ -118,8 +119,13 @@ def target(key: Any, index_of: IndexOf) -> Markup:
     kind = told.kind if told.kind in ("job", "node") else ""
     behind = Markup(' title="{}"').format(finish(told.behind)) if told.behind else Markup("")
     return Markup('<span class="target"{}>{}{}</span>').format(
-        behind, Markup('<span class="dim">{}</span> ').format(kind) if kind else "", finish(told.name)
+        behind, Markup('<span class="dim">{}</span> ').format(kind) if kind else "", breaks(told.name)
     )
+
+
+def breaks(value: Any) -> Markup:
+    """Return a name that may break between its words: ``GPU|Temperature|High``, ``rack-07.|example``."""
+    return Markup("<wbr>").join(_WORDS.split(str(finish(value))))
 
 
 def safe_link(value: Any) -> str | None:

@@ -33,7 +33,7 @@ _COMPRESSED_FROM = 600
 _FILTERS = (
     *("span", "pairs", "plain", "day", "segment", "lines"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
-    *("local_field", "loss"),
+    *("local_field", "loss", "breaks"),
 )
 _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
