@@ -19,7 +19,8 @@ from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import MetricsUnavailable, NotFound
-from trainmedic_server.reports.compiling import NO_PROMETHEUS, ReportCompiler
+from trainmedic_server.reports.compiling import ReportCompiler
+from trainmedic_server.reports.curves import NO_PROMETHEUS
 from trainmedic_server.reports.error_events import NOTHING_READ
 from trainmedic_server.reports.evaluations import NONE_REPORTED
 from trainmedic_server.reports.job_report import JobReport

@@ -59,20 +59,23 @@ class World:
     findings: InMemoryStore = field(default_factory=InMemoryStore)
     tester: PlaybookTester = field(default_factory=NoPlaybookTester)
     channels: ChannelsApi | None = None
+    is_stored: bool = False
+    """Whether the history is the store's own, in place of `history`."""
 
     def __post_init__(self) -> None:
         self.auth.sessions = self.auth.sessions or Sessions(InMemoryStore(), StoppedClock())
         self.engine = MemoryEngine(self.history)
         self.lives = MemoryLives()
         self.log_rules = LogRuleLibrary(())
+        runs: Any = self.findings if self.is_stored else self.history
         job_locations = JobLocations(self.bus, self.findings)  # type: ignore[arg-type]
         self.app: FastAPI = create_app(
             engine=self.engine,
             job_lives=self.lives,
-            runs=self.history,
-            sums=ReportCompiler(self.history, self.metric_history, None, StoppedClock()),
+            runs=runs,
+            sums=ReportCompiler(runs, self.metric_history, None, StoppedClock()),
             alerts=self.findings,
-            standing=NowApi(self.findings, self.history, self.engine, StoppedClock(), self.external_url),
+            standing=NowApi(self.findings, runs, self.engine, StoppedClock(), self.external_url),
             found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings, job_locations),
             lines=LogLinesApi(self.logs, job_locations),
             catalog=self.catalog,

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from tests.support import job_log_scene
+from tests.support import busy_cluster, job_log_scene
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START, StoppedClock
 from tests.support.filed_logs import FiledLogs
@@ -69,28 +69,30 @@ class Lab:
         return run_id
 
 
-def _world(external_url: str, logs: FiledLogs) -> World:
+def _world(external_url: str, logs: FiledLogs, is_busy: bool) -> World:
     tokens = [
         Token(role.value, hashlib.sha256(secret.encode()).digest(), frozenset({role}))
         for secret, role in TOKENS.items()
     ]
     auth = Authenticator(tokens)
     auth.sessions = Sessions(InMemoryStore(), StoppedClock())
-    world = World(auth=auth, external_url=external_url, logs=logs)
-    gpus: list[dict[str, Any]] = [{"index": number, "uuid": f"GPU-{number}"} for number in range(8)]
+    world = World(auth=auth, external_url=external_url, logs=logs, is_stored=is_busy)
+    gpus: list[dict[str, Any]] = [{"index": each, "uuid": busy_cluster.gpu_uuid("node-1", each)} for each in range(8)]
     world.bus.present = [Presence("node-1", START, {"gpus": gpus, "version": HOSTILE})]
     return world
 
 
 @contextmanager
-def console_lab(external_url: str = "") -> Iterator[Lab]:
-    """The server, while the block lasts."""
+def console_lab(external_url: str = "", *, is_busy: bool = False) -> Iterator[Lab]:
+    """The server, while the block lasts; with `is_busy` behind it a cluster after a day (`busy_cluster`)."""
     started: Future[Lab] = Future()
     stop: Future[None] = Future()
 
     async def run() -> None:
         logs = FiledLogs()
-        world = _world(external_url, logs)
+        world = _world(external_url, logs, is_busy)
+        if is_busy:
+            await busy_cluster.arrange(world)
         await job_log_scene.arrange(world, logs)
         async with world.served() as address:
             started.set_result(Lab(address.url, world, logs))
@@ -99,7 +101,7 @@ def console_lab(external_url: str = "") -> Iterator[Lab]:
     thread = threading.Thread(daemon=True, target=asyncio.run, args=(run(),))
     thread.start()
     try:
-        yield started.result(30)
+        yield started.result(120)
     finally:
         stop.set_result(None)
         thread.join(30)

@@ -138,4 +138,5 @@ RUN: dict[str, Any] = {
     },
     "members": [],
     "next": None,
+    "changed": [],
 }

@@ -119,7 +119,8 @@ def _router_of_one(
 async def _in_full(record: RunRecord, findings: FindingHistory, now: NowApi, are_measured: bool) -> Response:
     of_alerts = await finding_views.of_run(findings, record.alerts)
     upcoming = await now.next_of(record.run, record.alerts, record.orders)
-    return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming))
+    changed = now.changes_of(record.run, record.alerts)
+    return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming, changed))
 
 
 def _router_of_job(

@@ -21,6 +21,7 @@ from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.alert_suggestions import snippet, suggest
 from trainmedic_server.domain.reaction import NoReaction, Reaction
+from trainmedic_server.domain.run import Status
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.http.limits import MIB, ServerLimits
@@ -61,6 +62,7 @@ class ReactionView(View):
     run_id: str | None = Field(
         description="The run that was started or joined, or the history item with the reason for no start."
     )
+    run_status: Status | None = Field(None, description="Its present status; null without a run, and in exports.")
 
 
 class SuggestedPlaybook(View):
@@ -164,7 +166,9 @@ async def page(
         if cursor is None or len(newest_first) >= limit or size >= most_bytes:
             break
     names = alertnames(catalog)
-    return HeardAlertPage(items=[view(record, names) for record in newest_first], next=cursor)
+    run_ids = {reaction.run_id for record in newest_first for reaction in record.reactions if reaction.run_id}
+    statuses = await alerts.statuses_of(run_ids)
+    return HeardAlertPage(items=[view(record, names, statuses) for record in newest_first], next=cursor)
 
 
 async def _every(alerts: ReceivedAlerts, matching: ReceivedAlertFilter) -> AsyncGenerator[AlertRecord, None]:
@@ -182,7 +186,7 @@ def _size(alert: Alert) -> int:
     return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
 
 
-def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
+def view(record: AlertRecord, names: ReactingPlaybooks, statuses: Mapping[str, Status] = {}) -> HeardAlertView:
     alert = record.alert
     suggestion = None if record.reactions else suggested(alert, names)
     return HeardAlertView(
@@ -198,11 +202,16 @@ def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
         resolved_at=record.resolved_at,
         reacted=record.has_reaction,
         reason="" if record.has_reaction else reason_for_nothing(record, names, suggestion),
-        reactions=[ReactionView.model_validate(reaction) for reaction in record.reactions],
+        reactions=[_reaction(reaction, statuses) for reaction in record.reactions],
         suggestion=suggestion,
         original_alert_name=alert.original_name,
         original_labels=None if alert.original is None else dict(alert.original),
     )
+
+
+def _reaction(reaction: Reaction, statuses: Mapping[str, Status]) -> ReactionView:
+    status = statuses.get(reaction.run_id) if reaction.run_id else None
+    return ReactionView.model_validate(reaction).model_copy(update={"run_status": status})
 
 
 _MISSPELT = 0.8

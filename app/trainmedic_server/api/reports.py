@@ -18,6 +18,7 @@ from trainmedic_server.http.problems import HttpProblem, responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.reports.compiling import LONGEST, ReportCompiler
+from trainmedic_server.reports.curves import JobCurves, NodeReadings
 from trainmedic_server.reports.fleet import FleetReport
 from trainmedic_server.reports.job_report import JobReport
 
@@ -26,8 +27,11 @@ _AT_ONCE = 2
 _WAITING = 16
 _JOB = TypeAdapter(JobReport)
 _FLEET = TypeAdapter(FleetReport)
+_CURVES = TypeAdapter(JobCurves)
+_READINGS = TypeAdapter(NodeReadings)
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+NodeName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 PersonAfter = Annotated[
     str, Query(max_length=20, description="Delay after which a person would have made the repairs, such as 30m.")
@@ -53,6 +57,29 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
         begin, end = _range(since, until, clock)
         async with turns.take():
             return AsciiJson(_JOB.dump_python(await compiler.job(job, begin, end), mode="json"))
+
+    @routes.get(
+        "/jobs/{job:path}/curves",
+        summary="Loss, throughput and learning rate of a job over time",
+        response_model=JobCurves,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def job_curves(job: JobName, since: TimeText = "6h", until: TimeText = "0s") -> Response:
+        """At most 120 points each, averaged over the ranks that report them. `unknown` says why there is none."""
+        begin, end = _range(since, until, clock)
+        async with turns.take():
+            return AsciiJson(_CURVES.dump_python(await compiler.curves(job, begin, end), mode="json"))
+
+    @routes.get(
+        "/agents/{node:path}/readings",
+        summary="Newest readings of a node's GPUs",
+        response_model=NodeReadings,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def node_readings(node: NodeName) -> Response:
+        """Temperature, power and utilization from Prometheus. `unknown` says why there is none."""
+        async with turns.take():
+            return AsciiJson(_READINGS.dump_python(await compiler.readings(node, clock.now()), mode="json"))
 
     @routes.get(
         "/report",

@@ -34,6 +34,7 @@ class Health(ApiModel):
 class Dependency(ApiModel):
     ok: bool
     detail: str
+    caution: bool = Field(False, description="True if it works, and `detail` states a risk.")
 
 
 _CHANNELS_ARE_SET = "all channels that playbooks name are configured"
@@ -124,7 +125,7 @@ def router(
             engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now, alert_map
         )
         if routing_caveat:
-            readiness.notifications = Dependency(ok=True, detail=routing_caveat)
+            readiness.notifications = Dependency(ok=True, detail=routing_caveat, caution=True)
         if unheard := untold():
             readiness.notifications = Dependency(ok=False, detail=unheard)
         if not readiness.ready:
@@ -162,11 +163,11 @@ async def _readiness(
         _check(store.check, "the run store", seconds), _check(bus.check, "Redis", seconds)
     )
     if redis_state.ok and redis_caveat:
-        redis_state.detail += f"; {redis_caveat}"
+        redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {redis_caveat}", caution=True)
     playbooks_state = _playbooks(catalog)
     controls = engine.controls
     if redis_state.ok and not bus.is_signed:
-        redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {UNSIGNED}")
+        redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {UNSIGNED}", caution=True)
     return Ready(
         ready=store_state.ok
         and redis_state.ok

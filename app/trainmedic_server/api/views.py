@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from trainmedic_core.plain_text import json_bytes
 from trainmedic_server.api import examples
+from trainmedic_server.api.change_views import ChangeView
 from trainmedic_server.api.finding_views import RunFinding
 from trainmedic_server.api.view import View
 from trainmedic_server.domain import approval
@@ -19,7 +20,7 @@ from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.reports.compiling import NO_PROMETHEUS
+from trainmedic_server.reports.curves import NO_PROMETHEUS
 
 _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 
@@ -264,6 +265,7 @@ class RunView(HistoryItem):
     effect: EffectView | None = Field(description="Effect on the alert's metric; null if nothing was changed.")
     members: list[str] = Field(description="The fixed list of a parent run, as targets; empty for other runs.")
     next: NextView | None = Field(description="What it does next, as far as known; null if it is over.")
+    changed: list[ChangeView] = Field(description="What it has changed and not reverted, the newest first.")
 
 
 def item(run: Run) -> HistoryItem:
@@ -279,6 +281,7 @@ def record(
     findings: Sequence[RunFinding] = (),
     are_measured: bool = False,
     upcoming: NextView | None = None,
+    changed: Sequence[ChangeView] = (),
 ) -> RunView:
     run = stored.run
     return RunView(
@@ -293,6 +296,7 @@ def record(
         effect=effect_view(run, stored.effect, are_measured),
         members=list(stored.members),
         next=upcoming,
+        changed=list(changed),
     )
 
 

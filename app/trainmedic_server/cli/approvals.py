@@ -10,7 +10,7 @@ import click
 from trainmedic_core import words
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.presentation import questions, times
+from trainmedic_server.presentation import questions, steps, targets, times
 
 
 @click.command()
@@ -33,8 +33,9 @@ def _lines(item: Mapping[str, Any]) -> Iterator[str]:
     yield f"{words.plain(item.get('question'))}"
     yield f"  {'run':<9}{words.plain(item.get('run_id'))}  {words.plain(item.get('playbook'))}"
     yield f"  {'for':<9}{words.plain(item.get('target'))}, because of {words.plain(item.get('alert_name'))}"
-    for step in item.get("steps", ()):
-        yield f"  {'would':<9}{words.call(step.get('action'), step.get('params'), step.get('note'))}"
+    index_of = targets.index_in(item.get("alert_labels") or {})
+    for number, told in enumerate(steps.sentences(item.get("steps", ()), item.get("target"), index_of), 1):
+        yield f"  {'would' if number == 1 else '':<9}{number}. {words.plain(told)}"
     yield f"  {'reaches':<9}{_reach(item)}"
     yield f"  {'until':<9}{_until(item)}"
     yield f"  {'by':<9}{_by(item)}"

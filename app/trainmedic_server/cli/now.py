@@ -34,12 +34,13 @@ def lines(standing: Document) -> Iterator[str]:
     yield _head(standing, at)
     parts = (
         ("Waits for you", "approvals", _approval),
+        ("Failed, and the alert still fires", "failed", _failed),
         ("Active changes", "changed", _change),
         ("Running and next", "running", _running),
         ("Lost within a day", "lost", _lost),
     )
     for title, name, describe in parts:
-        entries: Sequence[Document] = standing[name]
+        entries: Sequence[Document] = standing.get(name, ())  # earlier servers lack `failed`
         yield ""
         yield f"{title} ({len(entries)})"
         for entry in entries[:_SHOWN]:
@@ -74,6 +75,10 @@ def _pause(pause: Document, at: str) -> str:
     until = f", until {times.near(pause['until'], at)}" if pause.get("until") else ""
     scope, word = scope.removesuffix(_OBSERVE), "OBSERVE ONLY" if scope.endswith(_OBSERVE) else "PAUSED"
     return f"{word}{scope} by {words.plain(pause['by'])} {times.ago(pause['since'], at)}{note}{until}"
+
+
+def _failed(run: Document, at: str) -> Iterator[str]:
+    yield f"  {_name(run)}  {words.plain(run['alert_name'])}: {words.plain(run['message'])}"
 
 
 def _approval(approval: Document, at: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmedic_core.words import call, data, few, how_often, plain
-from trainmedic_server.presentation import questions, runs, sentences, times
+from trainmedic_server.presentation import questions, run_story, runs, sentences, steps, targets, times
 from trainmedic_server.presentation.runs import short_id
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
 
@@ -144,6 +144,9 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         told = runs.effect(run["effect"])
         measured = ", ".join(filter(None, (*told.values, told.reason, _written(told.until, at))))
         yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
+    story = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
+    yield "happened", plain(story.happened)
+    yield "changed", plain(" ".join(story.changed))
     if upcoming := next_line(run.get("next"), at):
         yield "next", upcoming
 
@@ -190,8 +193,8 @@ def _steps(run: Document) -> Iterator[str]:
 
 
 def _terms(terms: Document) -> Iterator[str]:
-    for ahead in terms.get("steps", ()):
-        yield f"    would    {call(ahead.get('action'), ahead.get('params'), ahead.get('note'))}"
+    for number, told in enumerate(steps.sentences(terms.get("steps", ())), 1):
+        yield f"    would    {number}. {plain(told)}"
     who = questions.who(terms.get("by"), terms.get("count"))
     yield f"    of       {plain('; '.join((who, *questions.asked(terms))))}"
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.console import folding
 from trainmedic_server.console.page_request import PageRequest
@@ -72,6 +72,12 @@ async def explain(page: PageRequest) -> Response:
             except HttpProblem as problem:
                 wrong = problem.detail
     return await page.page("explain.html", title="Why", path="/explain", pasted=pasted, wrong=wrong, answer=answer)
+
+
+async def why(page: PageRequest) -> Response:
+    """Lead to the page whose title is Why."""
+    query = page.request.url.query
+    return RedirectResponse(f"/explain{f'?{query}' if query else ''}", HTTPStatus.SEE_OTHER)
 
 
 def _says(item: Mapping[str, Any]) -> tuple[Any, ...] | None:

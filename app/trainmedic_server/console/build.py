@@ -17,6 +17,7 @@ from trainmedic_server.console.app import ConsoleApp, Parts
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.forms import Forms
 from trainmedic_server.console.fragments import Fragments
+from trainmedic_server.console.gpu_indexes import GpuIndexes
 from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.console.live import MOST_TOPICS, LiveBoard
 from trainmedic_server.console.log_follower import LogFollower
@@ -26,6 +27,7 @@ from trainmedic_server.console.rendering import Renderer
 from trainmedic_server.console.routes import OPEN_ROUTES, ROUTES
 from trainmedic_server.console.sign_in import SignIn
 from trainmedic_server.console.standing import ServerStanding
+from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.body import BodyReader
 from trainmedic_server.http.limits import ServerLimits
@@ -48,15 +50,16 @@ def console(
     clock: Clock,
     limits: ServerLimits,
     metrics: telemetry.Metrics,
+    presences: SharedPresences,
 ) -> ConsoleApp:
     """Return the console of `api`, below `base`. `api_answers`: see `Parts`."""
-    inner, assets = InnerApi(api), Assets()
-    renderer = Renderer(clock, assets, base)
+    inner, assets, gpus = InnerApi(api), Assets(), GpuIndexes(presences)
+    renderer = Renderer(clock, assets, base, index_of=gpus.of)
 
     async def last_seq() -> int:
         return await feed.start_of(None)
 
-    standing = ServerStanding(inner, last_seq)
+    standing = ServerStanding(inner, last_seq, gpus)
     board = LiveBoard(feed, Fragments(inner, renderer, standing).render, limits, metrics)
     forms = Forms(auth, inner, bodies)
     page_forms = PageForms(auth, bodies, lambda request, parts: pages.page_request(request, parts))

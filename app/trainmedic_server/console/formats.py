@@ -14,8 +14,9 @@ from markupsafe import Markup, escape
 
 from trainmedic_core import words
 from trainmedic_core.plain_text import visible
-from trainmedic_server.presentation import runs, sentences, times
+from trainmedic_server.presentation import runs, sentences, targets, times
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
+from trainmedic_server.presentation.targets import IndexOf
 
 _MARKS = {
     "running": ("●", "going"),
@@ -38,6 +39,7 @@ _MARKS = {
     "firing": ("▲", "bad"),
     "resolved": ("✓", "good"),
 }
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[._/:])(?=\w)")
 _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![\w-])")
 
 
@@ -108,6 +110,22 @@ def status_mark(value: Any) -> Markup:
     return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(
         kind, shape, words.words(text)
     )
+
+
+def target(key: Any, index_of: IndexOf) -> Markup:
+    if not key:
+        return Markup('<span class="dim">–</span>')
+    told = targets.words(str(key), index_of)
+    kind = told.kind if told.kind in ("job", "node") else ""
+    behind = Markup(' title="{}"').format(finish(told.behind)) if told.behind else Markup("")
+    return Markup('<span class="target"{}>{}{}</span>').format(
+        behind, Markup('<span class="dim">{}</span> ').format(kind) if kind else "", breaks(told.name)
+    )
+
+
+def breaks(value: Any) -> Markup:
+    """Return a name that may break between its words: ``GPU|Temperature|High``, ``rack-07.|example``."""
+    return Markup("<wbr>").join(_WORDS.split(str(finish(value))))
 
 
 def safe_link(value: Any) -> str | None:

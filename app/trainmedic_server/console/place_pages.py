@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
+from trainmedic_core import gpu_names
 from trainmedic_logs.diagnosis.advice import MEANS
-from trainmedic_server.console import folding, log_page
+from trainmedic_server.console import folding, log_page, pictures
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.console.rank_losses import losses_of
 from trainmedic_server.http.problems import HttpProblem
+from trainmedic_server.presentation import times
 
 _MOST_FINDINGS = 20
+_CURVES_SINCE = "6h"
+JOB_LABELS = {
+    "world_size": "Ranks",
+    "namespace": "Namespace",
+    "version": "SDK",
+    "interrupts_hangs": "Interrupts hangs",
+    "launcher": "Launcher",
+}
+"""Reported fields with a place among the facts, and their names. The others are folded."""
+NODE_LABELS = {"version": "Agent", "driver": "GPU driver", "policy": "Policy"}
 _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 
@@ -57,7 +69,32 @@ async def job(page: PageRequest) -> Response:
         findings=findings,
         most_findings=_MOST_FINDINGS,
         losses=losses_of(shown),
+        changed=_changed((await page.stands()).document).get(f"job:{name}", []),
+        whole="whole" in page.query,
+        curves=await _curves(page, name) if "whole" in page.query else None,
+        labels=JOB_LABELS,
     )
+
+
+async def _curves(page: PageRequest, name: str) -> Mapping[str, Any]:
+    """Return what Prometheus knows of the job, with pictures of its curves and marks of what was done."""
+    read = await page.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
+    listed = await page.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
+    marks = list(_marks(listed["items"]))
+    drawn = [pictures.curve(each["name"], each["points"], each["unit"], marks) for each in read["curves"]]
+    return {**read, "pictures": [picture for picture in drawn if picture]}
+
+
+def _marks(runs: Iterable[Mapping[str, Any]]) -> Iterator[pictures.Mark]:
+    for run in runs:
+        if run["status"] == "not_started":
+            continue
+        began, undone = times.read(run["timestamp"]), times.read(run.get("undone_at"))
+        did = run.get("action_taken") or run["alert_name"]
+        if began is not None:
+            yield pictures.Mark(began.timestamp(), did, "bad" if run["status"] == "failed" else "act")
+        if undone is not None:
+            yield pictures.Mark(undone.timestamp(), "reverted", "back")
 
 
 async def nodes(page: PageRequest) -> Response:
@@ -89,7 +126,15 @@ async def node(page: PageRequest) -> Response:
         more=more,
         alike=partial(folding.alike_runs, {"node": name}),
         changed=_changed(present.document),
+        readings=await _readings(page, name) if agent is not None and "whole" in page.query else None,
+        labels=NODE_LABELS,
+        uuid_key=gpu_names.uuid_key,
     )
+
+
+async def _readings(page: PageRequest, node: str) -> Mapping[str, Any]:
+    read = await page.get(f"/agents/{node}/readings")
+    return {**read, "gpus": [{**each, "key": gpu_names.uuid_key(each["uuid"])} for each in read["gpus"]]}
 
 
 async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:

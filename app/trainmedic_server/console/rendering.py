@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from trainmedic_core import words
 from trainmedic_server import __version__
-from trainmedic_server.console import formats, log_view
+from trainmedic_server.console import formats, log_view, pictures
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.presentation import questions, runs, times
+from trainmedic_server.presentation import questions, run_story, runs, steps, targets, times
+from trainmedic_server.presentation.targets import IndexOf
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -32,7 +33,7 @@ _COMPRESSED_FROM = 600
 _FILTERS = (
     *("span", "pairs", "plain", "day", "segment", "lines"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
-    *("local_field", "loss"),
+    *("local_field", "loss", "breaks"),
 )
 _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
@@ -47,9 +48,15 @@ class _LinksBelowBase(PackageLoader):
 
 class Renderer:
     def __init__(
-        self, clock: Clock, assets: Assets, base: BasePath = BasePath(), cache: FileSystemBytecodeCache | None = None
+        self,
+        clock: Clock,
+        assets: Assets,
+        base: BasePath = BasePath(),
+        cache: FileSystemBytecodeCache | None = None,
+        index_of: IndexOf = targets.unknown,
     ) -> None:
         self._clock = clock
+        self._index_of = index_of
         self.base = base
         self._environment = Environment(
             loader=_LinksBelowBase("trainmedic_server.console", "templates"),
@@ -68,6 +75,8 @@ class Renderer:
         self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
         self._environment.filters["precise"] = lambda value: formats.precise(value, clock.now())
         self._environment.filters["moment"] = times.read
+        self._environment.filters["target"] = lambda value: formats.target(value, index_of)
+        self._environment.filters["short_keys"] = lambda value: targets.shortened(str(value or ""), index_of)
         self._environment.filters["words"] = words.words
         self._environment.filters["tail"] = runs.short_id
         self._environment.filters["cut"] = lambda value, size: words.cut(str(value), size)
@@ -79,9 +88,23 @@ class Renderer:
             version=__version__,
             share=formats.share,
             questions=questions,
+            titled=self.titled,
+            run_story=lambda run: run_story.story(run, _either(index_of, run.get("alert_labels"))),
+            undo_said=run_story.undo,
+            step_said=lambda step, run: steps.sentence(
+                step, run.get("target"), _either(index_of, run.get("alert_labels"))
+            ),
+            steps_said=lambda told, key, labels: list(steps.sentences(told or (), key, _either(index_of, labels))),
             run_words=runs,
+            count=words.count,
+            spark=pictures.spark,
+            gauge=pictures.gauge,
             log_around=log_view.around,
         )
+
+    def titled(self, playbook: str, key: str | None) -> str:
+        """Return the title of a run on the target with this key."""
+        return runs.title(playbook, str(targets.words(key, self._index_of)) if key else None)
 
     def now(self) -> datetime:
         return self._clock.now()
@@ -92,6 +115,17 @@ class Renderer:
     def part(self, template: str, macro: str, *arguments: Any) -> str:
         module = self._environment.get_template(template).module
         return str(getattr(module, macro)(*arguments))
+
+
+def _either(index_of: IndexOf, labels: Mapping[str, str] | None) -> IndexOf:
+    """Return a lookup in the agents' reports, then in an alert's labels."""
+    in_labels = targets.index_in(labels or {})
+
+    def found(uuid: str) -> int | None:
+        index = index_of(uuid)
+        return in_labels(uuid) if index is None else index
+
+    return found
 
 
 def page(text: str, status: int = 200, *, accepts_gzip: bool = False, headers: Mapping[str, str] = {}) -> Response:

@@ -27,6 +27,7 @@ ROUTES = (
     _route(r"/approvals", alert_pages.approvals),
     _route(r"/alerts", alert_pages.alerts),
     _route(r"/explain", alert_pages.explain, always=True),
+    _route(r"/why", alert_pages.why, always=True),
     _route(r"/playbooks", playbook_pages.playbooks),
     _route(r"/playbooks/(?P<playbook>[^/]{1,200})", playbook_pages.playbook),
     _route(r"/jobs", place_pages.jobs),

@@ -14,14 +14,13 @@ from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from trainmedic_core.problems import did_you_mean
-from trainmedic_server.console import folding
+from trainmedic_server.console import folding, pictures
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.console.playbook_pages import UNCOUNTED
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.rows import Row
-from trainmedic_server.presentation.runs import title
 
 _DEFAULT_SINCE = "24h"
 _FILTERS = (
@@ -76,7 +75,7 @@ async def run(page: PageRequest) -> Response:
     shown = await page.get(f"/history/{page.parameters['run']}")
     return await page.page(
         "run.html",
-        title=title(shown["playbook"], shown["target"]),
+        title=page.renderer.titled(shown["playbook"], shown["target"]),
         live=f"run:{shown['run_id']}",
         **await story(page.get_or, shown),
     )
@@ -92,7 +91,7 @@ async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
         "before": before,
         "after": after,
         "beats": beats(shown["events"]),
-        "effect_svg": effect_svg(shown.get("effect")),
+        "effect_picture": effect_picture(shown.get("effect")),
     }
 
 
@@ -112,33 +111,14 @@ def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return shown
 
 
-def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
+def effect_picture(effect: Mapping[str, Any] | None) -> Markup:
     """Return the metric's curve around the act, with act and limit marked. Empty without points."""
-    series = [(at, value) for at, value in (effect or {}).get("series") or [] if value is not None]
-    if effect is None or len(series) < 2:
+    points = [(at, value) for at, value in (effect or {}).get("series") or []]
+    if effect is None or not points:
         return Markup("")
-    moments, values = [at for at, _ in series], [value for _, value in series]
-    limit = effect.get("limit")
-    seen = [*values, limit] if limit is not None else values
-    low, high = min(seen), max(seen)
-    wide, tall = (moments[-1] - moments[0]) or 1, (high - low) or 1
-
-    def across(at: float) -> float:
-        return float(round(600 * (at - moments[0]) / wide, 1))
-
-    def down(value: float) -> float:
-        return float(round(88 - 80 * (value - low) / tall, 1))
-
-    points = " ".join(f"{across(at)},{down(value)}" for at, value in series)
-    marks = f'<line class="mark" x1="0" x2="600" y1="{down(limit)}" y2="{down(limit)}"/>' if limit is not None else ""
-    if (acted := times.read(effect.get("acted_at"))) is not None:
-        x = max(0.0, min(600.0, across(acted.timestamp())))
-        marks += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="96"/>'
-    label = f"from {values[0]:g} to {values[-1]:g}; the vertical line is the act"
-    return Markup(
-        '<svg class="effect" viewBox="0 0 600 96" preserveAspectRatio="none" role="img" aria-label="{}">{}'
-        '<polyline class="curve" points="{}"/></svg>'
-    ).format(label, Markup(marks), points)  # noqa: S704 - numbers that were written here
+    acted = times.read(effect.get("acted_at"))
+    marks = [pictures.Mark(acted.timestamp(), "the act")] if acted is not None else []
+    return pictures.curve("Metric of the alert", points, marks=marks, limit=effect.get("limit"))
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from trainmedic_server.console import pictures
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.console.playbook_pages import UNCOUNTED
 from trainmedic_server.http.problems import HttpProblem
@@ -47,7 +48,15 @@ async def report(page: PageRequest) -> Response:
     """Show the report. It is slow in a long history, so it is loaded afterwards."""
     since = page.query.get("since", "7d")
     document = await page.get("/report", {"since": since}) if "whole" in page.query else None
-    return await page.page("report.html", title="Report", report=document, since=since, spans=_SPANS)
+    by_day = [
+        pictures.Day(
+            each["day"],
+            {"job failures": each["failures"], "repairs": each["succeeded"], "failed repairs": each["failed"]},
+        )
+        for each in (document or {}).get("days", ())
+    ]
+    picture = pictures.days("By day", by_day)
+    return await page.page("report.html", title="Report", report=document, since=since, spans=_SPANS, picture=picture)
 
 
 async def audit(page: PageRequest) -> Response:

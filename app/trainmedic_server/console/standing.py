@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_server.auth.auth import ANONYMOUS
+from trainmedic_server.console.gpu_indexes import GpuIndexes
 from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.http.problems import HttpProblem
 
@@ -34,8 +35,9 @@ class StandingView(Struct, frozen=True):
 
 
 class ServerStanding:
-    def __init__(self, api: InnerApi, last_seq: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, api: InnerApi, last_seq: Callable[[], Awaitable[int]], gpus: GpuIndexes) -> None:
         self._api = api
+        self._gpus = gpus
         self._last_seq = last_seq
         self._kept: StandingView | None = None
         self._kept_at = 0.0
@@ -57,6 +59,7 @@ class ServerStanding:
         if time - self._ready_at > _READY_SECONDS:
             self._ready_at = time
             self._ready = bool((await self._api.get(ANONYMOUS, "/ready"))["ready"])
+            await self._gpus.refresh()
         try:
             seq = await self._last_seq()
             return StandingView(seq, await self._api.get(ANONYMOUS, "/now"), self._ready)

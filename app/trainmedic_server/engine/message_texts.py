@@ -187,7 +187,7 @@ def _asked(content: kinds.QuestionEvent, run: Run) -> Draft:
     asking = next((step for step in run.steps if step.id == content.step and step.kind == "approve"), None)
     lines = [
         f"{questions.asks(run)} {question}",
-        *(questions.ahead(asking) if asking is not None else ()),
+        *(questions.ahead(run, asking) if asking is not None else ()),
         f"Needs approval by {questions.who(content.by, content.count)}.",
         f"It waits until {minute(content.deadline)}." if content.deadline else "It waits until it is answered.",
         f"trainmedic runs approve {run.id}",

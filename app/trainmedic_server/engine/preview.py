@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,12 +13,15 @@ from trainmedic_core.target import Target
 from trainmedic_server.domain import group, places, selectors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.approval import StepAhead
-from trainmedic_server.domain.playbook import APPROVAL
+from trainmedic_server.domain.playbook import APPROVAL, WaitStep
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import scope, step_sequence
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouchingAction
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
+from trainmedic_server.presentation import times
+
+_TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out["'](?=\s*\Z|\s+and\b)""")
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
@@ -98,8 +102,21 @@ def _ahead(
             (target.key,) if reaches else (),
             tuple(sorted(nodes)),
             places.gpus_of(target, topology) if reaches else 0,
-            would.message,
+            _condition(state, playbook) or would.message,
         )
+
+
+def _condition(state: StepState, playbook: CompiledPlaybook) -> str | None:
+    """Return ``if the alert still fires after 3 min`` for a step that depends on a wait. None for other conditions."""
+    when = str(step_sequence.step_definition(playbook, state).when or "")
+    waited = _TIMED_OUT.match(when)
+    steps = {str(entry.id): entry for entry in getattr(playbook.definition, state.phase)}
+    wait = steps.get(waited["step"]) if waited is not None else None
+    if waited is None or not isinstance(wait, WaitStep) or wait.wait_for != "resolved":
+        return None
+    after = f" after {times.span(wait.timeout)}" if wait.timeout else ""
+    further = ", and a further condition holds" if when[waited.end() :].strip() else ""
+    return f"if the alert still fires{after}{further}"
 
 
 def _nodes_of(action: type[Action] | None, params: Mapping[str, Any], target: Target, topology: Topology) -> set[str]:

@@ -145,7 +145,7 @@ def create_app(
         ),
     ):
         app.router.routes.extend(routes.routes)  # `include_router` would build each route again
-    app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics)
+    app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics, presences)
     app.add_middleware(_Boundary, metrics=metrics)
     return _described(app, base)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
+from trainmedic_server.api.change_views import ChangeView, change_views
 from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.view import View
 from trainmedic_server.api.views import NextView
@@ -18,7 +18,7 @@ from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.changes import Change
-from trainmedic_server.domain.modes import Mode, UndoTrigger
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.problems import responses
@@ -34,7 +34,7 @@ MOST_ENDED = 200
 NEVER_GIVEN_BACK_FOR = timedelta(days=7)
 """Period after its run's creation in which a change without an undo is listed."""
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
-_LOST_FOR = timedelta(days=1)
+_DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
 
@@ -54,26 +54,6 @@ class BreakerView(View):
     reason: str | None = Field(description="Its count, for people.")
 
 
-class ChangeView(View):
-    run_id: str
-    playbook: str
-    target: str
-    step: str
-    action: str
-    params: dict[str, Any]
-    before: str | None = Field(description="The earlier value, as the action reported it; null if unknown.")
-    after: str | None = Field(description="The present value.")
-    is_certain: bool = Field(description="False if it is unknown whether the action was carried out.")
-    since: datetime
-    undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
-    is_reversible: bool = Field(description="True if an operator can order its undo.")
-    given_back: str = Field(description="When it is reverted, for people.")
-    not_before: datetime | None = Field(description="Next attempt, after a failed one.")
-    latest: datetime | None = Field(description="When the run stops waiting to revert it; null if never.")
-    lease_seconds: float | None = Field(description="Lifetime without renewal; null if it does not end by itself.")
-    undo_error: str | None = Field(description="Error of the last failed undo.")
-
-
 class RunningView(View):
     run_id: str
     playbook: str
@@ -84,6 +64,15 @@ class RunningView(View):
     since: datetime
     message: str
     next: NextView | None
+
+
+class FailedView(View):
+    run_id: str
+    playbook: str
+    target: str
+    alert_name: str
+    ended_at: datetime | None
+    message: str
 
 
 class LostView(View):
@@ -117,6 +106,9 @@ class NowView(View):
         description="Changes without an undo are listed for runs that were created since then, pending undos for all."
     )
     running: list[RunningView] = Field(description="The other open runs.")
+    failed: list[FailedView] = Field(
+        description="Failed runs of the last day whose alert still fires and has no open run, the newest first."
+    )
     lost: list[LostView] = Field(description="In the last day, and not back.")
     last_hour: HourView
     counts: CountsView
@@ -161,11 +153,12 @@ class NowApi:
             breaker=breaker_of(controls),
             approvals=asked.items,
             changed=[
-                *_views(_owed([*open_runs, *owing], alerts)),
-                *_views(_never_given_back([*open_runs, *owing, *ended], self._engine.leaves_change)),
+                *change_views(_owed([*open_runs, *owing], alerts)),
+                *change_views(_never_given_back([*open_runs, *owing, *ended], self._engine.leaves_change)),
             ],
             changed_since=covered_since,
             running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
+            failed=await self._failed(now, open_runs),
             lost=await self._lost(now),
             last_hour=_hour(await self.present.decided_since(now - _HOUR)),
             counts=CountsView(
@@ -185,6 +178,22 @@ class NowApi:
             return ended, since
         return ended, ended[-1].created_at if ended else now
 
+    def changes_of(self, run: Run, alerts: Sequence[AlertRecord]) -> list[ChangeView]:
+        """Return what the run has changed and not reverted."""
+        return [
+            *change_views(changes.of_run(run, _firing(alerts))),
+            *change_views(_never_given_back([run], self._engine.leaves_change)),
+        ]
+
+    async def _failed(self, now: datetime, open_runs: Sequence[Run]) -> list[FailedView]:
+        """Return the newest failed run for each playbook and target, if its alert still fires and has no open run."""
+        failed, _ = await self._history.page(HistoryFilter(status=Status.FAILED, since=now - _DAY), MOST_ENDED, None)
+        newest = {(run.playbook, run.target_key): run for run in reversed(failed)}
+        alerts = await self.present.alerts_of_runs([run.id for run in newest.values()])
+        handled = {run.alert for run in open_runs}
+        waiting = [run for run in newest.values() if run.alert not in handled and _firing(alerts.get(run.id, ()))]
+        return [_failed(run) for run in sorted(waiting, key=lambda run: run.created_at, reverse=True)]
+
     async def next_of(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
     ) -> NextView | None:
@@ -192,7 +201,7 @@ class NowApi:
         return NextView.model_validate(upcoming) if upcoming is not None else None
 
     async def _lost(self, now: datetime) -> list[LostView]:
-        agents, jobs = await self.present.lost(now - _LOST_FOR)
+        agents, jobs = await self.present.lost(now - _DAY)
         silent = "it is silent"
         lost = [LostView(kind="agent", name=life.name, since=life.seen_at, reason=silent) for life in agents]
         lost += [LostView(kind="job", name=life.name, since=life.since, reason=life.reason) for life in jobs]
@@ -204,7 +213,7 @@ def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
 
     @routes.get("/now", summary="Current state", response_model=NowView, responses=responses(401, 403, 503))
     async def how_things_stand() -> NowView:
-        """Pending approvals, active changes and their end, open runs and their next step, lost agents and jobs.
+        """Pending approvals, failed runs, active changes and their end, open runs, lost agents and jobs.
 
         Lists have the newest 500 open runs and 500 with a pending undo; `counts` includes all.
         """
@@ -246,22 +255,29 @@ def _running(run: Run, upcoming: NextView | None) -> RunningView:
     )
 
 
+def _failed(run: Run) -> FailedView:
+    return FailedView(
+        run_id=run.id,
+        playbook=run.playbook,
+        target=run.target_key,
+        alert_name=run.alert_name,
+        ended_at=run.ended_at,
+        message=run.message,
+    )
+
+
 def _owed(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
     for run in runs:
-        firing = sorted({record.alert.name for record in decisive(alerts.get(run.id, ())) if not record.is_resolved})
-        yield from changes.of_run(run, firing)
+        yield from changes.of_run(run, _firing(alerts.get(run.id, ())))
+
+
+def _firing(alerts: Sequence[AlertRecord]) -> list[str]:
+    return sorted({record.alert.name for record in decisive(alerts) if not record.is_resolved})
 
 
 def _never_given_back(runs: Sequence[Run], leaves_change: Callable[[str], bool]) -> Sequence[Change]:
     lasting = [change for run in runs for change in changes.never_given_back(run, leaves_change)]
     return sorted(lasting, key=lambda change: change.since, reverse=True)
-
-
-def _views(listed: Iterable[Change]) -> Iterator[ChangeView]:
-    for change in listed:
-        lease = change.lease.total_seconds() if change.lease is not None else None
-        members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}
-        yield ChangeView(**members, lease_seconds=lease)
 
 
 def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:

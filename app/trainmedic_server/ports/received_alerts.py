@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Protocol
 
 from msgspec import Struct, field
 
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
+from trainmedic_server.domain.run import Status
 
 
 class ReceivedAlertFilter(Struct, frozen=True):
@@ -35,4 +36,8 @@ class ReceivedAlerts(Protocol):
 
         New alerts do not shift pages. Raises ValueError on an invalid cursor.
         """
+        ...
+
+    async def statuses_of(self, run_ids: Collection[str]) -> dict[str, Status]:
+        """Return the present status of each of these runs that is stored."""
         ...

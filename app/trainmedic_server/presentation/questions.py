@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainmedic_core.words import call, count, how_often
+from msgspec.structs import asdict
+
+from trainmedic_core.words import count, how_often
 from trainmedic_server.domain.approval import Terms, Unanswered
 from trainmedic_server.domain.event_kinds import ApprovalEscalated, ApprovalReminded, QuestionEvent
 from trainmedic_server.domain.run import Run, StepState
-from trainmedic_server.presentation import runs
+from trainmedic_server.presentation import runs, steps, targets
 
 UNASKED = "May this run act?"
 """Question of a step that has none of its own."""
@@ -49,10 +51,11 @@ def answered(kind: str, actor: str, note: str) -> str:
     return f"{kind} by {actor}{f': {note}' if note else ''}"
 
 
-def ahead(step: StepState) -> list[str]:
+def ahead(run: Run, step: StepState) -> list[str]:
+    """Return what follows an approval, as a numbered list."""
     terms = Terms.of(step)
     if not terms.steps:
         return []
     gpus = f" ({count(terms.gpus, 'GPU')})" if terms.gpus else ""
-    steps = (f"- {each.id}: {call(each.action, each.params, each.note)}" for each in terms.steps)
-    return [f"If approved{gpus}:", *steps]
+    told = steps.sentences(list(map(asdict, terms.steps)), run.target_key, targets.index_in(run.alert_labels))
+    return [f"If approved{gpus}:", *(f"{number}. {each}" for number, each in enumerate(told, 1))]

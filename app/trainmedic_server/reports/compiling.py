@@ -20,6 +20,8 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 from trainmedic_server.ports.verdicts import NoVerdicts, VerdictSource
+from trainmedic_server.reports import curves
+from trainmedic_server.reports.curves import NO_PROMETHEUS, JobCurves, NodeReadings
 from trainmedic_server.reports.evaluations import EVALUATED
 from trainmedic_server.reports.failures import JOB_EVENTS
 from trainmedic_server.reports.fleet import FleetReport, RunTally, fleet_report
@@ -45,8 +47,6 @@ LONGEST = timedelta(days=366)
 COUNTED = timedelta(days=30)
 _PATIENCE = timedelta(seconds=25)
 """Clients wait 30 s."""
-NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
-
 log = telemetry.logger(__name__)
 
 
@@ -97,6 +97,12 @@ class ReportCompiler:
             raise NotFound(f"{sources} nothing about job {job} in that time{f'; {no_metrics}' if no_metrics else ''}.")
         records = JobRecords(events, repairs, count, verdicts, left_out, findings, evaluated)
         return job_report(job, since, until, figures, records, no_metrics)
+
+    async def curves(self, job: str, since: datetime, until: datetime) -> JobCurves:
+        return await curves.of_job(self._metrics, job, since, until)
+
+    async def readings(self, node: str, now: datetime) -> NodeReadings:
+        return await curves.of_node(self._metrics, node, now)
 
     async def fleet(self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER) -> FleetReport:
         """`person_after` is the assumed time to a manual repair. Raises StoreUnavailable."""

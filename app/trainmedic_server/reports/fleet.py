@@ -5,9 +5,9 @@ outcomes. Pure.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.alert import Identity
@@ -22,6 +22,8 @@ from trainmedic_server.reports.repair_outcomes import CauseRepairs, GpuHoursKept
 
 MOST_NODES = 50
 CAME_BACK_WITHIN = timedelta(days=1)
+SAME_INTERRUPTION = timedelta(minutes=10)
+"""Most time between faults of one interruption."""
 UNKNOWN = "unknown"
 
 
@@ -56,9 +58,22 @@ class NodeTotal:
     touched: int
     """Runs that changed something on it."""
     mtbi_seconds: float | None
-    """Mean time between interruptions: the report's period divided by the number of alerts and verdicts."""
+    """Mean time between interruptions: the report's period divided by their number. Alerts and verdicts within
+    `SAME_INTERRUPTION` are one. None for a single one.
+    """
     came_back: int
     """Runs that started within a day after a successful one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DayTotal:
+    """Failures of jobs and repairs that started on one day (UTC)."""
+
+    day: date
+    failures: int
+    succeeded: int
+    failed: int
+    """Repairs that failed, or were cancelled or rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +87,15 @@ class FleetReport:
     repaired: tuple[CauseRepairs, ...]
     gpu_hours_kept: GpuHoursKept
     unknown: Mapping[str, str]
+    days: tuple[DayTotal, ...] = ()
+    """Every day of the period, the oldest first."""
 
 
 @dataclass(slots=True)
 class _Node:
     alerts: set[Identity] = field(default_factory=set)
+    begun: list[datetime] = field(default_factory=list)
+    """When its runs for alerts started."""
     names: set[str] = field(default_factory=set)
     touched: int = 0
     came_back: int = 0
@@ -89,17 +108,22 @@ class RunTally:
     def __init__(self, repairs: RepairTally) -> None:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
         self.repairs = repairs
+        self.by_day: Counter[tuple[date, bool]] = Counter()
+        """Ended repairs by day and whether they succeeded."""
 
     def add(self, run: Run) -> None:
         target = run.target
         if target is not None and target.node is not None and target.kind in (TargetKind.NODE, TargetKind.GPU):
             self._nodes[target.node].alerts.add(run.alert)
+            self._nodes[target.node].begun.append(run.created_at)
             self._nodes[target.node].names.add(run.alert_name)
         for node in run.touched:
             self._nodes[node].touched += 1
         self.repairs.add(run)
         if run.status in (Status.NOT_STARTED, Status.OBSERVED):
             return
+        if not run.is_open:
+            self.by_day[run.created_at.astimezone(UTC).date(), run.status is Status.SUCCEEDED] += 1
         on = {target.node} if target is not None and target.node is not None else set()
         for name in on.union(run.touched):
             of_node = self._nodes[name]
@@ -108,20 +132,21 @@ class RunTally:
             of_node.begun_next = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
-        jobs: dict[str, list[str]] = defaultdict(list)
+        of_node: dict[str, list[VerdictRecord]] = defaultdict(list)
         for verdict in verdicts:
             if verdict.node is not None:
-                jobs[verdict.node].append(verdict.job)
+                of_node[verdict.node].append(verdict)
         totals = [
-            _node_total(name, self._nodes.get(name, _Node()), jobs.get(name, []), time)
-            for name in self._nodes.keys() | jobs.keys()
+            _node_total(name, self._nodes.get(name, _Node()), of_node.get(name, []), time)
+            for name in self._nodes.keys() | of_node.keys()
         ]
         troubled = [total for total in totals if total.alerts + total.verdicts >= 2]
         return sorted(troubled, key=lambda total: (-total.verdicts, -total.alerts, total.node))[:MOST_NODES]
 
 
-def _node_total(name: str, node: _Node, jobs: Sequence[str], time: timedelta) -> NodeTotal:
-    interruptions = len(node.alerts) + len(jobs)
+def _node_total(name: str, node: _Node, verdicts: Sequence[VerdictRecord], time: timedelta) -> NodeTotal:
+    jobs = [verdict.job for verdict in verdicts]
+    interruptions = _interruptions([*node.begun, *(verdict.at for verdict in verdicts)])
     return NodeTotal(
         node=name,
         alerts=len(node.alerts),
@@ -129,9 +154,17 @@ def _node_total(name: str, node: _Node, jobs: Sequence[str], time: timedelta) ->
         verdicts=len(jobs),
         jobs=tuple(sorted(set(jobs))),
         touched=node.touched,
-        mtbi_seconds=time.total_seconds() / interruptions if interruptions else None,
+        mtbi_seconds=time.total_seconds() / interruptions if interruptions > 1 else None,
         came_back=node.came_back,
     )
+
+
+def _interruptions(begun: Iterable[datetime]) -> int:
+    number, latest = 0, None
+    for at in sorted(begun):
+        number += latest is None or at - latest > SAME_INTERRUPTION
+        latest = at
+    return number
 
 
 def fleet_report(
@@ -156,7 +189,21 @@ def fleet_report(
         tuple(runs.repairs.causes()),
         runs.repairs.gpu_hours(sum((tally.person_seconds for tally in tallies.values()), Counter())),
         unknown,
+        tuple(_days(since, until, failures, runs.by_day)),
     )
+
+
+def _days(
+    since: datetime,
+    until: datetime,
+    failures: Sequence[tuple[str, FailureRecord, int | None]],
+    repairs: Mapping[tuple[date, bool], int],
+) -> Iterator[DayTotal]:
+    failed = Counter(failure.at.astimezone(UTC).date() for _, failure, _ in failures)
+    day, last = since.astimezone(UTC).date(), until.astimezone(UTC).date()
+    while day <= last:
+        yield DayTotal(day, failed[day], repairs.get((day, True), 0), repairs.get((day, False), 0))
+        day += timedelta(days=1)
 
 
 def _all_failures(

@@ -43,7 +43,7 @@ def test_a_pending_effect_says_when_it_is_measured() -> None:
 def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> None:
     """Not by the terms as they are on record."""
     told = [line.strip() for line in story.lines({"run_id": "r", "steps": [ASKED]})]
-    assert "would    job.scale_lr factor=0.5" in told
+    assert "would    1. Lower the learning rate of job llm-1 by half" in told
     assert "of       ann or hardware, 2 different people; asked 3 times" in told
     assert not any("on_timeout" in line or "{" in line for line in told)
 

@@ -145,7 +145,7 @@ async def test_a_question_is_asked_with_what_would_be_done_and_where_to_answer(b
     run = await t.world.run()
     ((title, text, to, severity),) = t.channels.sent
     assert (title, to, severity) == ("[warning] node:n1: Cap n1?", "oncall", Severity.WARNING)
-    assert "- cap: test.cap amount=1.0" in text
+    assert "1. test.cap amount=1.0" in text
     assert f"It waits until {run.step(('steps', 0)).deadline:%d %b %H:%M}Z." in text
     assert f"trainmedic runs approve {run.id}" in text
     assert text.endswith(f"run {run.id[-8:]} · https://medic.example/runs/{run.id}")

@@ -107,7 +107,7 @@ async def test_the_report_says_times_as_times_and_each_thing_once() -> None:
         page = (await client.get("/report?whole=1", headers=HTML)).text
     assert "since, until" not in page
     assert not re.search(r"_seconds|[a-z] seconds", page)
-    assert re.search(r"<dt>Person after</dt><dd>\d+ (s|min|h)", page)
+    assert re.search(r"<dt>Assumed time to a manual repair</dt><dd>\d+ (s|min|h)", page)
     assert page.count(">Gpu hours kept<") + page.count(">GPU-hours kept<") == 1
 
 

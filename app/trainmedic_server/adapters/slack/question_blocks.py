@@ -56,7 +56,7 @@ def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
 
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
     link = run_link(external_url, run.id)
-    ahead = questions.ahead(step)
+    ahead = questions.ahead(run, step)
     blocks = [_section(f"{_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
     blocks += [_section("\n".join(map(_line, ahead)))] if ahead else []
     if is_open(run, step, orders):

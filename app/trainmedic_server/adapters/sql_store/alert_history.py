@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -10,10 +11,13 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store import history_cursor, mapping
 from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encode_json
 from trainmedic_server.adapters.sql_store.history import SqlHistory
-from trainmedic_server.adapters.sql_store.schema import alerts
+from trainmedic_server.adapters.sql_store.schema import alerts, runs
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.run import Status
 from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
 
+_MOST_NAMED = 500
+"""Most IDs in one statement."""
 _KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
 
 
@@ -30,6 +34,19 @@ class SqlAlertHistory(SqlHistory, ReceivedAlerts):
         if len(page) <= limit:
             return page, None
         return page[:limit], _encoded(page[limit - 1])
+
+    async def statuses_of(self, run_ids: Collection[str]) -> dict[str, Status]:
+        wanted = list(run_ids)
+
+        def work(connection: sa.Connection) -> dict[str, Status]:
+            found: dict[str, Status] = {}
+            for first in range(0, len(wanted), _MOST_NAMED):
+                chosen = runs.c.id.in_(wanted[first : first + _MOST_NAMED])
+                rows = connection.execute(sa.select(runs.c.id, runs.c.status).where(chosen))
+                found |= {run_id: Status(status) for run_id, status in rows}
+            return found
+
+        return await self._read(work)
 
 
 def alerts_select(

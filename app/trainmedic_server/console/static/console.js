@@ -35,7 +35,7 @@ function become(/** @type {any} */ old, /** @type {any} */ fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.contains(document.activeElement) && /^(INPUT|SELECT|TEXTAREA)$/.test(old.nodeName)) return;
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
-  for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value && !(name === "open" && old.nodeName === "DETAILS")) old.setAttribute(name, value);
   const byId = new Map([...old.children].filter((each) => each.id).map((each) => [each.id, each]));
   let at = old.firstChild;
   for (const next of [...fresh.childNodes]) {

@@ -1,0 +1,42 @@
+"""Indexes of GPUs on their nodes, as agents last reported them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from trainmedic_core import gpu_names
+from trainmedic_server.domain.topology import AgentTopology
+from trainmedic_server.engine.shared_presences import SharedPresences
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.outside import Presence
+
+_MOST = 400_000
+"""Most GPUs remembered, also of agents that are lost."""
+
+
+class GpuIndexes:
+    def __init__(self, presences: SharedPresences) -> None:
+        self._presences = presences
+        self._read: Sequence[Presence] = ()
+        self._known: Mapping[str, int] = {}
+
+    def of(self, uuid: str) -> int | None:
+        return self._known.get(gpu_names.uuid_key(uuid))
+
+    async def refresh(self) -> None:
+        """Read the agents' reports if there are newer ones. Keep what is known while Redis is unavailable."""
+        try:
+            read = await self._presences.recent_agents()
+        except BusUnavailable:
+            return
+        if read is not self._read:
+            self._read = read
+            self._known = await asyncio.to_thread(_indexes, read, self._known)
+
+
+def _indexes(read: Sequence[Presence], known: Mapping[str, int]) -> Mapping[str, int]:
+    topology = AgentTopology.of({agent.name: agent.details for agent in read})
+    cards = (card for cards in topology.gpus_by_node.values() for card in cards)
+    newest = {gpu_names.uuid_key(card.uuid): card.index for card in cards if card.index is not None}
+    return newest if len(known) + len(newest) > _MOST else {**known, **newest}

@@ -1,0 +1,140 @@
+"""A run in three sentences: what happened, what is changed now, and what happens next. Pure.
+
+Read the API's document of a run; members that an older server lacks count as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic_core.words import few, words
+from trainmedic_server.domain.run import Status
+from trainmedic_server.presentation import runs, steps, targets, times
+from trainmedic_server.presentation.sentences import At, Sentence
+from trainmedic_server.presentation.targets import IndexOf
+
+Document = Mapping[str, Any]
+_OPEN = (Status.RUNNING, Status.WAITING, Status.AWAITING_APPROVAL)
+_IN_DOUBT = ("unknown", "running")
+_UNDO = {
+    "armed": "It is reverted automatically",
+    "running": "It is being reverted",
+    "available": "An operator can revert it",
+    "done": "It was reverted",
+    "failed": "It could not be reverted",
+    "dropped": "Nothing is to be reverted: it was not carried out",
+    "closed": "A person decided not to revert it",
+}
+_WHEN = {"on_resolve": "when the alert resolves", "on_failure": "if the run fails", "never": ""}
+
+
+class RunStory(Struct, frozen=True):
+    happened: str
+    changed: tuple[str, ...]
+    next: tuple[Sentence, ...]
+
+
+def story(run: Document, index_of: IndexOf = targets.unknown) -> RunStory:
+    return RunStory(_happened(run, index_of), tuple(_changed(run, index_of)), tuple(_next(run)))
+
+
+def undo(document: Document) -> str:
+    """Return what is known of a step's undo: ``It is reverted automatically when the alert resolves``."""
+    status = str(document.get("status"))
+    told = _UNDO.get(status, words(status))
+    if status == "armed":
+        told = f"{told} {_WHEN.get(str(document.get('trigger')), '')}".rstrip()
+    return f"{told}: {document['because']}" if document.get("because") else told
+
+
+def _happened(run: Document, index_of: IndexOf) -> str:
+    status, where = str(run.get("status")), targets.within(run["target"], index_of) if run.get("target") else ""
+    cause = f"{run.get('alert_name') or 'An alert'} fired{f' for {where}' if where else ''}"
+    if run.get("started_by"):
+        cause = f"{run['started_by']} started {run.get('playbook')}{f' for {where}' if where else ''}"
+    message = targets.shortened(str(run.get("message") or ""), index_of).rstrip(".")
+    if status == Status.NOT_STARTED:
+        return f"{cause}, and no run was started: {message or words(run.get('decision'))}."
+    if status == Status.OBSERVED:
+        told = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _acting(run))
+        return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {told or 'nothing'}."
+    if run.get("group"):
+        members, verb = runs.group(run["group"]), "worked on" if run.get("acted_at") else "has not begun to work on"
+        return f"{cause}. Trainmedic {verb} a group of {members}; {_outcome(run, status, '')}."
+    acts = "; ".join(_acts(run, index_of)) or "has changed nothing so far" * (status in _OPEN) or "changed nothing"
+    return f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}."
+
+
+def _outcome(run: Document, status: str, message: str) -> str:
+    match status:
+        case Status.SUCCEEDED:
+            return f"the run succeeded, and {_alerts(run)}"
+        case Status.FAILED:
+            return f"the run failed: {message or 'no reason is recorded'}; {_alerts(run)}"
+        case Status.AWAITING_APPROVAL:
+            return f"it asks: {message}" if message else "it asks for approval"
+        case Status.CANCELLED | Status.REJECTED:
+            return f"the run was {status}{f': {message}' if message else ''}; {_alerts(run)}"
+    return f"{_alerts(run)}{f' ({message})' if message else ''}"
+
+
+def _alerts(run: Document) -> str:
+    firing = sorted({str(run.get("alert_name")) for alert in run.get("alerts", ()) if not alert.get("resolved_at")})
+    if not run.get("alerts"):
+        return "no alert is tied to it"
+    if firing:
+        return "the alert still fires" if len(run["alerts"]) == 1 else f"{few(firing)} still fires"
+    return "the alert has resolved" if len(run["alerts"]) == 1 else "its alerts have resolved"
+
+
+def _acting(run: Document) -> list[Document]:
+    return [step for step in run.get("steps", ()) if step.get("action")]
+
+
+def _acts(run: Document, index_of: IndexOf) -> Iterator[str]:
+    for step in _acting(run):
+        if step.get("status") == "succeeded":
+            yield steps.done(step, run.get("target"), index_of)
+        elif any(attempt.get("status") in _IN_DOUBT for attempt in step.get("attempts", ())):
+            told = steps.sentence(step, run.get("target"), index_of)
+            yield f"tried to {told} (whether it was carried out is not known yet)"
+
+
+def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
+    for change in run.get("changed", ()):
+        told = steps.sentence({**change, "note": None}, run.get("target"), index_of)
+        done = steps.done(change, run.get("target"), index_of) if change.get("is_certain", True) else f"perhaps {told}"
+        values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
+        error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
+        yield f"{done[:1].upper()}{done[1:]}{values}. Reverted: {change.get('given_back')}{error}."
+    if run.get("changed"):
+        return
+    if run.get("group"):
+        owing = run["group"].get("owing") or 0
+        told = f"{owing} of them owe an undo." if owing else "None of them owes an undo."
+        yield f"What its members changed is on their pages. {told}" if run.get("acted_at") else "Nothing so far."
+        return
+    if run.get("undone_at"):
+        yield f"Nothing. All changes were reverted at {times.stamp(run['undone_at'])}."
+    elif run.get("acted_at"):
+        yield "Nothing: its actions have left no lasting change, or a person closed their undo."
+    else:
+        yield "Nothing. The run has changed nothing."
+
+
+def _next(run: Document) -> Iterator[Sentence]:
+    if (told := runs.upcoming(run.get("next"))) is not None:
+        yield from (*told.now, *told.until, told.then)
+        return
+    if run.get("owes_undo"):
+        yield ("The run has ended. Its changes are reverted as stated above.",)
+    elif run.get("status") == Status.FAILED and any(not each.get("resolved_at") for each in run.get("alerts", ())):
+        yield ("Nothing by itself: the alert still fires, and a person has to look at it.",)
+    else:
+        yield ("Nothing: the run is over.",)
+    effect = run.get("effect") or {}
+    if effect.get("verdict") == "pending":
+        yield "The effect on the alert's metric is measured ", At(effect["due_at"]) if effect.get("due_at") else "later"

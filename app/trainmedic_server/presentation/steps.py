@@ -1,0 +1,143 @@
+"""Steps of a playbook in plain words, for people who decide or read at night. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from trainmedic_core.words import call, count, plain
+from trainmedic_server.presentation import targets
+from trainmedic_server.presentation.targets import IndexOf
+
+Document = Mapping[str, Any]
+Says = Callable[[Document, str], str]
+_FACTORS = {0.25: "to a quarter", 0.5: "by half"}
+
+
+def _factor(params: Document) -> str:
+    factor = params.get("factor")
+    if not isinstance(factor, int | float):
+        return "by a factor that depends on the run"
+    return _FACTORS.get(factor, f"by the factor {factor:g}")
+
+
+def _scaled(what: str) -> Says:
+    def says(params: Document, on: str) -> str:
+        factor = params.get("factor")
+        known = isinstance(factor, int | float)
+        return f"{_direction(factor) if known else 'change'} the {what} of {on} {_factor(params)}"
+
+    return says
+
+
+def _direction(factor: float) -> str:
+    return "lower" if factor < 1 else "raise"
+
+
+def _power(params: Document, on: str) -> str:
+    amount = f"{params['percent']:g} %" if params.get("percent") is not None else f"{params.get('watts', '?')} W"
+    return f"lower the power limit of {on} to {amount}"
+
+
+def _rollback(params: Document, on: str) -> str:
+    skipped = f", and skip {count(params['skip_batches'], 'batch').replace('batchs', 'batches')} of data"
+    where = "the last good checkpoint"
+    if params.get("step") is not None:
+        where = f"the checkpoint at or before step {params['step']}"
+    elif params.get("steps_back") is not None:
+        where = f"a checkpoint at least {count(params['steps_back'], 'step')} back"
+    return f"take {on} back to {where}{skipped if params.get('skip_batches') else ''}"
+
+
+def _workers(params: Document, on: str) -> str:
+    number = params.get("count", params.get("at_most"))
+    return f"use {plain(number)} data loader workers for each rank of {on}{'' if 'count' in params else ' at most'}"
+
+
+def _on_node(text: str) -> Says:
+    return lambda params, on: text.replace("{node}", plain(params["node"]) if params.get("node") else on)
+
+
+def _plainly(text: str) -> Says:
+    return lambda _, on: text.replace("{on}", on)
+
+
+_SAYS: Mapping[str, Says] = {
+    "gpu.power_limit": _power,
+    "job.accumulate": _scaled("number of accumulated micro-batches"),
+    "job.checkpoint": _plainly("write a checkpoint of {on}"),
+    "job.dataloader_workers": _workers,
+    "job.empty_cache": _plainly("free the unused GPU memory that {on} holds"),
+    "job.pause": lambda params, on: f"pause {on} for {plain(params.get('max', '1h'))} at most",
+    "job.resume": _plainly("let {on} continue"),
+    "job.rollback": _rollback,
+    "job.scale_batch": _scaled("micro-batch"),
+    "job.scale_lr": _scaled("learning rate"),
+    "job.stop": lambda params, on: f"stop {on}{' after a checkpoint' if params.get('checkpoint', True) else ''}",
+    "k8s.cordon": _on_node("cordon {node} in Kubernetes"),
+    "k8s.drain": _on_node("drain {node} in Kubernetes"),
+    "k8s.uncordon": _on_node("uncordon {node} in Kubernetes"),
+    "slurm.drain": _on_node("drain {node} in Slurm"),
+    "slurm.resume": _on_node("resume {node} in Slurm"),
+    "slurm.requeue": _plainly("requeue {on} in Slurm"),
+    "slurm.cancel": _plainly("cancel {on} in Slurm"),
+    "launcher.exclude_node": _on_node("exclude {node} from the job's next attempts"),
+    "launcher.include_node": _on_node("allow {node} in the job's next attempts again"),
+    "node.facts": _plainly("read the state of {on}; this changes nothing"),
+    "disk.clean": _plainly("delete files on {on} as the node's policy allows"),
+    "disk.prune_containers": _plainly("delete unused containers and images on {on}"),
+    "notify": lambda params, _: f"send a message{_titled(params)}",
+}
+"""By action. Other actions appear with their parameters."""
+
+
+_PAST: Mapping[str, str] = {
+    "cancel": "cancelled",
+    "drain": "drained",
+    "send": "sent",
+    "stop": "stopped",
+    "take": "took",
+    "write": "wrote",
+    **{word: word for word in ("let", "read")},
+}
+"""By the first word, where it is not formed with -d or -ed."""
+
+
+def _titled(params: Document) -> str:
+    return f": {plain(params['title'])}" if params.get("title") else ""
+
+
+def sentence(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
+    """Return what a step does: ``lower the power limit of GPU 3 on node-2 to 80 %``, with its condition first.
+
+    `step` has ``action``, ``params``, ``targets`` and ``note``, as a question's. `target` is the run's, as a key.
+    """
+    action, params = str(step.get("action") or ""), step.get("params") or {}
+    key = next(iter(step.get("targets") or ()), target)
+    on = targets.within(key, index_of) if key else "the target"
+    says, note = _SAYS.get(action), step.get("note")
+    if says is None or (note and not params):
+        told = call(action, params) + (f" on {on}" if key else "")
+    else:
+        told = says(params, on)
+    if not note:
+        return told
+    return f"{note}: {told}" if str(note).startswith("if ") else f"{told} ({plain(note)})"
+
+
+def done(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
+    """Return what a step has done: ``lowered the power limit of GPU 3 on node-2 to 80 %``."""
+    told = sentence({**step, "note": None}, target, index_of)
+    if step.get("action") not in _SAYS:
+        return f"carried out {told}"
+    verb, _, rest = told.partition(" ")
+    return f"{_PAST.get(verb) or (f'{verb}d' if verb.endswith('e') else f'{verb}ed')} {rest}"
+
+
+def sentences(
+    steps: Sequence[Document], target: str | None = None, index_of: IndexOf = targets.unknown
+) -> Iterator[str]:
+    for step in steps:
+        told = sentence(step, target, index_of)
+        is_name = "." in told.partition(" ")[0]
+        yield told if is_name else told[:1].upper() + told[1:]

@@ -1,0 +1,80 @@
+"""Names of targets for people. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from trainmedic_core import gpu_names
+from trainmedic_core.target import Target, TargetKind
+
+IndexOf = Callable[[str], int | None]
+"""Takes a GPU's UUID. Returns its index on its node, or None if it is unknown."""
+_UUID_HEAD = 8
+_KEY_IN_TEXT = re.compile(r"\bgpu:(?P<node>[^\s/,;]+)/(?P<gpu>GPU-[0-9A-Fa-f-]{8,})")
+
+
+class TargetWords(Struct, frozen=True):
+    kind: str
+    name: str
+    behind: str
+    """The full name of a GPU. Empty if `name` contains it, or for other kinds."""
+
+    def __str__(self) -> str:
+        return self.name if self.kind in ("gpu", "cluster") else f"{self.kind} {self.name}"
+
+
+def unknown(_: str) -> int | None:
+    """Return None: no GPU's index is known."""
+    return None
+
+
+def index_in(labels: Mapping[str, str]) -> IndexOf:
+    """Return a lookup in an alert's labels, which often have both the UUID and the index ``gpu``."""
+    number = labels.get("gpu", "")
+    named = {gpu_names.uuid_key(value) for value in labels.values()} if gpu_names.is_index(number) else set()
+    return lambda uuid: int(number) if gpu_names.uuid_key(uuid) in named else None
+
+
+def words(key: str, index_of: IndexOf = unknown) -> TargetWords:
+    """Return the name of the target with this key: ``node-1 · GPU 3``, ``job llm-1``. Other texts stay."""
+    try:
+        target = Target.of_key(key)
+    except ValueError:
+        return TargetWords("", key, "")
+    match target.kind:
+        case TargetKind.GPU:
+            name = gpu(target.gpu or "", index_of)
+            return TargetWords("gpu", f"{target.node} · {name}", "" if name == f"GPU {target.gpu}" else str(target.gpu))
+        case TargetKind.NODE:
+            return TargetWords("node", str(target.node), "")
+        case TargetKind.JOB:
+            return TargetWords("job", str(target.job), "")
+        case TargetKind.CLUSTER:
+            return TargetWords("cluster", "cluster", "")
+
+
+def gpu(name: str, index_of: IndexOf = unknown) -> str:
+    """Return ``GPU 3``, or ``GPU 5f3a9c1e`` for a UUID with an unknown index."""
+    if gpu_names.is_of_one_node(name):
+        return f"GPU {name}"
+    index = index_of(name)
+    return f"GPU {index}" if index is not None else f"GPU {gpu_names.normal_uuid(name)[:_UUID_HEAD]}"
+
+
+def within(key: str, index_of: IndexOf = unknown) -> str:
+    """Return the target as a part of a sentence: ``GPU 3 on node-1``, ``job llm-1``, ``the cluster``."""
+    told = words(key, index_of)
+    if told.kind == "cluster":
+        return "the cluster"
+    if told.kind != "gpu":
+        return str(told)
+    node, _, name = told.name.rpartition(" · ")
+    return f"{name} on {node}"
+
+
+def shortened(text: str, index_of: IndexOf = unknown) -> str:
+    """Replace the keys of GPUs in a text by their names."""
+    return _KEY_IN_TEXT.sub(lambda found: words(found[0], index_of).name, text)
