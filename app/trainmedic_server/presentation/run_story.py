@@ -25,7 +25,7 @@ _UNDO = {
     "available": "An operator can revert it",
     "done": "It was reverted",
     "failed": "It could not be reverted",
-    "dropped": "Nothing is to be reverted: it was not carried out",
+    "dropped": "It is not reverted",
     "closed": "A person decided not to revert it",
 }
 _WHEN = {"on_resolve": "when the alert resolves", "on_failure": "if the run fails", "never": ""}
@@ -60,10 +60,12 @@ def _happened(run: Document, index_of: IndexOf) -> str:
         return f"{cause}, and no run was started: {message or words(run.get('decision'))}."
     if status == Status.OBSERVED:
         told = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _acting(run))
+        if run.get("group"):
+            return f"{cause}. Trainmedic changed nothing; it {message}."
         return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {told or 'nothing'}."
     if run.get("group"):
         members, verb = runs.group(run["group"]), "worked on" if run.get("acted_at") else "has not begun to work on"
-        return f"{cause}. Trainmedic {verb} a group of {members}; {_outcome(run, status, '')}."
+        return f"{cause}. Trainmedic {verb} a group of {members}; {_outcome(run, status, message * (status != Status.SUCCEEDED))}."
     acts = "; ".join(_acts(run, index_of)) or "has changed nothing so far" * (status in _OPEN) or "changed nothing"
     return f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}."
 

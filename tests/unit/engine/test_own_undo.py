@@ -94,6 +94,8 @@ async def test_an_undo_that_cannot_be_known_is_told(world: MakeWorld) -> None:
     assert run.status is Status.SUCCEEDED
     assert undo_of(run).status is UndoStatus.DROPPED
     assert "size" in (undo_of(run).because or "")
+    with pytest.raises(errors.Conflict):
+        await at.engine.order(run.id, OrderKind.UNDO, "ann")
 
 
 async def test_an_undo_that_cannot_be_rendered_prevents_the_act(world: MakeWorld) -> None:
