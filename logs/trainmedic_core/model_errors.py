@@ -55,8 +55,9 @@ class ValidationFault(Struct, frozen=True):
 
 
 def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = ()) -> M | list[FileProblem]:
-    """Return the document as a `model`, or its problems. `tagged` names the lists of steps, whose entries pydantic
-    marks with the tag of their kind.
+    """Return the document as a `model`, or its problems.
+
+    `tagged` has the keys of lists of steps. In the paths of errors in them, pydantic inserts the step's kind.
     """
     try:
         return model.model_validate(document.value)
@@ -176,7 +177,7 @@ def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]
     return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
 
 
-_OTHER_WORDS = {
+_OTHER_WORDS = {  # usual words of other tools, and ours
     "trigger": "on",
     "triggers": "on",
     "name": "playbook",
