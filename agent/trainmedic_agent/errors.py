@@ -34,7 +34,7 @@ class JournalUnavailable(TrainmedicError):
 
 
 class GpuError(TrainmedicError):
-    """GPU or driver cannot do what was requested."""
+    """The GPU or its driver cannot do what was requested."""
 
 
 class GpuAbsent(GpuError):
@@ -50,11 +50,11 @@ class DriverAbsent(GpuError):
 
 
 class NotSupported(GpuError):
-    """This GPU or its MIG mode does not support it."""
+    """The GPU's model or MIG mode does not support the operation."""
 
 
 class NoPermission(GpuError):
-    """The agent's user may not do it."""
+    """The driver refuses the operation to the agent's user."""
 
 
 class GpuTaken(GpuError):
@@ -70,8 +70,8 @@ class GpuStuck(GpuFailure):
 
 
 class CommandNotExecuted(TrainmedicError):
-    """An executor did not execute its command. The reply gets the message as ``reason``, ``status``, and ``output`` as
-    further fields.
+    """An executor did not execute its command. The reply has the class's ``status``, the message as ``reason``, and the
+    fields of ``output``.
     """
 
     status: ClassVar[str] = envelope.FAILED
@@ -82,7 +82,7 @@ class CommandNotExecuted(TrainmedicError):
 
 
 class CommandRejected(CommandNotExecuted):
-    """Invalid here, or against the policy."""
+    """The command is invalid on this node, or the policy forbids it."""
 
     status = envelope.REJECTED
 
@@ -94,7 +94,7 @@ class CommandUnsupported(CommandNotExecuted):
 
 
 class CommandFailed(CommandNotExecuted):
-    """Tried without success; another attempt may succeed."""
+    """The executor tried and failed; another attempt may succeed."""
 
 
 class CommandWithdrawn(CommandNotExecuted):
@@ -104,4 +104,4 @@ class CommandWithdrawn(CommandNotExecuted):
 
 
 class CommandInterrupted(CommandNotExecuted):
-    """The agent stops during the command, which gets no reply now and is resumed at the next start."""
+    """The agent stops during the command. It sends no reply now and resumes the command at its next start."""

@@ -96,7 +96,7 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
-    """Every reason has a series, 0 or 1, to show its end."""
+    """Return one series for each reason, 0 or 1, so that its end shows."""
     family = GaugeMetricFamily(
         "gpu_throttle_reason", "1 while clocks are reduced for this reason.", labels=[*LABELS, "reason"]
     )

@@ -37,6 +37,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self._places: dict[socket.socket, float] = {}
         """Deadline by connection, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
+        """Connections whose request is incomplete, oldest first. Only these are closed for others."""
         self._open: set[socket.socket] = set()
         """Connections not yet closed, even without a place."""
         self._lock = threading.Lock()
@@ -62,7 +63,8 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             self._asking[request] = None
         return True
 
-    def asked(self, request: socket.socket) -> None:
+    def request_received(self, request: socket.socket) -> None:
+        """Keep the connection until its response is sent, even if others want its place."""
         with self._lock:
             self._asking.pop(request, None)
 
@@ -107,7 +109,7 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
     def parse_request(self) -> bool:
         is_sound = super().parse_request()
         self.close_connection = True  # one request per connection
-        self.server.asked(self.connection)
+        self.server.request_received(self.connection)
         return is_sound
 
     def do_GET(self) -> None:
@@ -133,6 +135,8 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
 
 
 class _FirstBytes(io.RawIOBase):
+    """The first `size` bytes of a stream, which then ends."""
+
     def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
         self._stream = stream
         self._left = size

@@ -65,8 +65,9 @@ Cure = Callable[[DocumentPath, str, Any], str | None]
 def validate(
     model: type[M], document: YamlDocument, tagged: Collection[str] = (), cure: Cure | None = None
 ) -> M | list[FileProblem]:
-    """Return the document as a `model`, or its problems. `tagged` names the lists of steps, whose entries pydantic
-    marks with the tag of their kind.
+    """Return the document as a `model`, or its problems.
+
+    `tagged` has the keys of lists of steps. In the paths of errors in them, pydantic inserts the step's kind.
     """
     try:
         return model.model_validate(document.value)
@@ -198,7 +199,7 @@ def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]
     return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
 
 
-_OTHER_WORDS = {
+_OTHER_WORDS = {  # usual words of other tools, and ours
     "trigger": "on",
     "triggers": "on",
     "name": "playbook",

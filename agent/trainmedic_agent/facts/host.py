@@ -100,7 +100,7 @@ def uptime(proc: Path = PROC) -> float:
 
 
 def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
-    """As in ``df``, space reserved for root is neither used nor available."""
+    """Return sizes in bytes and inodes. As in ``df``, space reserved for root is neither used nor available."""
     size, used, available = filesystem.f_blocks, filesystem.f_blocks - filesystem.f_bfree, filesystem.f_bavail
     facts = {
         "total_bytes": size * filesystem.f_frsize,

@@ -1,7 +1,8 @@
 """Relay that signs findings and sends them to Redis, and fetches new rules.
 
 It holds one batch at a time; unsent findings stay in the reader's database. A separate thread sends to the reader, so
-that a blocked reader does not delay the Redis connection, which commands also use.
+that a blocked reader does not delay the Redis connection, which commands also use. A generation is the number of the
+reader's connection: each restart of the reader begins another.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class FindingRelay:
         send: Callable[[AgentMessage, int], bool],
         unix_now: Callable[[], float],
     ) -> None:
-        """`send` sends a message to the reader of a generation."""
+        """`send` sends a message to the reader of a generation. It returns False if that reader is gone."""
         self._node = node
         self._connection = connection
         self._signer = signer
@@ -76,6 +77,7 @@ class FindingRelay:
         self._unsent.put(None)
 
     def begin(self, generation: int) -> None:
+        """Serve a newly connected reader: drop the previous one's batch and fetch the rules for it."""
         with self._lock:
             self._batch = None
             self._generation = generation

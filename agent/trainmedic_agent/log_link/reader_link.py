@@ -126,7 +126,7 @@ class ReaderLink:
         try:
             stream.send(encoded(message))
         except LinkClosed as error:
-            self._tell("link to the log reader closed", str(error))
+            self._log_event("link to the log reader closed", str(error))
             return False
         return True
 
@@ -149,7 +149,7 @@ class ReaderLink:
                 return True
             oldest = min(self._pings.values(), default=now)
         if now - oldest > HEARTBEAT_SECONDS:
-            self._tell("ending log reader", f"it did not answer for {HEARTBEAT_SECONDS:g} s")
+            self._log_event("ending log reader", f"it did not answer for {HEARTBEAT_SECONDS:g} s")
             self.kill()
             return False
         self._ping(wants_metrics=False)
@@ -254,7 +254,7 @@ class ReaderLink:
             reason = str(error)
         except FrameFault as fault:
             reason = str(fault)
-            self._tell("ending log reader: protocol violation", reason)
+            self._log_event("ending log reader: protocol violation", reason)
             peer.kill()
         finally:
             with self._changed:
@@ -298,6 +298,6 @@ class ReaderLink:
                 self._counters.loop_error(loop)
             self._loop_errors[loop] = count
 
-    def _tell(self, event: str, reason: str) -> None:
+    def _log_event(self, event: str, reason: str) -> None:
         if self._log_limit.lets_through():
             log.warning(event, extra={"reason": reason})

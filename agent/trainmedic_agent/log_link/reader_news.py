@@ -78,9 +78,9 @@ class ReaderNews:
             self._changes_due = time.monotonic() + _CHANGES_EVERY
         if generation and time.monotonic() >= self._changes_due:
             self._changes_due = time.monotonic() + _CHANGES_EVERY
-            self._tell_changes(generation)
+            self._send_changes(generation)
 
-    def _tell_changes(self, generation: int) -> None:
+    def _send_changes(self, generation: int) -> None:
         known, access = self._gpus, self._access
         if time.monotonic() >= self._gpus_due or not known.uuids:
             self._look_at_gpus()

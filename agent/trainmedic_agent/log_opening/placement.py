@@ -19,13 +19,15 @@ from trainmedic_agent.log_opening.rights import ANYONE, Rights, UserDatabase, ha
 
 
 class WayStep(Struct, frozen=True):
+    """One opened component of a path, with its `fstat`."""
+
     name: str
     fd: int
     facts: os.stat_result
 
 
 def writers(step: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights that all writers of a directory except its owner have. None if there are no others."""
+    """Return the rights common to all users, except the owner, who may write to a directory. None if only it may."""
     mode = step.facts.st_mode
     if mode & stat.S_IWOTH:
         return ANYONE
@@ -38,8 +40,8 @@ def writers(step: WayStep, users: UserDatabase) -> Rights | None:
 
 
 def placers(parent: WayStep, child: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights shared by all users, except both owners, who could have placed `child` in `parent`. None if
-    there are no others.
+    """Return the rights common to all users, except both owners, who could have placed `child` in `parent`. None: only
+    the owners could.
     """
     others = writers(parent, users)
     if others is None or not stat.S_ISDIR(child.facts.st_mode):

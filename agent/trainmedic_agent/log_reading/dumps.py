@@ -104,7 +104,7 @@ class DumpReading:
                     waiting.setdefault(file.owner, []).append((directory, file))
         taken, has_more = self._take_in_turn(waiting)
         for directory in dict.fromkeys(taken):
-            self._tell(directory, [file for file in current[directory] if file.path in self._lines])
+            self._report(directory, [file for file in current[directory] if file.path in self._lines])
         if taken:
             self._findings.settle()
         return 0.0 if has_more else _LOOK_SECONDS
@@ -178,7 +178,7 @@ class DumpReading:
             raise DumpError(f"it has more than {MOST_BYTES:,} bytes, the agent's limit")
         return raw
 
-    def _tell(self, directory: str, files: Sequence[FoundFile]) -> None:
+    def _report(self, directory: str, files: Sequence[FoundFile]) -> None:
         origin = files[0].origin
         if origin is None or origin.job is None:
             return

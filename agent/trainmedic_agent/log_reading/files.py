@@ -123,7 +123,7 @@ class Positions(Protocol):
     def forget(self, key: str) -> None: ...
 
     def hurry(self) -> None:
-        """Called between two files."""
+        """Do urgent work between two files."""
         ...
 
 

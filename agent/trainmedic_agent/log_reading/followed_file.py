@@ -93,7 +93,7 @@ class FollowedFile:
         """Read new data. Return whether there is more. Raises OSError."""
         counters = self._counters
         if not self.file.look():
-            self._begin_anew(now)
+            self._begin_again(now)
             self.file.look()
         if self._arrivals is not None:
             self._arrivals.looked(self._file_key, self.file.size, self.file.written_ns, now)
@@ -146,7 +146,7 @@ class FollowedFile:
             self.file.close()
         self._runner.forget(self.key)
 
-    def _begin_anew(self, now: datetime) -> None:
+    def _begin_again(self, now: datetime) -> None:
         self._end_stream(now)
         self._runner.forget(self.key)
         self._counters.add_truncation()

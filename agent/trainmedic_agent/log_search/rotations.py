@@ -28,7 +28,7 @@ class Rotations:
     """Finder for one answer; lists each directory once."""
 
     def __init__(self, files: NodeFiles, seconds: float) -> None:
-        """After `seconds` no further directory is listed."""
+        """List no further directory after `seconds`."""
         self._files = files
         self._until = time.monotonic() + seconds
         self.left_out = 0

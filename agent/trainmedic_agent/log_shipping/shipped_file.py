@@ -82,7 +82,7 @@ class ShippedFile:
     def poll(self, now: datetime, monotonic: float) -> bool:
         """Check for new data, which is read on demand. Raises OSError."""
         if not self.file.look():
-            self._begin_anew(now)
+            self._begin_again(now)
             self.file.look()
         written_at = datetime.fromtimestamp(self.file.written_at, UTC) if self.file.written_at > 0 else now
         if self.file.size > self._size:
@@ -169,7 +169,7 @@ class ShippedFile:
     def _keep(self, placed: list[PlacedLine]) -> None:
         self._raw.extend((self._turn, line) for line in placed)
 
-    def _begin_anew(self, now: datetime) -> None:
+    def _begin_again(self, now: datetime) -> None:
         """Handle truncation: unread lines are lost, those already read are still sent."""
         self._counters.lose_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
         self._keep(self.file.half_line())

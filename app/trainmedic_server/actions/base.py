@@ -1,4 +1,7 @@
-"""Base classes of actions and their parameters, also for other packages (``trainmedic_server.extending``)."""
+"""Base classes of actions and their parameters, also for other packages (``trainmedic_server.extending``).
+
+`ports.actions` describes the attributes and methods of an action.
+"""
 
 from __future__ import annotations
 

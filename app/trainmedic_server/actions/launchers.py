@@ -195,14 +195,14 @@ class LauncherExcludeNode(_LauncherAction):
         if (
             chosen
             and cast(ExcludeNodeParams, call.params).unless_heard
-            and (heard := await self._heard(node, launchers))
+            and (heard := await self._connected_source(node, launchers))
         ):
             return _Selection(
                 {}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is connected, so the node is not down")}
             )
         return self._within_bounds(launchers, node, chosen, not_asked)
 
-    async def _heard(self, node: str, launchers: Sequence[Presence]) -> str:
+    async def _connected_source(self, node: str, launchers: Sequence[Presence]) -> str:
         if any(agent.name == node and agent.details for agent in await self._bus.agents()):
             return "its agent"
         return "a launcher there" if any(each.details.get("node") == node for each in launchers) else ""

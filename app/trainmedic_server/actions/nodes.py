@@ -70,7 +70,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """The agent knows the previous limit and the other active caps."""
+        """Return the end of this cap. The agent knows the previous limit and the other active caps."""
         assert isinstance(params, PowerLimitParams)
         if params.restore:
             return None

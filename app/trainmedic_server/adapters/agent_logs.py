@@ -142,7 +142,7 @@ class AgentLogs:
     ) -> AsyncGenerator[LogBatch, None]:
         notes = await self._ask(query, answers)
         if not is_again and all(answer.silence for answer in answers):
-            raise LogsUnavailable(_told(answers))
+            raise LogsUnavailable(_missing_lines(answers))
         if not is_again and query.is_search:
             if all(answer.job_files == 0 for answer in answers):
                 raise NotFound(
@@ -278,13 +278,13 @@ def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:
     back = [answer for answer in answers if answer.is_missed and not answer.silence]
     for answer in (*lost, *back):
         answer.is_missed = bool(answer.silence)
-    notes = [_told(lost)] if lost else []
+    notes = [_missing_lines(lost)] if lost else []
     if back:
         notes.append(f"lines of {_count(back)} are available again: {_named([answer.node for answer in back])}")
     return notes
 
 
-def _told(silent: Sequence[_NodeAnswer]) -> str:
+def _missing_lines(silent: Sequence[_NodeAnswer]) -> str:
     named = _named([f"{answer.node}: {answer.silence}" for answer in silent])
     return f"lines of {_count(silent)} are missing: {named}"
 

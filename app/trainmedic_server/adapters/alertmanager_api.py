@@ -49,7 +49,9 @@ class AlertmanagerApi:
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """Below the uptime `settles_after`, a missing alert does not count as ended. Raises ConfigurationError."""
+        """While Alertmanager has run for less than `settles_after`, a missing alert does not count as ended. Raises
+        ConfigurationError.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")

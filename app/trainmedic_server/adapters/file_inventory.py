@@ -14,7 +14,9 @@ _MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000
 
 
 def load(path: Path) -> WrittenTopology:
-    """Addresses are as in an ``instance`` label without the port. Raises ConfigurationError with file and entry."""
+    """Read an inventory file. Addresses are those of ``instance`` labels, without the port. Raises ConfigurationError
+    with file and entry.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

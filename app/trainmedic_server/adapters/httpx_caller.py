@@ -23,7 +23,7 @@ BODY_LIMIT = 64 * 1024
 
 
 class HttpxCaller:
-    """Uses a new connection for each call: on a kept one, the peer's closing would look like a lost call."""
+    """HTTP client with a new connection for each call: if the peer closed a reused one, the call would seem lost."""
 
     def __init__(
         self,
@@ -227,8 +227,8 @@ def _redacted(reply: HttpReply, secrets: Sequence[str]) -> HttpReply:
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """Use UTF-8 for a charset that is unknown, not one of text (``rot13``) or that cannot replace invalid bytes
-    (``idna``).
+    """Decode a body. Use UTF-8 for a charset that is unknown, not one of text (``rot13``), or that cannot replace
+    invalid bytes (``idna``).
     """
     try:
         return content.decode(charset, errors="replace")
@@ -241,6 +241,6 @@ def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
 
 
 def _host(url: str) -> str:
-    """The rest of a URL may be secret."""
+    """Return scheme and host for error texts; the rest of a URL may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -162,7 +162,7 @@ def _kind_of_pod(status: Mapping[str, Any], reason: str, message: str) -> PodFau
 
 
 def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
-    """The kubelet has one reason for all ends, with details in the message."""
+    """Classify a kubelet's termination by its message, because it gives one reason for all of them."""
     if reason != "TerminationByKubelet":
         return None
     if _SHUTS_DOWN.search(message):

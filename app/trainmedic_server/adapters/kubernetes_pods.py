@@ -262,7 +262,7 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
-    """Past faults stay; faults that can pass by themselves count only while they last."""
+    """Add new faults to the known ones. Known faults stay, except those that can pass by themselves and have passed."""
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault

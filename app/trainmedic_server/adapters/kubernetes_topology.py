@@ -85,7 +85,7 @@ class KubernetesTopology:
         while True:
             try:
                 objects, version = await self._cluster.list_at(resource)
-                self._tell_list(resource, objects)
+                self._report_list(resource, objects)
                 fresh = {listed["metadata"]["uid"]: value for listed in objects if (value := read(listed)) is not None}
                 with self._lock:
                     kept.clear()
@@ -113,7 +113,7 @@ class KubernetesTopology:
             version = changed["metadata"]["resourceVersion"]
             if change == "BOOKMARK":
                 continue
-            self._tell(resource, changed, is_deleted=change == "DELETED")
+            self._report_change(resource, changed, is_deleted=change == "DELETED")
             value = None if change == "DELETED" else read(changed)
             uid = changed["metadata"]["uid"]
             with self._lock:
@@ -126,13 +126,13 @@ class KubernetesTopology:
                 self._changed(resource)
         return version
 
-    def _tell_list(self, resource: Resource, objects: Sequence[Object]) -> None:
+    def _report_list(self, resource: Resource, objects: Sequence[Object]) -> None:
         if self._listener is not None and resource == PODS:
             self._listener.pods_listed(objects, job_of)
         for node in objects if resource == NODES else ():
-            self._tell(resource, node)
+            self._report_change(resource, node)
 
-    def _tell(self, resource: Resource, changed: Object, *, is_deleted: bool = False) -> None:
+    def _report_change(self, resource: Resource, changed: Object, *, is_deleted: bool = False) -> None:
         if self._listener is None:
             return
         if resource == PODS:
@@ -208,7 +208,7 @@ def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """Shares and MIG instances count as one GPU together."""
+    """Count a pod's GPUs. Shares and MIG instances count as one GPU together."""
     limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
     whole = sum(int(of_container[GPU]) for of_container in limits if str(of_container.get(GPU, "")).isdigit())
     return whole or int(any(name.startswith("nvidia.com/") for of_container in limits for name in of_container))

@@ -68,7 +68,7 @@ class RedisFindings:
         await pipeline.execute()
 
     async def _have_taken(self, updates: list[FindingUpdate]) -> None:
-        """Pass all updates on; if that fails, one by one."""
+        """Pass on all updates together; if that fails, one by one, so that a bad update stops no other."""
         try:
             await self._take(updates)
         except StoreUnavailable:

@@ -94,7 +94,7 @@ class ReplyRouter:
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
-        """Earlier replies (delivered again after a restart) go to the new waiter."""
+        """Return a waiter for a command's replies. It gets replies that arrived earlier, as after a restart."""
         waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at, identity))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
@@ -119,7 +119,7 @@ class ReplyRouter:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
-        """The outcome is durable: the replies need not come again."""
+        """Acknowledge a command's replies, so that they are not delivered again: its outcome is durable."""
         entries = self._unacknowledged.pop(command_id, None)
         if entries:
             self._acknowledge(list(entries))

@@ -111,7 +111,9 @@ class StreamReader:
 
 
 async def _reset_ids(client: Redis, name: str) -> None:
-    """Writers choose IDs, and one with the maximum would block the stream permanently. Raises redis-py's errors."""
+    """Set back the last ID of an empty stream if it is far in the future. Writers choose IDs, and the maximum would
+    block the stream permanently. Raises redis-py's errors.
+    """
     seconds, _ = await client.time()
     now = seconds * 1000
     try:

@@ -112,7 +112,7 @@ def _spans_of_run(record: RunRecord, link: str) -> Iterator[dict[str, Any]]:
     span = _span(run, "", f"run {run.playbook}", run.created_at, run.ended_at, attributes)
     span["status"] = _status(run.status in _WENT_WRONG, run.message)
     span["events"] = [
-        {"timeUnixNano": _nanoseconds(event.at), "name": event.kind, "attributes": _attributes(_told(event))}
+        {"timeUnixNano": _nanoseconds(event.at), "name": event.kind, "attributes": _attributes(_attributes_of(event))}
         for event in record.events[:_MOST_EVENTS]
     ]
     yield span
@@ -232,7 +232,7 @@ def _value(value: Any) -> dict[str, Any]:
     return {"stringValue": str(value)[:_LONGEST_TEXT]}
 
 
-def _told(event: Event) -> dict[str, Any]:
+def _attributes_of(event: Event) -> dict[str, Any]:
     told = {name: event.data.get(name) for name in ("step", "action", "attempt", "why", "error", "outcome", "holder")}
     plain = {name: value for name, value in told.items() if isinstance(value, (str, int))}
     return {"actor": event.actor, **plain}
@@ -252,5 +252,5 @@ def _answered_at(answer: Any) -> datetime | None:
 
 
 def _nanoseconds(moment: datetime) -> str:
-    """Decimal text is OTLP's JSON form of 64 bits."""
+    """Return Unix time in nanoseconds as decimal text, OTLP's JSON form of 64-bit integers."""
     return str((moment - _EPOCH) // timedelta(microseconds=1) * 1_000)

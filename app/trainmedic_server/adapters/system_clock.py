@@ -19,7 +19,7 @@ class SystemClock:
     def __init__(self, time: SteadyTime = steady_time.OF_PROCESS) -> None:
         self._time = time
         self._steps: deque[ClockStep] = deque(maxlen=_KEPT_STEPS)
-        time.tell = self._tell
+        time.tell = self._note_step
 
     def now(self) -> datetime:
         return self._time.now()
@@ -45,5 +45,5 @@ class SystemClock:
         by_time = (when - self.now()).total_seconds()
         return by_time if by_time < left + _RUNNING_APART_SECONDS else left
 
-    def _tell(self, step: ClockStep) -> None:
+    def _note_step(self, step: ClockStep) -> None:
         self._steps.append(step)

@@ -94,7 +94,7 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
             ChannelView(
                 name=name,
                 services=list(services),
-                messages=_told_at(name, messaging),
+                messages=_kinds_sent_to(name, messaging),
                 routes=messaging.routes.described(name),
             )
             for name, services in sorted(messaging.services.items())
@@ -126,7 +126,7 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
     return routes
 
 
-def _told_at(name: str, messaging: ChannelsApi) -> list[MessageKind]:
+def _kinds_sent_to(name: str, messaging: ChannelsApi) -> list[MessageKind]:
     return [kind for kind, rule in messaging.rules.items() if rule.is_on and _may_go(name, kind, rule, messaging)]
 
 

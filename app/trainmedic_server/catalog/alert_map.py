@@ -49,7 +49,7 @@ class Rename(Struct, frozen=True):
             return False
 
     def renamed(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Templates see the labels before any is dropped."""
+        """Return the alert's labels after the entry's changes. Templates see the labels before any is dropped."""
         made = {label: value for label, value in labels.items() if label not in self.drop}
         scope = {"labels": dict(labels)}
         for label, value in self.labels:

@@ -94,7 +94,7 @@ class AlertMapLibrary:
             (rename for content in contents for rename in content.renames),
             f"the alert map {lost[0]} could not be loaded, so it is not known which alerts it accepts" if lost else "",
         )
-        self._tell(before)
+        self._log_result(before)
         return True
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
@@ -111,7 +111,7 @@ class AlertMapLibrary:
                 if self._metrics is not None:
                     self._metrics.loop_errors.labels("alert map").inc()
 
-    def _tell(self, before: Sequence[FileProblem]) -> None:
+    def _log_result(self, before: Sequence[FileProblem]) -> None:
         renames = sum(len(content.renames) for content in self.contents)
         log.info("alert map loaded", files=len(self._files), renames=renames, problems=len(self._problems))
         for problem in self._problems:

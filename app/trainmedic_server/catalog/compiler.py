@@ -181,7 +181,7 @@ class _Compilation:
         return query
 
     def _constants(self, value: Any, path: DocumentPath) -> None:
-        """Templates in variables would not be rendered."""
+        """Report templates in variables, because they would not be rendered."""
         if isinstance(value, dict):
             for key, each in value.items():
                 self._constants(each, (*path, key))

@@ -256,7 +256,7 @@ class Library(StaticCatalog):
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """If two playbooks have one name, the one already loaded stays."""
+    """Return all loaded playbooks and problems. If two playbooks have one name, the one already loaded stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]

@@ -26,10 +26,10 @@ def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[Fi
     for name, rivals in by_alertname.items():
         for first, second in itertools.combinations(rivals, 2):
             if _both_match(first.matchers, second.matchers) and not _is_alone(first, second):
-                yield FileProblem(second.source, second.line, 1, _told(name, first, second))
+                yield FileProblem(second.source, second.line, 1, _warning(name, first, second))
 
 
-def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
+def _warning(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
     names = f"{first.definition.name!r} ({first.source}:{first.line}) and {second.definition.name!r}"
     has_condition = first.condition is not None or second.condition is not None
     unless = ", unless on.when distinguishes them" if has_condition else ""
@@ -50,7 +50,7 @@ def _is_alone(first: YamlPlaybook, second: YamlPlaybook) -> bool:
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
-    """Unknown actions do not count."""
+    """Return whether a playbook changes anything. Unknown actions do not count."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False
     classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))

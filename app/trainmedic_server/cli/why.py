@@ -71,7 +71,7 @@ def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Docum
             f"No alert {plain(alertname)} with these labels was received. If it was sent, check Alertmanager's routes."
         )
     for alert in heard:
-        yield from _heard(alert)
+        yield from _received(alert)
     if has_more:
         yield "…and more; --limit shows them."
     yield ""
@@ -80,7 +80,7 @@ def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Docum
         yield f"  {line}".rstrip()
 
 
-def _heard(alert: Document) -> Iterator[str]:
+def _received(alert: Document) -> Iterator[str]:
     labels = {name: value for name, value in alert["labels"].items() if name != "alertname"}
     often = f"received {alert['count']} times, first" if alert["count"] > 1 else "received once,"
     last = f", last {times.stamp(alert['last_heard'])}" if alert["count"] > 1 else ""

@@ -89,7 +89,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     message = message or _default_question(draft.run, draft.playbook.definition.summary, count)
     deadline = draft.now + definition.timeout if definition.timeout else None
     draft.run = replace(draft.run, message=message)
-    draft.add_event(_told(kinds.ApprovalRequested, state.id, message, deadline, terms))
+    draft.add_event(_question_event(kinds.ApprovalRequested, state.id, message, deadline, terms))
     return draft.put(
         replace(
             state,
@@ -143,7 +143,7 @@ def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepSt
             on_timeout=second.on_timeout,
         )
         deadline = draft.now + (second.timeout or definition.timeout or timedelta(0))
-        draft.add_event(_told(kinds.ApprovalEscalated, state.id, state.message, deadline, terms))
+        draft.add_event(_question_event(kinds.ApprovalEscalated, state.id, state.message, deadline, terms))
         return draft.put(replace(state, started_at=draft.now, deadline=deadline, params=terms.as_data(), retry_at=None))
     if question.ask_again is not None:
         again_at = draft.now + question.ask_again
@@ -179,11 +179,13 @@ def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> Step
         return state
     if lapsed:
         return _ask(draft, state, definition)
-    draft.add_event(_told(kinds.ApprovalReminded, state.id, state.message, _deadline(draft, state), Terms.of(state)))
+    draft.add_event(
+        _question_event(kinds.ApprovalReminded, state.id, state.message, _deadline(draft, state), Terms.of(state))
+    )
     return draft.put(replace(state, retry_at=draft.now + every))
 
 
-def _told(
+def _question_event(
     kind: type[kinds.QuestionEvent], step: str, message: str | None, deadline: datetime | None, terms: Terms
 ) -> kinds.QuestionEvent:
     return kind(step, message, deadline, terms.asked, terms.by, terms.count, terms.to, len(terms.nodes), terms.gpus)

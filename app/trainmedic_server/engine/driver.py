@@ -452,7 +452,7 @@ def _was_applied(state: StepState, command_id: str) -> bool:
 
 @functools.cache
 def _has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Cached by class: Python 3.11 takes tens of microseconds per check."""
+    """Return whether an action's class implements a protocol. Cached: on Python 3.11 a check takes tens of µs."""
     return isinstance(action_class, protocol)
 
 

@@ -188,7 +188,7 @@ def _reacting(
     else:
         is_imagined = decision.run_id.startswith(_IMAGINED)
         run_id = None if is_imagined else decision.run_id
-        why = decision.why or _told_by(decision.decision, run_id)
+        why = decision.why or _reason_of(decision.decision, run_id)
         explanation = replace(explanation, why=why, decision=decision.decision, run_id=run_id)
     if not isinstance(target, Target):
         return explanation
@@ -230,7 +230,7 @@ def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]
     )
 
 
-def _told_by(decision: Decision, run_id: str | None) -> str:
+def _reason_of(decision: Decision, run_id: str | None) -> str:
     if decision is Decision.JOINED:
         return (
             f"run {run_id} is open on this target" if run_id else "a run for an alert before it is open on this target"

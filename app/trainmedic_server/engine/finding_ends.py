@@ -1,6 +1,6 @@
 """End of findings, and confirmation of suspected ones. Pure.
 
-Ends reported by streams are part of their updates.
+The server decides these ends. An end that a log line states arrives with the finding's update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainmedic_server.engine.node_watch import JobProgress
 
 SILENCE = timedelta(minutes=15)
 FORGOTTEN_AFTER = timedelta(days=7)
-"""Silence of its node or job that ends a waiting finding."""
+"""A finding that waits for a boot, a line or a step ends after this time if its node or job is not connected."""
 
 
 class EndFacts(Struct, frozen=True):
@@ -74,6 +74,7 @@ def confirmed_by(
     firing: Iterable[AlertRecord],
     topology: Topology,
 ) -> str:
+    """Return the name of the rule or alert that confirms a suspected finding; empty if none does."""
     for other in others:
         is_near = other.id != known.id and _is_within(known, other.first_at, other.last_at, confirm.within)
         if other.rule in confirm.by and is_near and _are_together(known, other):

@@ -159,7 +159,7 @@ class FindingIntake:
         key = EpisodeKey(update.node, finding.id)
         before = work.episodes.get(key)
         known = work.known.get(before.finding_id) if before is not None else None
-        if known is None or before is None or _begins_anew(known, before, finding):
+        if known is None or before is None or _begins_again(known, before, finding):
             open_id = work.open_ids.get(known_finding.identity(finding))
             current = work.known[open_id] if open_id is not None else None
             is_later = current is not None and known_finding.is_of_later_attempt(finding, current)
@@ -293,7 +293,7 @@ def _read(tx: Transaction, placed: Sequence[tuple[FindingUpdate, Finding]]) -> _
     return _Work(known, {key: each.id for key, each in open_findings.items()}, episodes)
 
 
-def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool:
+def _begins_again(known: KnownFinding, before: Episode, finding: Finding) -> bool:
     """Return whether the finding ended and the stream continues with later lines."""
     if known.ended_at is None or finding.is_over or finding.count <= before.count:
         return False

@@ -102,14 +102,14 @@ class DeliveryIntake:
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)
         for miss in matched.misses if alert.status is AlertStatus.FIRING else ():
             if miss.decision == NoReaction.NO_PROOF:
-                self._tell_unproven(alert, miss)
+                self._log_unproven(alert, miss)
             if miss.decision == NoReaction.MATCH_FAILED:
                 log.warning("playbook condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)
                 content = MatchFailed(miss.playbook, alert.name, miss.reason)
                 failures.append(recorded(content, self._services.clock.now()))
         return matched
 
-    def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:
+    def _log_unproven(self, alert: Alert, miss: Reaction) -> None:
         key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
         if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
             self._unproven_logged[key] = now

@@ -144,7 +144,7 @@ class JobDiagnoses:
             if signs or ends:
                 await self._look_at(job, signs, ends, findings)
         self._ended = {job: ends[-1].at for job, ends in reports.items() if not ends[-1].is_failure}
-        await self._tell()
+        await self._send_due()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
         """Return the ends that jobs and launchers reported in the last hour, by job.
@@ -380,7 +380,7 @@ class JobDiagnoses:
         status = AlertStatus.FIRING
         await self._teller.tell([Alert(fingerprint(labels), status, labels, annotations, starts_at=now, ends_at=None)])
 
-    async def _tell(self) -> None:
+    async def _send_due(self) -> None:
         now = self._clock.now()
         due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _AT_ONCE))
         due += await self._of_ended(due, now)

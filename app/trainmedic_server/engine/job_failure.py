@@ -120,7 +120,7 @@ def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
     heard = [
         Sign(known.heard_first_at, known.origin.attempt, not _is_launchers(known))
         for known in findings
-        if _tells_failure(known)
+        if _shows_failure(known)
     ]
     if life is not None and life.state is LifeState.GONE:
         heard.append(Sign(life.since))
@@ -132,7 +132,7 @@ def _is_launchers(known: KnownFinding) -> bool:
     return known.rule in TELLS_ENDS and (known.rule != "rank-failed" or "exitcode" in known.line)
 
 
-def _tells_failure(known: KnownFinding) -> bool:
+def _shows_failure(known: KnownFinding) -> bool:
     return known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG)
 
 
@@ -194,7 +194,7 @@ def settled_at(
         finding.heard_first_at
         for finding in findings
         if _names(finding, report.job) and finding.is_printed and finding.origin.attempt == report.attempt
-        if finding.role is Role.ROOT or _tells_failure(finding)
+        if finding.role is Role.ROOT or _shows_failure(finding)
     ]
     if heard:
         return min(heard) + settling
@@ -214,7 +214,7 @@ def healthy_shapes(
     """Return line shapes that the job's earlier successful attempts printed too."""
     past = list(past)
     failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
-    failed |= {known.origin.attempt for known in past if _tells_failure(known)}
+    failed |= {known.origin.attempt for known in past if _shows_failure(known)}
     numbered = ((known.origin.attempt, known) for known in past if known.is_printed and known.shape)
     return frozenset(
         known.shape

@@ -150,9 +150,11 @@ class JobWatch:
         now = self._clock.now()
         # If the records are full, skip new names. Dropping old ones would let invented names hide a job's death.
         room = MOST_JOBS - sum(life.state is not LifeState.ENDED for life in lives.values())
-        heard = self._heard("job", [job for job in jobs if job.details.get("says_end") is True])
+        heard = self._new_presences("job", [job for job in jobs if job.details.get("says_end") is True])
         # A launcher whose node is excluded waits, whatever happens to the job.
-        launched = self._heard("launcher", [each for each in launchers if each.details.get("state") != "left_out"])
+        launched = self._new_presences(
+            "launcher", [each for each in launchers if each.details.get("state") != "left_out"]
+        )
         signs = [(name, "") for name in launched]
         signs += [(name, _instance_of(presence)) for name, presence in heard.items()]
         # Presences first: notices are about processes that they introduce.
@@ -169,7 +171,7 @@ class JobWatch:
         for name in self._absences.note(lives.keys() - heard.keys() - launched.keys()):
             yield from _taken(lives, job_life.missed(lives[name], now))
 
-    def _heard(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
+    def _new_presences(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
         """Return new presences by name, without copies of old ones."""
         heard = {}
         for presence in presences:

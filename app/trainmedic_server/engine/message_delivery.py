@@ -1,7 +1,7 @@
 """At-least-once messages to people, from history events through an outbox. Only the leader runs it.
 
-Message IDs are derived from the events. A kill loses none and repeats only one that was being sent. A silent channel
-blocks nothing.
+Message IDs are derived from the events. A kill loses no message and repeats only one that was being sent. Each channel
+has its own loop, so a channel that does not respond blocks no other.
 """
 
 from __future__ import annotations
@@ -100,17 +100,18 @@ class MessageDelivery:
         await self._add(lambda tx: self._of_events(tx, events))
 
     async def look_at_playbooks(self) -> None:
+        """Store a message if a playbook file has been invalid for `_BROKEN_FOR`. After a recovery it is sent again."""
         now = self._clock.now()
-        problems = self._broken.to_tell(now)
-        if self._broken.are_mended():
+        problems = self._broken.to_report(now)
+        if self._broken.have_recovered():
             await self._store.transact(lambda tx: tx.messages.forget_sent(MessageKind.PLAYBOOK_BROKEN))
         if problems:
             digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
             draft = message_texts.of_broken_playbooks(problems)
             await self._add(
-                lambda tx: self._untold(tx, self._addressed(draft, f"playbooks/{digest}", now), only_sent=True)
+                lambda tx: self._new(tx, self._addressed(draft, f"playbooks/{digest}", now), only_sent=True)
             )
-            self._broken.note_told(problems)
+            self._broken.note_reported(problems)
 
     async def _add(self, make: Callable[[Transaction], Sequence[Message]]) -> None:
         now = self._clock.now()
@@ -122,11 +123,11 @@ class MessageDelivery:
     def _of_events(self, tx: Transaction, events: Sequence[Event]) -> list[Message]:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
-        told = dict(tx.messages.kinds_told(run_ids)) if run_ids else {}
+        kinds_sent = dict(tx.messages.kinds_told(run_ids)) if run_ids else {}
         channels = dict(tx.messages.channels_told(run_ids)) if run_ids and self._routes.are_set else {}
         made: list[Message] = []
         for event in events:
-            draft = message_texts.written(event, runs.get(event.run_id or ""), told)
+            draft = message_texts.written(event, runs.get(event.run_id or ""), kinds_sent)
             if draft is None:
                 continue
             run = runs.get(event.run_id or "")
@@ -135,12 +136,12 @@ class MessageDelivery:
             made += messages
             if messages and draft.run_id is not None and draft.kind is MessageKind.RUN_FAILED:
                 # Treat it as sent, so that repeating these events gives the same result.
-                told.setdefault(draft.run_id, set()).add(draft.kind)
+                kinds_sent.setdefault(draft.run_id, set()).add(draft.kind)
                 channels.setdefault(draft.run_id, set()).update(message.channel for message in messages)
-        return self._untold(tx, made)
+        return self._new(tx, made)
 
-    def _untold(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
-        """Drop messages that a channel already has (with `only_sent`: was sent), so that new routes repeat nothing."""
+    def _new(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
+        """Drop messages that any channel has (`only_sent`: was sent), so that new routes repeat none."""
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []
@@ -215,7 +216,7 @@ class MessageDelivery:
             # A later time stems from a wrong clock.
             is_recent = last is not None and last <= now < last + GROUP_EVERY
             if ready and not is_recent:
-                # Messages that are not due for sure go with the next ones.
+                # Messages that become due very soon are sent in the same text.
                 due.append([message for message in messages if message.due_at <= now + message_texts.SOON])
         return due
 
@@ -281,27 +282,29 @@ def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 
 
 class _BrokenPlaybooks:
+    """Problems of playbook files: since when each exists, and which were reported."""
+
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems
         self._since: dict[str, datetime] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._has_none = False
 
-    def to_tell(self, now: datetime) -> list[str]:
+    def to_report(self, now: datetime) -> list[str]:
         """Return all current problems if any must be reported; otherwise none."""
         current = [str(problem) for problem in self._problems()]
         self._since = {problem: self._since.get(problem, now) for problem in current}
-        self._told &= set(current)
-        is_due = any(now - since >= _BROKEN_FOR for problem, since in self._since.items() if problem not in self._told)
-        return current if is_due else []
+        self._reported &= set(current)
+        new = {problem: since for problem, since in self._since.items() if problem not in self._reported}
+        return current if any(now - since >= _BROKEN_FOR for since in new.values()) else []
 
-    def are_mended(self) -> bool:
+    def have_recovered(self) -> bool:
         """Return True at the first check without problems, once per recovery."""
         before, self._has_none = self._has_none, not self._since
         return self._has_none and not before
 
-    def note_told(self, problems: Collection[str]) -> None:
-        self._told |= set(problems)
+    def note_reported(self, problems: Collection[str]) -> None:
+        self._reported |= set(problems)
 
 
 def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:

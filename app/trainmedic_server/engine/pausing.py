@@ -73,7 +73,7 @@ def begin(
         raise errors.Conflict(f"there are {len(kept)} pauses already; end some of them")
     pause_id = replaced[0].id if replaced else _fresh_id(controls, new_id)
     pause = OperatorPause(pause_id, actor, now, starts_at, ends_at, **given)  # type: ignore[arg-type]
-    content = _told(kinds.ModeChanged if order.observe else kinds.PauseOrdered, pause)
+    content = _pause_event(kinds.ModeChanged if order.observe else kinds.PauseOrdered, pause)
     return as_of(replace(controls, pauses=(*kept, pause)), now), pause, [recorded(content, now, actor=actor)]
 
 
@@ -92,9 +92,11 @@ def end(
         if not is_ended or rest is not None:
             kept.append(rest if is_ended and rest is not None else pause)
         if is_ended and pause.observe:
-            events.append(recorded(replace(_told(kinds.ModeChanged, pause), mode=kinds.AS_WRITTEN), now, actor=actor))
+            events.append(
+                recorded(replace(_pause_event(kinds.ModeChanged, pause), mode=kinds.AS_WRITTEN), now, actor=actor)
+            )
         elif is_ended:
-            events.append(recorded(_told(kinds.Resumed, pause), now, actor=actor))
+            events.append(recorded(_pause_event(kinds.Resumed, pause), now, actor=actor))
     return as_of(replace(controls, pauses=tuple(kept)), now), events
 
 
@@ -114,9 +116,9 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
         if (
             is_now and not was and window is not None and window[0] != pause.at
         ):  # `pause_ordered` covers the order itself
-            events.append(recorded(_told(kinds.PauseBegan, pause), now))
+            events.append(recorded(_pause_event(kinds.PauseBegan, pause), now))
         elif was and not is_now:
-            events.append(recorded(_told(kinds.PauseEnded, pause), now))
+            events.append(recorded(_pause_event(kinds.PauseEnded, pause), now))
     left = tuple(pause for pause in controls.pauses if not pause.is_over(now))
     return as_of(replace(controls, pauses=left), now), events
 
@@ -161,7 +163,7 @@ def _fresh_id(controls: Controls, new_id: Callable[[], str]) -> str:
     return pause_id
 
 
-def _told(kind: type[_P], pause: OperatorPause) -> _P:
+def _pause_event(kind: type[_P], pause: OperatorPause) -> _P:
     scope = pause.scope
     return kind(
         pause.id,

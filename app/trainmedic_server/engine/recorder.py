@@ -112,7 +112,7 @@ class Recorder:
         return [snapshots.get(run_id) for run_id in run_ids]
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Retries while the store is unavailable."""
+        """Perform the work in a transaction, again and again while the store is unavailable."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

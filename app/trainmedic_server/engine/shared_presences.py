@@ -47,11 +47,11 @@ class SharedReading:
             # Concurrent callers share a reading, also its failure. Otherwise people's requests would delay the loops
             # during a Redis outage.
             if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._read_anew())
+                self._reading = asyncio.create_task(self._read_again())
             await asyncio.shield(self._reading)
         return self._known
 
-    async def _read_anew(self) -> None:
+    async def _read_again(self) -> None:
         began = self._elapsed()
         self._known = await self._read()
         self._read_at = self._elapsed()

@@ -187,7 +187,7 @@ class Workers:
     async def _revive(self, run_id: str) -> None:
         snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not (snapshot.run.steps or snapshot.run.is_group):
-            self._tell_of_driver(run_id, None)
+            self._report_driver(run_id, None)
             return
         outside = OutsideState(snapshot.alerts, snapshot.orders)
         driver = self._drivers[run_id] = Driver(snapshot.run, None, outside, self._services, None)
@@ -195,7 +195,7 @@ class Workers:
             # It was touched during the read, so the snapshot may be outdated. A parent tells its members.
             self._touched_early.discard(run_id)
             driver.touch()
-        self._tell_of_driver(run_id, driver)
+        self._report_driver(run_id, driver)
         await self._drive(driver)
 
     async def _next_driver(self, run_id: str) -> Driver | None:
@@ -205,7 +205,7 @@ class Workers:
         begun = self._awaited.setdefault(run_id, asyncio.get_running_loop().create_future())
         return await asyncio.shield(begun)
 
-    def _tell_of_driver(self, run_id: str, driver: Driver | None) -> None:
+    def _report_driver(self, run_id: str, driver: Driver | None) -> None:
         begun = self._awaited.pop(run_id, None)
         if begun is not None:
             begun.set_result(driver)

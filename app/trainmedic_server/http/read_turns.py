@@ -1,6 +1,8 @@
-"""Limit on concurrent readers of the history, and selection of the next one. Callers with the right to act precede
-viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a viewer is next. Within each kind,
-names are served in turn.
+"""Limit on concurrent readers of the history, and selection of the next one.
+
+- Operators (callers with the right to act) precede viewers, and one turn is reserved for them.
+- After `MOST_PASSED_OVER` operators in succession, a waiting viewer is next.
+- Within each kind, names are served in rotation.
 """
 
 from __future__ import annotations
@@ -20,16 +22,19 @@ MOST_PASSED_OVER = 8
 
 
 class ReadCaller(Struct, frozen=True):
+    """Caller of a read. ``acts``: it has the right to act."""
+
     name: str
     acts: bool
 
 
 NOBODY = ReadCaller("", acts=True)
-"""Caller of internal reads, and of requests without a token."""
+"""Caller of internal reads, and of requests without a token. It counts as an operator."""
 _reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 
 def note_reader(name: str, *, acts: bool) -> None:
+    """Set the caller of the current request's reads."""
     _reader.set(ReadCaller(name, acts))
 
 
@@ -58,6 +63,7 @@ class _Waiting(Struct):
 
 class ReadTurns:
     def __init__(self, at_once: int, most_waiting: int, readers: str) -> None:
+        """Allow `at_once` reads, and `most_waiting` waiting callers of each kind. `readers` is a noun for errors."""
         self._at_once = at_once
         self._for_viewers = max(1, at_once - 1)
         self._most_waiting = most_waiting
@@ -68,6 +74,7 @@ class ReadTurns:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
+        """Wait for a turn and hold it during the block. Raises Saturated if too many wait."""
         reader = _reader.get()
         await self._begin(reader)
         try:

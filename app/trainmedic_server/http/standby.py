@@ -62,7 +62,7 @@ class SwitchableApp:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """Same interface as `EventFeed`."""
+        """Stop forwarding, and close the feed. `EventFeed` has the same method."""
         self._standby.end_forwarding()
         if self._feed is not None:
             await self._feed.close()

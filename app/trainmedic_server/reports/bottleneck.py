@@ -74,7 +74,9 @@ class Bottleneck:
 
 
 def step_shares(data: float | None, compute: float | None, wait: float | None, step: float | None) -> StepShares | None:
-    """Use the step's length if a part is unknown. None if too little is known."""
+    """Return the parts' shares of a step's time, 0 to 1: of their sum, or of ``step`` if one is unknown. None if too
+    little is known.
+    """
     if data is not None and compute is not None and wait is not None:
         whole: float | None = data + compute + wait
     else:

@@ -38,7 +38,7 @@ def moments(events: Sequence[Event]) -> JobMoments:
     """Return failures, ends, and downtimes after reported failures. A disappearance has no downtime."""
     told = [(event.kind, event.at.timestamp()) for event in events]
     restarted: list[Stretch] = []
-    for failure in _told(events):
+    for failure in _failures(events):
         begin = failure.at.timestamp()
         is_another = not restarted or begin >= restarted[-1].end  # Both may report the same failure.
         if failure.kind == FAILED and failure.down_seconds is not None and is_another:
@@ -52,7 +52,7 @@ def moments(events: Sequence[Event]) -> JobMoments:
 
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
     """Return failures with their verdicts, oldest first. A verdict without a reported one counts as a failure."""
-    told = _told(events)
+    told = _failures(events)
     of_failure: dict[int, VerdictRecord] = {}
     alone = []
     for verdict in verdicts:
@@ -66,7 +66,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
     return sorted([*whole, *alone], key=lambda failure: failure.at)
 
 
-def _told(events: Sequence[Event]) -> list[FailureRecord]:
+def _failures(events: Sequence[Event]) -> list[FailureRecord]:
     """Count a failed job that disappears a minute later without a restart as one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):

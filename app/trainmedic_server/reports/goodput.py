@@ -198,7 +198,7 @@ def _starting(steps: Points, every: float) -> list[Stretch]:
 
 
 def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float) -> float:
-    """Starts are counted separately."""
+    """Return the seconds of stalls beyond the limit, without starts, which are counted separately."""
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.excursions(over, every, lambda _: True)

@@ -271,13 +271,13 @@ def _moment(seconds: float) -> datetime:
 
 
 def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:
-    """At most `most` intervals, each with two scrapes `apart`."""
+    """Return the interval that divides `length` into at most `most` parts and holds two scrapes, which are `apart`."""
     seconds = max(length / most, _SHORTEST, 2.5 * apart).total_seconds()
     return timedelta(seconds=math.ceil(seconds))
 
 
 def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
-    """Only the slowest ranks have a series. One that is among them briefly is ignored."""
+    """Return the slowest rank. Only the slowest ranks have a series; one that is briefly among them is ignored."""
     averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
     if not averages or not own_median:
         return None

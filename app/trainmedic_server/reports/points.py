@@ -78,7 +78,7 @@ def rise(points: Points, is_from_zero: bool) -> float:
 
 
 def stretches(points: Points, every: float) -> list[Stretch]:
-    """Each point covers the `every` seconds before it."""
+    """Join points to stretches of time. Each point covers the `every` seconds before it."""
     joined: list[Stretch] = []
     for at, _ in points:
         if joined and at - joined[-1].end <= 1.5 * every:

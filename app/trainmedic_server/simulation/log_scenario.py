@@ -147,7 +147,7 @@ class LogScenario:
         await self._teller.tell()
         if self._fails_at is not None and self._clock.now() >= self._fails_at + SETTLE:
             self._fails_at = None
-            await self._tell_verdict()
+            await self._send_verdict()
 
     async def findings(self) -> Sequence[KnownFinding]:
         """Return all findings by their start, including ended ones."""
@@ -165,7 +165,7 @@ class LogScenario:
             self._collector.line(line)
         await self._send(reader, [finding for line in timed for finding in reader.tracker.feed(line)])
 
-    async def _tell_verdict(self) -> None:
+    async def _send_verdict(self) -> None:
         verdict = self.verdict().plain()
         labels = verdict_alert.labels_of(self._job.name, verdict)
         said, now = verdict_alert.annotations_of(verdict), self._clock.now()

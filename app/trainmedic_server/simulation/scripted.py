@@ -119,7 +119,7 @@ class _ScriptedAction:
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """Never called."""
+        """Return None; the engine never calls it."""
         return
 
 

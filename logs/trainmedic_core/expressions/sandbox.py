@@ -145,7 +145,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         if kwargs:
             meter.weigh(kwargs)
         if isinstance(owner, str):
-            _tell_cost(meter, owner, name, args)
+            _count_cost(meter, owner, name, args)
         made = obj(*args, **kwargs)
         meter.weigh_outside(made)
         return made
@@ -177,7 +177,7 @@ def _check_product(left: Any, right: Any) -> None:
                 raise jinja2.TemplateRuntimeError("the repeated text or list is too long")
 
 
-def _tell_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
+def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
     """Count the cost of a text method beyond its operands' length."""
     for part in args[:1]:
         if method == "join":
@@ -254,7 +254,7 @@ def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: str | 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
     text, before, after = str(value), str(old), str(new)
-    _tell_cost(work_meter.current(), text, "replace", (before, after))
+    _count_cost(work_meter.current(), text, "replace", (before, after))
     return text.replace(before, after, -1 if count is None else count)
 
 

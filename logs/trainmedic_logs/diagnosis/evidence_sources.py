@@ -298,7 +298,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         cause, why = exits.meaning(ended)
         if ended.signal is None and not ended.said and rank in printed:
             why = "after it printed an error"
-        confirming = _told_out_of_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
+        confirming = _killed_for_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
         if confirming:
             cause, why = CauseClass.HOST_MEMORY, confirming[0].why
         yield Attribution(
@@ -318,7 +318,7 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
     return worth if is_only_one else Confidence.LOW
 
 
-def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
+def _killed_for_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
     return [
         evidence_of(finding, _WHY_MEMORY.get(finding.rule, "a process was killed there, out of memory"))
         for finding in facts.findings

@@ -77,7 +77,7 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
     assert cause is not None
     # A record's words were matched, if it has any.
     text = (records.words_of(line.record) if line.record else "") or line.text
-    shown = _telling(text, _start(text, match))
+    shown = _matched_part(text, _start(text, match))
     return Finding(
         id=_id(line, rule),
         rule=rule.name,
@@ -125,7 +125,7 @@ def _start(text: str, match: LineMatch) -> int:
     return match.start if at < match.start else at + 1
 
 
-def _telling(text: str, start: int) -> str:
+def _matched_part(text: str, start: int) -> str:
     begin = text.rfind("\n", 0, start) + 1
     end = text.find("\n", start)
     line = text[begin : len(text) if end < 0 else end]

@@ -140,7 +140,7 @@ class StepTrends:
             if len(self._windows) >= _MOST_WINDOWS:
                 return {}
             window = self._windows[key] = _Window(is_judged=not _OTHER_LOSSES.search(text[:1024]))
-        if _begins_anew(window, record):
+        if _begins_again(window, record):
             window = self._windows[key] = _Window(is_judged=window.is_judged)
         window.step = _number(record.get("step")) or window.step
         window.epoch = _number(record.get("epoch")) or window.epoch
@@ -155,7 +155,7 @@ class StepTrends:
         return trends
 
 
-def _begins_anew(window: _Window, record: Mapping[str, Any]) -> bool:
+def _begins_again(window: _Window, record: Mapping[str, Any]) -> bool:
     """Return whether the training restarted: a smaller step without a greater epoch."""
     step, epoch = _number(record.get("step")), _number(record.get("epoch"))
     if step is None:

@@ -113,7 +113,7 @@ class LogRuleLibrary:
         self._placed, self._problems = tuple(chosen), tuple(sorted(set(problems)))
         self._rule_set = RuleSet(tuple(placed.rule for placed in chosen))
         if (self._rule_set, self._problems) != before:
-            self._tell(before[1])
+            self._log_result(before[1])
         return self._rule_set != before[0]
 
     async def watch(self) -> None:
@@ -133,7 +133,7 @@ class LogRuleLibrary:
         kept = tuple(placed for placed in before.rules if placed.rule.name not in fresh)
         return replace(now, rules=(*now.rules, *kept))
 
-    def _tell(self, before: Sequence[FileProblem]) -> None:
+    def _log_result(self, before: Sequence[FileProblem]) -> None:
         log.info("log rules loaded", extra={"rules": len(self._rule_set.rules), "problems": len(self._problems)})
         for problem in self._problems:
             if problem not in before:

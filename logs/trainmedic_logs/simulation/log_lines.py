@@ -85,11 +85,11 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
         for line in assembler.feed(physical, now, number):
             waiting[line.number] = line
         until = (assembler.oldest_place or number + 1) - 1
-        yield from _told(waiting, statements, told, until, matcher)
+        yield from _explained(waiting, statements, told, until, matcher)
         told = max(told, until)
     for line in assembler.flush():
         waiting[line.number] = line
-    yield from _told(waiting, statements, told, number, matcher)
+    yield from _explained(waiting, statements, told, number, matcher)
 
 
 class _Said(NamedTuple):
@@ -122,7 +122,7 @@ def _written(at: datetime | None, text: str) -> str | None:
 _NOTHING_SAID = _Said(LogLevel.INFO, None, {})
 
 
-def _told(
+def _explained(
     waiting: dict[int, Line], statements: dict[int, _Said], after: int, until: int, matcher: LineMatcher
 ) -> Iterator[LineExplanation]:
     for number in range(after + 1, until + 1):

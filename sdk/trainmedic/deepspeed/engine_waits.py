@@ -75,7 +75,7 @@ class EngineWaits:
             self._is_hidden = True
             return function(*arguments, **named)
         if self._depth == 0:
-            self._tell(self.stopwatch.start)
+            self._call_meter(self.stopwatch.start)
             self._has_waited = True
         self._depth += 1
         try:
@@ -83,9 +83,9 @@ class EngineWaits:
         finally:
             self._depth = max(self._depth - 1, 0)
             if self._depth == 0:
-                self._tell(self.stopwatch.stop)
+                self._call_meter(self.stopwatch.stop)
 
-    def _tell(self, call: Callable[[], None]) -> None:
+    def _call_meter(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:  # an error here must not end the training step

@@ -141,7 +141,7 @@ class HuggingFaceFramework(Framework):
         return _SAMPLED_ELSEWHERE if self._engine.samples else REPLAYED
 
     @property
-    def _told_data(self) -> str:
+    def _data_text(self) -> str:
         if self.data != REPLAYED or not (self._makes_batches or self._used.makes_batches):
             return self.data
         return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED
@@ -152,7 +152,7 @@ class HuggingFaceFramework(Framework):
             self._in_force ^= {command.undo_of or command.id}
         engine = {"rollout_engine": SYNCHRONIZED} if self._engine.samples else {}
         held = {"trainer_state": self._put_back.to_json()} if self._put_back.reset else {}
-        data = {"data": self._told_data} if restart.is_rollback else {}
+        data = {"data": self._data_text} if restart.is_rollback else {}
         return {**data, **engine, **held}
 
     def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:

@@ -174,10 +174,10 @@ class LossComparison:
             is_same = self._trains_as_before(step)
             if is_same or (is_same is None and not is_last):
                 continue
-            return self._told_difference(step)
+            return self._difference_at(step)
         return ""
 
-    def _told_difference(self, step: int) -> str:
+    def _difference_at(self, step: int) -> str:
         before, now = self.different[step]
         agreed = sum(each < step for each in self.compared)
         earlier = f" after {agreed} that agree" if agreed else ", the first that was compared"

@@ -60,10 +60,10 @@ class ServerConnection:
     def close(self, timeout: float, error: BaseException | None) -> None:
         self.queue.fail_all("the job ended before it came to the command")
         if os.environ.get(TOLD_BY_LAUNCHER) != self._job:
-            self._tell_end(error)
+            self._report_end(error)
         self.writer.stop(timeout)
 
-    def _tell_end(self, error: BaseException | None) -> None:
+    def _report_end(self, error: BaseException | None) -> None:
         reason = ending.failure(error)
         kind = ENDED if reason is None else FAILED
         notice = Notice(self._job, kind, self._instance, 1, envelope.utc_now(), reason=reason or "")

@@ -91,20 +91,20 @@ class Supervisor:
             if self._stopped_by is not None:
                 return 128 + self._stopped_by
             if number > first:
-                self._tell(notice.RESTARTED, number, self._why_restarted())
+                self._report(notice.RESTARTED, number, self._why_restarted())
             self._show("running", number)
             try:
                 end = self._run_attempt(number)
             except OSError as error:
                 log.error("%s", error)
-                self._tell(notice.GONE, number, "its command cannot be started")
+                self._report(notice.GONE, number, "its command cannot be started")
                 return CANNOT_START
             if self._stopped_by is not None:
-                self._tell(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
+                self._report(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
                 return end.exit_code or (0 if end.record.cause.status == 0 else 128 + self._stopped_by)
             if end.is_success and not self._membership.has_changed:
                 self._keep_success(number)
-                self._tell(notice.ENDED, number)
+                self._report(notice.ENDED, number)
                 return 0
             if not self._membership.has_changed and not self._wait_for_next(end, number):
                 return end.exit_code or 1
@@ -212,10 +212,10 @@ class Supervisor:
         self._keep(end.record)
         reason = str(end.record.cause)
         refusal = causes.refusal(self._failed, self._options.retries)
-        self._tell(notice.FAILED, number, reason, end.record.cause, restarts=refusal is None)
+        self._report(notice.FAILED, number, reason, end.record.cause, restarts=refusal is None)
         if refusal is not None:
             log.error("attempt %d failed: %s; giving up", number, refusal)
-            self._tell(notice.GONE, number, refusal)
+            self._report(notice.GONE, number, refusal)
             return False
         delay = self._options.delay
         if causes.has_progress(self._failed):
@@ -229,7 +229,7 @@ class Supervisor:
             time.sleep(_SHORTEST_WAIT)
             self._carry_out()
         if self._stopped_by is not None:
-            self._tell(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
+            self._report(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
         return self._stopped_by is None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -288,7 +288,7 @@ class Supervisor:
         if self._link is not None:
             self._link.show(state, number)
 
-    def _tell(
+    def _report(
         self, kind: str, number: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
     ) -> None:
         if self._link is not None and (kind == notice.GONE or self._speaks_for_job()):

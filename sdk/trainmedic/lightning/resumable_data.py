@@ -1,7 +1,7 @@
-"""Position of a Lightning fit in its data.
+"""Position of a Lightning fit in its data, so that a restart continues with the next batch.
 
-A plain `DataLoader` restarts its epoch in another order. `ResumableData.wrap` restores it by the loaders' own states,
-or by reading the epoch again.
+Lightning restarts an epoch of a plain `DataLoader` in another order. The wrapped loaders go to the position by their
+own states, or read the epoch's batches again from the same random state.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ class ResumableData:
         self._loader: _ResumableLoader | None = None
         self._resume: Mapping[str, Any] | None = None
         self._to_skip = 0
-        self._untaken = 0  # skipped since `count_skipped`
+        self._uncounted = 0  # batches skipped since `count_skipped`
         self.skipped = 0
         self.drew: Callable[[Any, float], None] | None = None
         self.replayed = ""
         """States whether the batches since the checkpoint repeat; empty before any."""
 
     def wrap(self, loaders: Any) -> Any:
+        """Return the loaders as one loader of Lightning's that can be resumed."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -57,6 +58,7 @@ class ResumableData:
         return self._loader
 
     def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
+        """Wrap the result of ``source.train_dataloader()`` during the block."""
         original = source.train_dataloader
 
         @functools.wraps(original)
@@ -66,12 +68,13 @@ class ResumableData:
         return replaced(source, train_dataloader=train_dataloader)
 
     def prepare(self, skip_batches: int) -> None:
-        self._resume, self._to_skip, self._untaken, self.skipped = None, skip_batches, 0, 0
+        """Prepare for a restart that skips batches. `restore` follows if the checkpoint has the position."""
+        self._resume, self._to_skip, self._uncounted, self.skipped = None, skip_batches, 0, 0
         self._drawn.clear()
         self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
-        """Return `restore`'s input for this rank with the keys of checkpoints; None if unknown."""
+        """Return this rank's position for a checkpoint, the input of `restore`. None if it is unknown."""
         if self._resume is not None or self._loader is None:
             return None if self._resume is None else dict(self._resume)
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
@@ -90,6 +93,7 @@ class ResumableData:
 
     @property
     def to_be_skipped(self) -> int:
+        """Batches skipped by this restart when it is complete: whole steps only."""
         group: int = self._trainer.accumulate_grad_batches
         return self.skipped + -(-self._to_skip // group) * group
 
@@ -97,7 +101,8 @@ class ResumableData:
         self._resume = state
 
     def count_skipped(self) -> None:
-        batches, self._untaken = self._untaken, 0
+        """Add the skipped batches to Lightning's progress."""
+        batches, self._uncounted = self._uncounted, 0
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         for counters in (progress.total, progress.current):
             counters.ready += batches
@@ -106,6 +111,7 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
+        """Return the oldest drawn batch that is not trained on yet, with `before_draw`'s result."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
@@ -131,9 +137,9 @@ class ResumableData:
         return resume
 
     def take_skip(self, left: float) -> int:
-        """Return the batches to skip at a step boundary, with ``left`` in the epoch.
+        """Return how many batches to skip at a step boundary, if the epoch has ``left`` more.
 
-        Whole steps only, never the whole rest: Lightning must see the epoch's end.
+        Skip whole steps only, and never the epoch's last: Lightning must see its end.
         """
         if not self._to_skip:
             return 0
@@ -145,17 +151,17 @@ class ResumableData:
 
     def note_skipped(self, batches: int) -> None:
         self.skipped += batches
-        self._untaken += batches
+        self._uncounted += batches
         fetcher = self._trainer.fit_loop._data_fetcher
         if fetcher is not None:
             fetcher.fetched += batches
 
 
 class _ResumableLoader:
-    """Base for Lightning's ``CombinedLoader``.
+    """Part of a ``CombinedLoader`` of Lightning that resumes at a position.
 
-    Iteration begins with the first batch: before, the sampler does not know its epoch and the random state is not the
-    checkpoint's.
+    It begins to iterate at the first batch. Before, the sampler does not know its epoch, and the random state is not
+    yet the checkpoint's.
     """
 
     data: ResumableData
@@ -199,6 +205,7 @@ class _ResumableLoader:
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
+        """Name what the loaders hold outside their states, such as a shuffle buffer. Empty if nothing."""
         states = self.kept_places() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
@@ -210,7 +217,7 @@ class _ResumableLoader:
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Called with rank 0's states; `ResumableData` has this rank's."""
+        """Load Lightning's states, which are rank 0's, unless `ResumableData` has this rank's."""
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]
@@ -253,6 +260,7 @@ class _ResumableLoader:
         self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - place)))
 
     def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
+        """Go to a position within the epoch, by the loaders' states or by reading again."""
         now, self.began = randomness.capture(), resume["began"]
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
         keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)
@@ -272,6 +280,7 @@ class _ResumableLoader:
         randomness.restore(now)
 
     def _read_up_to(self, place: int) -> str:
+        """Read the epoch again up to the position. Return `ResumableData.replayed`."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator cannot go back"
@@ -283,6 +292,7 @@ class _ResumableLoader:
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 
     def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
+        """Restore the random state with which the epoch began."""
         for loader, had_workers in zip(self.flattened, workers, strict=False):
             # A loader that reuses its workers draws one number less.
             if had_workers and loader._iterator is None:

@@ -199,7 +199,7 @@ class AppliedChanges:
         return min(self.workers, script) if self.workers_at_most else self.workers
 
     def checkpoint_written(self, step: int) -> None:
-        """Ends the trial."""
+        """End the trial of changes at the first checkpoint of another step."""
         if self._trial.is_passed(step):
             self._trial = ChangeTrial()
             self.save()

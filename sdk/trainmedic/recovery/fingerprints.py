@@ -34,15 +34,16 @@ class Unread:
         """True if reading waits for no device."""
 
     def read(self) -> Optional[int]:
-        """Waits for the device; None if that no longer provides the samples."""
+        """Return the hash, after waiting for the device. None if the device no longer provides the samples."""
         try:
-            told = b"\0".join([leaf if type(leaf) is bytes else _told(leaf) for leaf in self._leaves])
+            content = b"\0".join([leaf if type(leaf) is bytes else _as_bytes(leaf) for leaf in self._leaves])
         except RuntimeError:
             return None
-        return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
+        return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
 def fingerprint(batch: Any) -> Fingerprint:
+    """Copy the samples of a batch. Hash them later with `read`."""
     leaves: _Leaves = []
     try:
         content = _walk(batch, leaves, 0)
@@ -53,11 +54,11 @@ def fingerprint(batch: Any) -> Fingerprint:
 
 
 def read(value: Fingerprint) -> Optional[int]:
-    """Return the fingerprint as a number, waiting for its device."""
+    """Return the fingerprint as a number, after waiting for its device."""
     return value.read() if isinstance(value, Unread) else value
 
 
-def _told(leaf: Any) -> bytes:
+def _as_bytes(leaf: Any) -> bytes:
     if hasattr(leaf, "cpu"):
         return _bytes_of(leaf.cpu())
     if hasattr(leaf, "itemsize"):

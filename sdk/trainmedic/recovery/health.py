@@ -132,7 +132,7 @@ def problem(health: CheckpointHealth | None) -> str:
 
 
 def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHealth:
-    """Waits for the device of the reported tensors."""
+    """Judge the training's health for a checkpoint written now. Wait for the device of the reported tensors."""
     record = progress.record.read()[-_LOOKED_AT:]
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]

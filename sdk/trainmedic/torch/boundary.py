@@ -161,7 +161,7 @@ class StepBoundary:
             message = "%s: the loop updates its weights every %d steps; commands and checkpoints wait for the updates"
             log.info(message, self._medic.job, watches.steps.period)
         if watches.steps.without == SILENT and not watches.steps.count:
-            self._tell_silence()
+            self._warn_of_silence()
         if not self._medic.is_quiet(number) or number >= training.memory_due or self._is_save_due:
             self.cross()
 
@@ -214,7 +214,7 @@ class StepBoundary:
         is_first = self._waits_for_updates and not steps.count and steps.without < SILENT
         return is_first and has_gradients(self.training.rate.optimizers)
 
-    def _tell_silence(self) -> None:
+    def _warn_of_silence(self) -> None:
         log.warning(
             "%s: %d steps ended without a step of the optimizer given to attach(); pass the optimizer that the loop "
             "steps, or use no run for a loop that only evaluates",

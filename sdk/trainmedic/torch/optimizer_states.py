@@ -1,7 +1,8 @@
-"""State of one optimizer of any class.
+"""State of one optimizer of any class: read, loaded and inspected.
 
-Each rank saves its own entries of a ``ZeroRedundancyOptimizer``. A wrapper still shares its inner optimizer's
-``param_groups`` after a load.
+- Each rank saves its own entries of a ``ZeroRedundancyOptimizer``.
+- A wrapper that shares its inner optimizer's ``param_groups`` shares them after a load too.
+- A parameter's number is its position in the optimizer.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the parameter groups to ``saved``, keeping tensor objects of `settings_of` before the load."""
+    """Set the parameter groups to ``saved`` after a load, in the tensor objects of ``before``, the `settings_of` before
+    it.
+    """
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)
@@ -74,6 +77,7 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """Yield the optimizers in the attributes of `part`, or in lists and mappings there, with their names."""
     for name, value in getattr(part, "__dict__", {}).items():
         members: Mapping[Any, Any] = {}
         if isinstance(value, Mapping) and name not in ("state", "defaults"):
@@ -88,7 +92,7 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return inner optimizers with a state other than the wrapper's, unlike Accelerate's."""
+    """Return the inner optimizers whose state is not the wrapper's own. Accelerate's wrapper has none."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)

@@ -130,7 +130,7 @@ def _scaler(parts: StateParts) -> Any:
 
 
 def _step_schedulers_and_emas(parts: StateParts) -> None:
-    """Each of several EMAs follows the model of the same name."""
+    """Step the schedulers, and update the EMAs. Each of several EMAs follows the model of the same name."""
     for name, part in parts.by_name.items():
         kind = name.partition(".")[0]
         if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):

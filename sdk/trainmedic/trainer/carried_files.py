@@ -1,6 +1,7 @@
-"""Per-rank files ``trainmedic-carried-<rank>.pt`` in a framework's checkpoints, for carried state and random numbers.
+"""Per-rank files ``trainmedic-carried-<rank>.pt`` in a framework's checkpoints.
 
-Megatron-LM and torchtitan save only ``state_dict``s.
+They hold what Megatron-LM and torchtitan do not save: carried state, which is in no ``state_dict``
+(`torch.carried_state`), and the state of random generators.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _FORMAT = 1
 
 class CarriedFiles:
     def __init__(self, rank: int, also: Mapping[str, Any] | None) -> None:
+        """`also` has further state that the user named."""
         self._file = _FILE.format(rank=rank)
         self._named = by_value(also or {})
         self._carried = CarriedState(named=self._named)
@@ -39,13 +41,13 @@ class CarriedFiles:
         add_file(checkpoint / self._file, held)
 
     def restore(self, checkpoint: Path, with_random: bool = True) -> Mapping[str, Any]:
-        """Restore the state of `save`; return its comparison for ``verified.carried``.
+        """Restore the state of `save`. Return the comparison that a rollback's answer has as ``verified.carried``.
 
         Without stored state, modules get their initial state, as in a new process.
         """
         held, why = self._read(checkpoint)
         try:
-            told = self._carried.put_back({} if held is None else held["carried"])
+            comparison = self._carried.put_back({} if held is None else held["carried"])
             if held is not None and with_random:
                 randomness.restore(held["random"])
         except Exception as error:  # user functions may raise anything; the answer reports it
@@ -53,7 +55,7 @@ class CarriedFiles:
             return {"compared": 1, "agreed": 0, "different": f"{type(error).__name__}: {error}"}
         if held is None and self._carried.take():
             return {"compared": 0, "agreed": 0, "why": why}
-        return told
+        return comparison
 
     def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any] | None, str]:
         """Return the stored state, or None and the reason."""

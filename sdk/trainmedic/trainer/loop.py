@@ -1,6 +1,7 @@
 """Restarts of a framework's training loop, by commands and after a crash.
 
-It chooses the checkpoint, puts later ones aside, and counts rollbacks; ``recovery.restarts`` decides when.
+It chooses the checkpoint, renames later ones so that nothing loads them, and counts rollbacks. ``recovery.restarts``
+decides when to restart. The adapters of the frameworks call it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class TrainerLoop:
     def __init__(self, medic: Medic, framework: Framework, limits: RestartLimits) -> None:
         self.framework = framework
         self.kept: Mapping[str, Any] | None = None
+        """Trainmedic's own record in the loaded checkpoint; None if it has none."""
         self.meter: StepMeter | None = None
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
         self.proof = RollbackProof(medic, lambda: framework.accumulation)
@@ -47,6 +49,7 @@ class TrainerLoop:
         self._begin_comparison: Callable[[], None] | None = None
 
     def start_fresh(self) -> None:
+        """Begin a new training: ignore the checkpoints that are there, and reset the count of rollbacks."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self.framework.all_checkpoints())
         self.budget.reset()
         self._medic.progress.begin_training(time.perf_counter())
@@ -65,6 +68,7 @@ class TrainerLoop:
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
+        """Return the restart's checkpoint, or after a crash the newest one if it is gone. Raises FileNotFoundError."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
@@ -87,6 +91,7 @@ class TrainerLoop:
         return new.name
 
     def _disown(self, damaged: Path) -> None:
+        """Never use a damaged checkpoint again, and rename it."""
         self._foreign |= {(each.path, each.at) for each in self.framework.all_checkpoints() if each.path == damaged}
         if self.framework.writes:
             try:
@@ -96,6 +101,7 @@ class TrainerLoop:
 
     @contextlib.contextmanager
     def attempting(self) -> Iterator[None]:
+        """End a running proof of a rollback if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -111,13 +117,13 @@ class TrainerLoop:
 
     @functools.cached_property
     def budget(self) -> RollbackBudget:
-        """Lazy: Lightning knows its directories only during fit."""
+        """Count of rollbacks, made at first use: Lightning knows its directories only during fit."""
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
         """Record on every rank that the loop begins at that step.
 
-        Raises DamagedCheckpoint if a restart has loaded other data than were saved.
+        Raises DamagedCheckpoint if a restart has loaded data that differ from the saved ones.
         """
         self.restarts.has_loaded()
         restart = self.restarts.starting
@@ -132,6 +138,7 @@ class TrainerLoop:
             self.has_gone_back(restart, step, modules.values(), optimizers.values())
 
     def has_gone_back(self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]) -> None:
+        """Begin to compare losses with those before the restart; with `Framework.reads_late`, `compare_losses` does."""
         self._begin_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
         if not self.framework.reads_late:
             self.compare_losses()
@@ -179,7 +186,9 @@ class TrainerLoop:
         return self.restarts.ask(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """The interrupter's thread, which also calls it, must not read losses and has no onset."""
+        """Choose the checkpoint to go back to. Raises Rejected. The interrupter's thread calls it too, without an onset
+        because it must not read losses.
+        """
         choice = choose(self._checkpoints(), rollback, self._step, onset, self.budget.spent)
         self.budget.check(choice.best.step, self._step)
         return choice

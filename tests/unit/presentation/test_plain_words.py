@@ -56,7 +56,12 @@ def test_the_key_of_a_gpu_within_a_text_becomes_its_name() -> None:
 @pytest.mark.parametrize(
     ("action", "params", "base", "past"),
     [
-        ("gpu.power_limit", {"percent": 80}, "lower the power limit of X to 80 %", "lowered the power limit of X to 80 %"),
+        (
+            "gpu.power_limit",
+            {"percent": 80},
+            "lower the power limit of X to 80 %",
+            "lowered the power limit of X to 80 %",
+        ),
         ("gpu.power_limit", {"watts": 300.0}, "lower the power limit of X to 300 W", "lowered the power limit of X to"),
         ("job.scale_lr", {"factor": 0.5}, "lower the learning rate of X by half", "lowered the learning rate of X"),
         ("job.scale_lr", {"factor": 2.0}, "raise the learning rate of X by the factor 2", "raised the learning rate"),

@@ -126,7 +126,9 @@ def node_of(call: Call) -> str:
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """The cluster may know the target's agent only by the host name. Raises PermanentFailure without a node."""
+    """Return the target's node by its name in the cluster, which may differ from the agent's. Raises PermanentFailure
+    without a node.
+    """
     name = node_of(call)
     known = action.services.cluster_topology()
     if name in known.names.names:

@@ -100,7 +100,7 @@ def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
 
 
 def _is_ours(present: Object, field: RevertibleField) -> bool:
-    """Without information from the API server, return True."""
+    """Return whether Trainmedic set the field. True if the API server does not state who did."""
     entries = present["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters

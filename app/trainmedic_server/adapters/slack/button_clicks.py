@@ -87,7 +87,7 @@ class SlackButtonClicks:
             await self._api.call("views.open", {"trigger_id": str(payload.get("trigger_id", "")), "view": form})
         except errors.TrainmedicError as error:
             self._count("failed")
-            await self._tell(payload, at, f"The form could not be opened: {error}. Press again.")
+            await self._whisper(payload, at, f"The form could not be opened: {error}. Press again.")
 
     async def _rejected(self, payload: Payload) -> None:
         view = _member(payload, "view")
@@ -115,11 +115,11 @@ class SlackButtonClicks:
         except (errors.NotFound, errors.Conflict, errors.NotEntitled) as error:
             self._count("refused")
             log.info("Slack click refused", by=person.name, user=_user(payload), error=str(error))
-            await self._tell(payload, at, f"Nothing was done: {error}.")
+            await self._whisper(payload, at, f"Nothing was done: {error}.")
         except errors.TrainmedicError as error:
             self._count("failed")
             log.warning("cannot perform Slack click", by=person.name, error=str(error))
-            await self._tell(payload, at, f"It could not be recorded: {error}. Press again.")
+            await self._whisper(payload, at, f"It could not be recorded: {error}. Press again.")
         else:
             self._count("decided")
         await self._show(run_id, question, at)
@@ -138,18 +138,18 @@ class SlackButtonClicks:
         except errors.ConfigurationError as error:
             self._count("failed")
             log.error("no one can decide in Slack", error=str(error))
-            await self._tell(payload, at, "Trainmedic cannot read who may decide. Its log says why.")
+            await self._whisper(payload, at, "Trainmedic cannot read who may decide. Its log says why.")
             return None
         person = settings.people.get(user)
         if person is None:
             self._count("unknown_person")
             log.warning("unknown user clicked in Slack", user=user)
-            await self._tell(
+            await self._whisper(
                 payload, at, f"You ({user}) may not decide: Trainmedic's file for Slack does not name you."
             )
         return person
 
-    async def _tell(self, payload: Payload, at: tuple[str, str], text: str) -> None:
+    async def _whisper(self, payload: Payload, at: tuple[str, str], text: str) -> None:
         whisper = {
             "channel": at[0],
             "user": _user(payload),

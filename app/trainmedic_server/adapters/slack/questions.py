@@ -173,7 +173,7 @@ class SlackQuestions:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
-        """The first request is the message itself."""
+        """Post a reminder below a question's message, except at the first request, which is the message itself."""
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
         for run, step, orders, shown in await self._asked([run_id]):

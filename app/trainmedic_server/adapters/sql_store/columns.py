@@ -101,5 +101,5 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """The migrations define the same for PostgreSQL."""
+    """Define an index over the rows that fulfil `where`, for SQLite. The migrations define it for PostgreSQL."""
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

@@ -1,4 +1,7 @@
-"""`ports.effects` on the run store."""
+"""`ports.effects` on the run store.
+
+A saved verdict is also counted by day and playbook, for `ports.tallies`.
+"""
 
 from __future__ import annotations
 

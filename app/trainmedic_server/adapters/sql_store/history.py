@@ -120,7 +120,7 @@ class SqlHistory(History, TallySource):
         return await self._read(lambda connection: str(connection.execute(sa.select(identity.c.id)).scalar_one()))
 
     def stop_reading(self) -> None:
-        """Blocks until the running reads have ended."""
+        """Refuse new reads, and block until the running ones have ended."""
         self._closed = True
         self._threads.shutdown()
         self._canceller.shutdown(cancel_futures=True)

@@ -87,7 +87,7 @@ def alternatives(
 
 
 def _of_gpu(text: str) -> Condition:
-    """With or without the node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
+    """Select runs of a GPU, with or without its node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
     node, slash, gpu = text.removeprefix("gpu:").partition("/")
     return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
 

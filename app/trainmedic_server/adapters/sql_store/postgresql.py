@@ -173,7 +173,9 @@ def take_time(connection: sa.Connection) -> None:
 
 
 def learn_of_tables(connection: sa.Connection) -> None:
-    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys."""
+    """Make the statistics of tables without any, as after a restore: without them, PostgreSQL reads whole tables for a
+    few keys.
+    """
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
 
@@ -218,7 +220,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
-    """Locks belong to a database, and each schema can hold a store."""
+    """Return the lock's key for the schema: locks belong to a database, and each schema can hold a store."""
     import psycopg
 
     try:

@@ -59,13 +59,13 @@ def bring_to_head(connection: sa.Connection) -> None:
     if at is not None and at not in _known():
         _require_readable(connection, at)
         return
-    with _told(at, runs_to_migrate(connection)):
+    with _progress_logged(at, runs_to_migrate(connection)):
         _upgrade(connection)
         connection.execute(sa.update(schema.identity).values(readable_from=schema.READABLE_FROM))
 
 
 @contextlib.contextmanager
-def _told(at: str | None, runs: int | None) -> Iterator[None]:
+def _progress_logged(at: str | None, runs: int | None) -> Iterator[None]:
     began, is_over = time.monotonic(), threading.Event()
 
     def seconds() -> float:

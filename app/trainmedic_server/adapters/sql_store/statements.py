@@ -1,4 +1,4 @@
-"""Selects of a unit of work, built once."""
+"""SQL statements of `SqlTransaction`, built once at import."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Committer:
         self.failing = False
 
     def commit(self, units: list[UnitOfWork]) -> None:
-        """Afterwards each unit has its durable result or its error."""
+        """Commit the units. Afterwards each has its durable result or its error."""
         try:
             self._require()
             if self._transaction(self._connected(), units):

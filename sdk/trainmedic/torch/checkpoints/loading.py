@@ -56,7 +56,7 @@ class CheckpointLoading:
             else:
                 different = self.confirm_on_all_ranks(group, fault, comparison.problem if comparison else "")
                 if not different:
-                    return LoadedCheckpoint(checkpoint, kept, problems, _told(comparison, group))
+                    return LoadedCheckpoint(checkpoint, kept, problems, _verified(comparison, group))
                 problems.append(f"{checkpoint.name} was loaded otherwise than it was saved: {different}")
                 is_changed = True
             log.error("%s: %s", self._training.medic.job, problems[-1])
@@ -101,7 +101,7 @@ class CheckpointLoading:
             return None, None, error
 
 
-def _told(comparison: DigestComparison | None, group: Group) -> Mapping[str, Any]:
+def _verified(comparison: DigestComparison | None, group: Group) -> Mapping[str, Any]:
     if comparison is None:
         return {"compared": 0, "agreed": 0, "ranks": group.world_size, "why": _NO_DIGESTS}
     return {"compared": comparison.compared, "agreed": comparison.compared, "ranks": group.world_size}

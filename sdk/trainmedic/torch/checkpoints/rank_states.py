@@ -1,7 +1,8 @@
-"""Differences between ranks of a training that each otherwise has whole.
+"""Differences between the ranks' states in a training whose ranks hold copies of most of the state.
 
-Examples are Muon's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare digests of all
-leaves, values at paths in nested mappings. A checkpoint has rank 0's states and the others' differences.
+Examples of differences are Muon's momentum, hand-made ZeRO-1 shares, and buffers. A leaf is a value in nested mappings.
+At each save the ranks compare the digests of all leaves. A checkpoint stores rank 0's states, and the leaves in which
+other ranks differ.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class RankState:
     parts: tuple[str, ...]
     """Parts that differ on any rank."""
     own: tuple[Path, ...]
-    """Paths of leaves that rank 0 lacks or has different."""
+    """Paths of leaves that rank 0 lacks or has with another value."""
     digests: Mapping[str, str]
     """{leaf path as text: digest} of this rank's `parts`."""
     from_rank_0: tuple[str, ...] = ()
@@ -43,7 +44,7 @@ class RankState:
 
     @classmethod
     def of(cls, members: Any) -> RankState | None:
-        """Parse the output of `plain`; None for an earlier release's."""
+        """Parse the output of `plain`. None for the output of an earlier release."""
         if not isinstance(members, Mapping):
             return None
         paths = tuple(tuple(path) for path in members["own"])
@@ -61,7 +62,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare this rank's states with rank 0's; None without agreement. Every rank calls it."""
+    """Compare this rank's states with rank 0's. Every rank calls it. None if the ranks cannot agree."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -84,7 +85,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return the content of this rank's file: all of its states if the differences are unknown."""
+    """Return the content of this rank's file: all of its states if the differences are unknown (`state` is None)."""
     held = dict(leaves(states))
     if state is None:
         own = list(held) if rank else []
@@ -95,7 +96,7 @@ def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dic
 
 
 def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Turn rank 0's states into those of the rank whose `own_of` this is."""
+    """Change rank 0's states into those of another rank, whose `own_of` is `own`."""
     present = set(own["paths"])
     for path, _ in [leaf for leaf in leaves(states) if leaf[0][0] in own["parts"]]:
         if _text(path) not in present:
@@ -108,9 +109,10 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
-    """Return the own leaves of all ranks as one; None if two ranks differ in a leaf.
+    """Return the leaves of all ranks' files in one. None if two ranks differ in a leaf: such a state fits no other
+    number of ranks.
 
-    Such a state fits no other number of ranks. Communication hooks are ignored: they restart in each process.
+    Communication hooks are ignored: they restart in each process.
     """
     values = _values(states, part)
     if not can_unite(states, part):

@@ -35,7 +35,7 @@ class ReplicatedContents:
         return parts.capture()
 
     def use_group_of_its_own(self) -> None:
-        """No process group is used."""
+        """Do nothing: it uses no process group."""
 
     def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
         own = own_of(held, RankState.of(run.get("rank_state")), self._rank)

@@ -158,7 +158,7 @@ class MemoryStart:
         return self._name_here(name)
 
     def _name_here(self, name: str) -> str:
-        """Include the path: a copied directory is a different training."""
+        """Return the name with the path's checksum, because a copied directory is a different training."""
         assert self._file is not None
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 

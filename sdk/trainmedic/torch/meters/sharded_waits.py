@@ -97,7 +97,7 @@ class ShardedWaits:
     def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         is_on = self._steps % self._every == 0
         if is_on and self._depth == 0:
-            self._tell(self.stopwatch.start)
+            self._call_meter(self.stopwatch.start)
             self._has_waited = True
         self._depth += 1
         try:
@@ -105,9 +105,9 @@ class ShardedWaits:
         finally:
             self._depth = max(self._depth - 1, 0)
             if is_on and self._depth == 0:
-                self._tell(self.stopwatch.stop)
+                self._call_meter(self.stopwatch.stop)
 
-    def _tell(self, call: Callable[[], None]) -> None:
+    def _call_meter(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:  # an error here must not end the step

@@ -172,7 +172,9 @@ class _WrapperWaits:
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
     def _gradients_are_ready(self, parameter: torch.Tensor) -> None:
-        """This rank's gradients are complete; the wrapper waits for the sums when the backward pass ends."""
+        """Start to measure: this rank's gradients are complete. When the backward pass ends, the wrapper waits for the
+        sums.
+        """
         self._was_ready = True
         self.stopwatch.start()
         _engine.queue_callback(self._backward_ends)

@@ -1,7 +1,8 @@
 """Batch sources for loaders prepared by Hugging Face Accelerate, which distribute batches to ranks and devices.
 
-Over an indexed data set this is done here, so that any batch is reachable; the loader's own state runs ahead. Those
-over an ``IterableDataset`` or with ``dispatch_batches`` are read again.
+- Indexed data set: `AcceleratedSource` distributes the batches itself, so that it can go to any batch. It does not use
+  the loader's own state, which is ahead of the batches in use.
+- ``IterableDataset`` or ``dispatch_batches``: `AcceleratedReread` reads the epoch again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class AcceleratedSource(IndexedSource):
         self._is_begun = False
         sampler = loader.batch_sampler
         if isinstance(sampler, BatchSamplerShard):
-            # Positions count a rank's batches and mean nothing to an undistributed loader.
+            # Positions count this rank's batches, so they do not fit a loader that is not distributed.
             self.kind = "Dealt"
             self._dealt_size = int(loader.total_batch_size) // int(sampler.num_processes)
 
@@ -54,7 +55,7 @@ class AcceleratedSource(IndexedSource):
         self._end()
 
     def _end(self) -> None:
-        """Unregister the loader from Accelerate's gradient state, where its last batch ends an epoch."""
+        """Unregister the loader from Accelerate's gradient state, which takes its last batch for an epoch's end."""
         if self._is_begun:
             self._is_begun = False
             self._prepared.end()

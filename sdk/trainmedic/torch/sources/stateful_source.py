@@ -56,7 +56,7 @@ class StatefulSource(IteratedSource):
         self.stop_loading()
         self._was_begun = state.get("begun", False)
         self._at_start = state.get("at_start")
-        self._tell_epoch()
+        self._set_epoch()
         fresh = self._fresh is not None and self.position == 0
         self._keeper.load_state_dict(self._fresh if fresh else state["loader"])
         return REPLAYED
@@ -68,14 +68,14 @@ class StatefulSource(IteratedSource):
             self._at_start = None
             raise
 
-    def _tell_epoch(self) -> None:
+    def _set_epoch(self) -> None:
         set_epoch(self._keeper, self.epoch)
         dataset = getattr(self._loader, "dataset", None)
         if hasattr(dataset, "next_epoch"):
             set_epoch(dataset, self.epoch)
 
     def begin_epoch(self) -> Iterator[Any]:
-        self._tell_epoch()
+        self._set_epoch()
         if not self._was_begun:
             if self._at_start is None:
                 self._at_start = randomness.capture()
@@ -145,9 +145,9 @@ class BufferedSource(StatefulSource):
             self._loader.load_state_dict({})
         if self._data_set_at_start is not None:
             self._loader.dataset.load_state_dict(self._data_set_at_start)
-        self._tell_epoch()
+        self._set_epoch()
 
-    def _tell_epoch(self) -> None:
+    def _set_epoch(self) -> None:
         set_epoch(self._loader.dataset, self.epoch)
 
     def _read_again(self, position: int) -> str:
