@@ -65,7 +65,8 @@ def _happened(run: Document, index_of: IndexOf) -> str:
         return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {told or 'nothing'}."
     if run.get("group"):
         members, verb = runs.group(run["group"]), "worked on" if run.get("acted_at") else "has not begun to work on"
-        return f"{cause}. Trainmedic {verb} a group of {members}; {_outcome(run, status, message * (status != Status.SUCCEEDED))}."
+        outcome = _outcome(run, status, "" if status == Status.SUCCEEDED else message)
+        return f"{cause}. Trainmedic {verb} a group of {members}; {outcome}."
     acts = "; ".join(_acts(run, index_of)) or "has changed nothing so far" * (status in _OPEN) or "changed nothing"
     return f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}."
 
