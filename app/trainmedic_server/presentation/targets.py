@@ -23,7 +23,7 @@ class TargetWords(Struct, frozen=True):
     """The full name of a GPU. Empty if `name` contains it, or for other kinds."""
 
     def __str__(self) -> str:
-        return self.name if self.kind in ("gpu", "cluster") else f"{self.kind} {self.name}"
+        return self.name if self.kind in ("gpu", "cluster", "group") else f"{self.kind} {self.name}"
 
 
 def unknown(_: str) -> int | None:
@@ -54,6 +54,8 @@ def words(key: str, index_of: IndexOf = unknown) -> TargetWords:
             return TargetWords("job", str(target.job), "")
         case TargetKind.CLUSTER:
             return TargetWords("cluster", "cluster", "")
+        case TargetKind.GROUP:
+            return TargetWords("group", key, "")
 
 
 def gpu(name: str, index_of: IndexOf = unknown) -> str:
