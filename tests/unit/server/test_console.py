@@ -19,6 +19,7 @@ from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
+from trainmedic_server.console.playbook_pages import start_of
 from trainmedic_server.domain.run import StepState, StepStatus
 from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.ports.outside import Presence
@@ -382,3 +383,14 @@ async def test_the_description_of_the_api_shows_code_as_code() -> None:
     assert "<code>application/problem+json</code>" in page
     assert "`" not in page
     assert coded("a `<b>` c") == "a <code>&lt;b&gt;</code> c"
+
+
+def test_fields_of_inputs_become_inputs_of_the_start() -> None:
+    """Empty ones are left out, so that the default counts; the target may be derived."""
+    fields = {"target": " ", "labels": "rack=r7", "input.node": "n1", "input.watts": " ", "key": "k"}
+    assert start_of("cap", fields) == {
+        "playbook": "cap",
+        "target": None,
+        "labels": {"rack": "r7"},
+        "inputs": {"node": "n1"},
+    }
