@@ -70,6 +70,7 @@ REST: Mapping[str, Sequence[str]] = {
     "the examples of the documentation": (
         "tests/integration/test_documentation.py::test_what_a_page_shows_is_what_happens",
         "tests/integration/test_on_call.py",
+        "tests/acceptance/test_demo.py",
         "tests/acceptance/test_example_job.py",
         "tests/acceptance/test_loss_spike.py",
     ),

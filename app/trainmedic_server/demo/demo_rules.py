@@ -30,10 +30,11 @@ class DemoRule(Struct, frozen=True):
     """With ``{name}`` for a label."""
 
     def promql(self) -> str:
-        period = f"{self.metric}[{self.seconds}s]"
-        if self.comparison is PastComparison.ABOVE:
-            return f"max_over_time({period}) > {self.limit:g}"
-        return f"{self.metric} > min_over_time({period}) + {self.limit:g}"
+        value = f"max_over_time({self.metric}[{self.seconds}s])"
+        if self.comparison is PastComparison.RISEN:
+            value = f"{self.metric} - min_over_time({self.metric}[{self.seconds}s])"
+        # The address of an endpoint on loopback says nothing about a simulated node.
+        return f"max without (instance, job) ({value}) > {self.limit:g}"
 
     def holds(self, values: Sequence[float]) -> bool:
         """Return whether the alert fires, by the values of the period, oldest first."""
