@@ -4,7 +4,8 @@ set -u
 
 TRAINMEDIC=/opt/trainmedic/bin/trainmedic
 GPUS=1 # GPUs that must respond
-CHECK_SECONDS=40 # Slurm kills a health check after 60 s
+CHECK_SECONDS=30 # Slurm kills a health check after 60 s
+ASK_SECONDS=10 # for each of at most two calls of scontrol
 ALERTMANAGER_URL= # such as http://alertmanager:9093; empty: jobs that fail are only logged
 STATE_DIR=/run/trainmedic-slurm
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -35,7 +36,7 @@ is_faulty() {
 
 # Read the node's $state and $reason. Return 1 if slurmctld does not answer.
 ask() {
-    shown=$(timeout 10 scontrol show node "$SLURMD_NODENAME" 2>/dev/null) || return 1
+    shown=$(timeout "$ASK_SECONDS" scontrol show node "$SLURMD_NODENAME" 2>/dev/null) || return 1
     state=$(printf '%s\n' "$shown" | sed -n 's/^ *State=\([^ ]*\).*/\1/p')
     reason=$(printf '%s\n' "$shown" | sed -n 's/^ *Reason=\(.*\) \[[^]]*@[^]]*\]$/\1/p')
 }
@@ -58,10 +59,18 @@ is_drained_by_us() {
 # Set a drain whose reason begins with $OURS.
 drain() {
     note "draining $SLURMD_NODENAME: $1"
-    timeout 10 scontrol update "nodename=$SLURMD_NODENAME" state=drain "reason=$OURS $1"
+    timeout "$ASK_SECONDS" scontrol update "nodename=$SLURMD_NODENAME" state=drain "reason=$OURS $1"
+}
+
+# For a script that fails next: drain the node because of $found. If that is impossible, leave a mark. Slurm then drains
+# the node with a reason of its own, which the health check replaces.
+drain_before_failure() {
+    if ! ask || { ! is_out && ! drain "$found"; }; then
+        mkdir -p "$STATE_DIR" && : >"$STATE_DIR/failed"
+    fi
 }
 
 end_drain() {
     note "ending the drain of $SLURMD_NODENAME: its health check passes"
-    timeout 10 scontrol update "nodename=$SLURMD_NODENAME" state=undrain
+    timeout "$ASK_SECONDS" scontrol update "nodename=$SLURMD_NODENAME" state=undrain
 }

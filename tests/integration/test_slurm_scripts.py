@@ -41,6 +41,7 @@ Prolog=/mnt/scripts/prolog
 Epilog=/mnt/scripts/epilog
 HealthCheckProgram=/mnt/scripts/health-check
 HealthCheckInterval=3600
+HealthCheckTimeout=300
 """
 FAULT = "GPU 3 (GPU-3) has no spare memory rows left: replace it"
 HEALTH = f"""#!/bin/sh
@@ -50,21 +51,27 @@ echo "GPU 0 GPU-0 NVIDIA H100"
 echo "Fault: {FAULT}" >&2
 exit 1
 """
-TRAINING = "trap 'exit 3' TERM; while :; do sleep 0.2; done"
+TRAINING = "trap 'exit 3' TERM; touch /mnt/begun-$SLURM_JOB_ID; while :; do sleep 0.2; done"
 
 
 @pytest.fixture(scope="module", params=slurm_cluster.RELEASES)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     root = slurm_cluster.fetched(request.param)
     directory = tmp_path_factory.mktemp("slurm")
-    given = {"GPUS": "8", "STATE_DIR": "/mnt/of-$SLURMD_NODENAME", "PATH": "/mnt/scripts/bin:$PATH"}
+    given = {
+        "GPUS": "8",
+        "CHECK_SECONDS": "100",
+        "ASK_SECONDS": "100",
+        "STATE_DIR": "/mnt/of-$SLURMD_NODENAME",
+        "PATH": "/mnt/scripts/bin:$PATH",
+    }
     scripts = installed(directory / "scripts", "/mnt/scripts/bin/trainmedic", **given)
     (scripts / "bin").mkdir()
     program(scripts / "bin" / "trainmedic", HEALTH)
     program(scripts / "bin" / "logger", '#!/bin/sh\nshift 3\necho "$*" >>/mnt/log\n')
     settings = SETTINGS
-    if request.param == "24.11":  # it knows neither
-        settings = settings.replace("SlurmctldParameters=enable_expedited_requeue,health_check_report\n", "")
+    if request.param == "24.11":  # it knows none of them
+        settings = re.sub("SlurmctldParameters=.*|HealthCheckTimeout=.*", "", settings)
     with SlurmCluster(root, directory / "cluster", settings, scripts) as started:
         yield started
 
@@ -144,7 +151,8 @@ async def test_an_expedited_job_restarts_without_the_node_that_a_run_has_drained
 ) -> None:
     """The epilog fails there, and the reason stays the run's: its undo returns the node. 24.11 does not restart it."""
     job_id = submit(cluster)
-    bad = until_state(cluster, job_id, "RUNNING")["NodeList"]
+    eventually((cluster.work / f"begun-{job_id}").exists, 120, "the job traps the signal")
+    bad = shown(cluster, job_id)["NodeList"]
     await do(actions, "slurm.drain", node(bad), {})
     target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
     await do(actions, "slurm.signal", target, {"signal": "TERM", "batch": True})
@@ -166,7 +174,8 @@ async def test_a_node_whose_gpu_breaks_during_a_job_is_drained_until_it_is_mende
 ) -> None:
     """The reason is ours instead of Slurm's "Epilog error". A run that drains the node too leaves it to the check."""
     job_id = submit(cluster)
-    bad = until_state(cluster, job_id, "RUNNING")["NodeList"]
+    eventually((cluster.work / f"begun-{job_id}").exists, 120, "the prolog is over")
+    bad = shown(cluster, job_id)["NodeList"]
     break_gpu(cluster, bad)
     target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
     await do(actions, "slurm.signal", target, {"signal": "TERM", "batch": True})
@@ -209,7 +218,7 @@ async def test_slurmd_checks_the_node_at_its_start(actions: Registry, cluster: S
             mend_gpu(cluster, "n3")
 
 
-@pytest.mark.parametrize("reason", ["NHC: check_hw", "Mia: burnt", "Epilog error"])
+@pytest.mark.parametrize("reason", ["NHC: check_hw", "Epilog error"])
 async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmCluster, reason: str) -> None:
     """With a broken GPU and without."""
     cluster.run("scontrol", "update", "nodename=n1", "state=drain", f"reason={reason}")
@@ -220,15 +229,16 @@ async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmClust
     assert state_of(cluster, "n1") == ("IDLE+DRAIN", reason)
 
 
-async def test_an_epilog_that_could_not_reach_slurmctld_is_recorded_later(
-    actions: Registry, cluster: SlurmCluster
+@pytest.mark.parametrize("script", ["epilog", "prolog"])
+async def test_a_script_that_could_not_reach_slurmctld_is_recorded_later(
+    actions: Registry, cluster: SlurmCluster, script: str
 ) -> None:
     """Slurm has drained the node with a reason of its own. The health check makes it ours, and gives it back."""
     break_gpu(cluster, "n1")
     unreachable = ("env", "SLURMD_NODENAME=n1", "SLURM_JOB_EXIT_CODE2=0:0", "SLURM_CONF=/mnt/none")
     with pytest.raises(AssertionError):
-        cluster.run(*unreachable, "/mnt/scripts/epilog")
-    cluster.run("scontrol", "update", "nodename=n1", "state=drain", "reason=Epilog error")
+        cluster.run(*unreachable, f"/mnt/scripts/{script}")
+    cluster.run("scontrol", "update", "nodename=n1", "state=drain", f"reason={script.capitalize()} error")
     check_health(cluster, "n1", "no")
     assert state_of(cluster, "n1") == ("IDLE+DRAIN", f"trainmedic:health {FAULT}")
     mend_gpu(cluster, "n1")
