@@ -80,7 +80,7 @@ def test_where_training_ends_first_the_answer_says_how_far_it_came(
     ("train", "data", "skipped", "compared", "why"),
     [
         (train_huggingface, hf.Windows(120), 12, 0, "and the next one may have another order"),
-        (fit_lightning, line.Points(120), 12, 1, "the next one begins with the rest of them"),
+        (fit_lightning, line.Points(120), 12, 1, "further batches are left out around the end of the epoch"),
     ],
 )
 def test_a_skip_over_the_end_of_an_epoch_is_compared_up_to_there(
