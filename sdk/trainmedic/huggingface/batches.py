@@ -7,8 +7,8 @@ comparison ends at the first sampling.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections import deque
 from typing import Any, Callable, Iterator, Mapping
 
 import torch
@@ -21,6 +21,8 @@ from trainmedic.trainer.rollback_proof import RollbackProof
 MADE = "the model samples its batches, and samples new ones from here on"
 _DRAW, _COUNT, _PLAN = "get_batch_samples", "_get_num_items_in_batch", "set_initial_training_values"
 _STEP, _LOSS = "training_step", "compute_loss"
+_PER_SAMPLING, _REPEATS = "steps_per_generation", "num_iterations"
+_OTHER_EPOCH = "the batches to leave out reach beyond the end of the epoch, and the next one may have another order"
 
 
 class UsedBatches:
@@ -64,6 +66,9 @@ class UsedBatches:
         self._drawn_since = self._before if has_moved else None
         self._look_at_random_numbers()
 
+    def pass_over_epoch(self) -> None:
+        self._why_not = self._why_not or _OTHER_EPOCH
+
     def _take_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         self._loaded, self._before = (inputs,), self._proof.before_draw()
         try:
@@ -102,12 +107,18 @@ class UsedBatches:
             self._random_since = self._before
 
 
+def batches_per_sampling(trainer: Any) -> int | None:
+    """Return how many of the loader's batches share one sampling of completions, as in TRL's GRPO; else None."""
+    steps, times = getattr(trainer.args, _PER_SAMPLING, None), getattr(trainer, _REPEATS, None)
+    return max(steps * times, 1) if isinstance(steps, int) and isinstance(times, int) else None
+
+
 class LoadedBatches:
     """Batches from a Trainer's loader, with some skipped and the wait measured.
 
-    ``skip`` batches are read but not trained on; ``skipped`` counts the actual number. With ``max_steps`` further
-    epochs replace them. A shortened epoch's incomplete last step is skipped too, as its gradients would not be applied.
-    No epoch becomes empty, as the Trainer would end.
+    ``skip`` batches are read but not trained on, over the ends of epochs; ``skipped`` counts the actual number. With
+    ``max_steps`` further epochs replace them. A shortened epoch's incomplete last step is skipped too, as its gradients
+    would not be applied.
     """
 
     def __init__(
@@ -118,9 +129,13 @@ class LoadedBatches:
         self._meter = meter
         self._left = self._most = skip
         self._originals: dict[str, Any] = {}
-        self._shortened: Any = None  # iterator of the epoch with skipped batches
-        self._has_trained = False  # whether any batch of that epoch was trained on
+        self._epoch: Any = None  # iterator of the current epoch
+        self._is_shortened = False  # whether batches of that epoch were skipped
+        self._before_epoch = 0  # `skipped` when that epoch began
+        self._has_trained = False  # whether any batch of it was trained on
         self._counting = 0.0  # seconds, in the current draw
+        self.is_passed_over = False
+        """Whether the current epoch ended with all its remaining batches skipped."""
         self.skipped = 0
 
     @contextlib.contextmanager
@@ -142,42 +157,29 @@ class LoadedBatches:
         return (epochs + further, steps_per_epoch, *others)
 
     def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
+        if batches is not self._epoch:
+            self._epoch, self._is_shortened, self._before_epoch = batches, self._left > 0, self.skipped
+            self._has_trained = self.is_passed_over = False
+        if self.is_passed_over:
+            return [], None
         self._used.drawing()
-        samples, items = self._take_samples(batches, count, *arguments, **options)
-        self._used.drawn()
-        return samples, items
-
-    def _take_samples(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
-        if batches is not self._shortened:
-            if not self._left:
-                return self._draw(batches, count, *arguments, **options)
-            self._shortened, self._has_trained = batches, False
-        last = self._leave_out(batches, count)
-        if last is not None:
-            batches = last
+        if self._is_shortened:
+            self._leave_out(batches)
         samples, items = self._draw(batches, count, *arguments, **options)
-        if self._has_trained and len(samples) < count:
+        self._used.drawn()
+        if self._is_shortened and len(samples) < count:
             self.skipped += len(samples)
+            if not self._has_trained and self.skipped > self._before_epoch:  # else the data is empty
+                self.is_passed_over = True
+                self._used.pass_over_epoch()
             return [], None
         self._has_trained = True
         return samples, items
 
-    def _leave_out(self, batches: Iterator[Any], count: int) -> Iterator[Any] | None:
-        """Skip the next batches. Return the epoch's last ones if it ended without one to train on; else None."""
-        if not self._left:
-            return None
-        last: deque[Any] = deque(maxlen=count)
-        while self._left:
-            try:
-                last.append(next(batches))
-            except StopIteration:
-                if self._has_trained:
-                    return None
-                self.skipped -= len(last)
-                return iter(last)
+    def _leave_out(self, batches: Iterator[Any]) -> None:
+        for _ in itertools.islice(batches, self._left):
             self._left -= 1
             self.skipped += 1
-        return None
 
     def _draw(self, *arguments: Any, **options: Any) -> Any:
         began, self._counting = time.perf_counter(), 0.0

@@ -50,6 +50,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self.reports = StepReports(self.medic)
         self._step_end: _StepEnd | None = None
         self._saving: list[JobCommand] = []
+        self._unreported: Path | None = None  # checkpoint of which other ranks may still write their part
         handlers = {"job.scale_batch": self._scale_batch, "job.dataloader_workers": self._set_workers}
         self._attachment = Attachment(self.medic, _RESTARTER, self._end_for_rollback, handlers, self._is_in_force)
         self.medic.on("job.checkpoint")(self._checkpoint)
@@ -91,6 +92,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     def _end_step(self, step_end: _StepEnd, optimizer: Any) -> None:
         args, control, step = step_end.args, step_end.control, step_end.state.global_step
+        self._report_saved(args)
+        self._unreported = None  # every rank has written before it could take another step
         self.reports.step_ends(
             control.should_log,
             step=step,
@@ -113,6 +116,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         if self._attachment.restart_is_due:
             # The strategy "epoch" would save state that is to be discarded.
             control.should_save = control.should_evaluate = False
+        if self.framework is not None and self.framework.passes_over_epoch:
+            # To the Trainer the data has ended; and it would overwrite the checkpoint from which it started.
+            control.should_training_stop = control.should_save = control.should_evaluate = False
         self.reports.expect(control.should_evaluate, control.should_save)
 
     @log_errors
@@ -133,12 +139,18 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             self._complete(path, args.should_save, state.global_step, objects)
         # A user's Trainer may save elsewhere, or only some files. Only the writing rank can tell.
         is_written = checkpoints.is_written(path, args.save_only_model) if args.should_save else True
-        if is_written:
-            self._attachment.saved(state.global_step)
+        self._unreported = path if args.should_save else None
+        self._report_saved(args)
         self.reports.saved()
         waiting, self._saving = self._saving, []
         for command in waiting:
             _answer_save(command, path, is_written)
+
+    def _report_saved(self, args: Any) -> None:
+        path = self._unreported
+        if path is not None and checkpoints.is_written(path, args.save_only_model, args.world_size):
+            self._unreported = None
+            self._attachment.saved(checkpoints.step_of(path))
 
     @log_errors
     def _complete(self, path: Path, writes: bool, step: int, objects: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
-from trainmedic.huggingface.batches import LoadedBatches, UsedBatches
+from trainmedic.huggingface.batches import LoadedBatches, UsedBatches, batches_per_sampling
 from trainmedic.huggingface.other_models import SYNCHRONIZED, ReferenceModel, RolloutEngine
 from trainmedic.huggingface.trainer_state import TrainerState
 from trainmedic.job.command import JobCommand
@@ -126,6 +126,11 @@ class HuggingFaceFramework(Framework):
         complete = [checkpoint for checkpoint in reversed(present) if checkpoint.complete]
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
+    def whole_skip(self, batches: int) -> int:
+        """Nothing is sampled for skipped prompts, and the loader stays in step with the sampling."""
+        shared = batches_per_sampling(self._trainer) or 1
+        return -(-batches // shared) * shared
+
     @property
     def newly_skipped(self) -> int:
         return max(self.skipped_batches - self._skipped_before, 0)
@@ -170,6 +175,10 @@ class HuggingFaceFramework(Framework):
     def skipped_batches(self) -> int:
         return self._loaded.skipped
 
+    @property
+    def passes_over_epoch(self) -> bool:
+        return self._loaded.is_passed_over
+
     def is_in_force(self, command_id: str) -> bool:
         return command_id in self._in_force
 
@@ -179,6 +188,8 @@ class HuggingFaceFramework(Framework):
         assert isinstance(scale, ScaleBatch)
         if not scale.keep_global_batch:
             raise Rejected("the Trainer finds its place in the data by the global batch, so that has to stay")
+        if batches_per_sampling(self._trainer) is not None:
+            raise Rejected("the Trainer plans the sampling of its completions by the batch size, so that has to stay")
         if args.auto_find_batch_size:
             raise Rejected("the Trainer was told to find its batch size by itself (auto_find_batch_size)")
         batch, accumulation = split(getattr(args, _BATCH), getattr(args, _ACCUMULATION), scale.factor)

@@ -49,6 +49,10 @@ class Framework(Protocol):
     @property
     def newly_skipped(self) -> int: ...
 
+    def whole_skip(self, batches: int) -> int:
+        """Return ``batches`` to skip, rounded up to what the framework can skip at once."""
+        return batches
+
     def goes_back_to(self, step: int) -> None:
         """Make the framework itself resume from this step, on the writing rank, before later checkpoints are put aside.
 

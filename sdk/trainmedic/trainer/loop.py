@@ -182,7 +182,8 @@ class TrainerLoop:
             output["passed_over"] = choice.told()
         older = tuple(each for each in choice.candidates if each.step < checkpoint.step)
         trouble_at = None if onset is None else onset.step
-        restart = LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output, trouble_at=trouble_at)
+        skip = self.framework.whole_skip(rollback.skip_batches)
+        restart = LoopRestart(checkpoint.path, command, skip, output=output, trouble_at=trouble_at)
         return self.restarts.ask(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:

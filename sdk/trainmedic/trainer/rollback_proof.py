@@ -25,7 +25,7 @@ log = logging.getLogger("trainmedic")
 
 _NOT_KEPT = "the checkpoint holds no digests of them"
 _NOT_DRAWN = "no batch was drawn yet"
-_SKIPPED_MORE = "the batches to leave out reach beyond the end of the epoch; the next one begins with the rest of them"
+_SKIPPED_MORE = "further batches are left out around the end of the epoch"
 
 
 class RollbackProof:

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 TRL = Path(sys.prefix) / "trl"
 """The folder where `scripts/setup all` installs TRL."""
 PROGRAM = "tests.integration.frameworks.trl_trainers"
-KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo")
-LOADING = 600.0  # seconds, to import TRL and to train twelve times on a busy machine
+KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed")
+LOADING = 600.0  # seconds, to import TRL and to train sixteen times on a busy machine
 QUICK = huggingface.Limits(delay=0.0)
 
 Story = dict[str, Any]
@@ -66,7 +66,11 @@ def test_each_step_after_a_rollback_trains_on_what_it_had_to(stories: dict[str, 
     that differ from there on make the answer ``failed``; the course is right all the same."""
     story = stories[kind]
     status, output = story["answer"]
-    if kind in ("reference", "kto"):  # only here the losses of the spoiled model are others that can be compared
+    if kind in (
+        "reference",
+        "kto",
+        "packed",
+    ):  # only here the losses of the spoiled model are others that can be compared
         assert status == "failed"
         assert "one of the two courses has a fault from there on" in output["reason"]
         assert output["verified"]["losses"]["agreed"] == 2
@@ -96,6 +100,25 @@ def test_an_engine_samples_with_the_weights_of_the_checkpoint(stories: dict[str,
     assert output["rollout_engine"] == "it gets the weights of the checkpoint before it samples again"
     assert output["data"].startswith("not the same batches: a rollout engine samples them")
     assert output["verified"]["batches"]["compared"] == 0
+
+
+def test_a_skip_over_the_end_of_an_epoch_leaves_out_whole_samplings(stories: dict[str, Story]) -> None:
+    """Steps 9 to 16 share four prompts, and 17 to 24 four of the next epoch. None is trained on of the first, although
+    three batches were to be left out, and the second take their place. Then the next four prompts follow."""
+    plain, repaired = (
+        [(step, {tuple(prompt) for prompt in prompts}) for step, prompts in each]
+        for each in stories["epoch"]["prompts"]
+    )
+    status, output = stories["epoch"]["answer"]
+    assert (status, output["checkpoint_step"], output["step"]) == ("applied", 10, 11), output
+    assert output["skipped_batches"] == 8
+    assert output["verified"]["batches"]["why"].startswith("the batches to leave out reach beyond the end of the epoch")
+    again = repaired[18:]
+    assert [step for step, _ in again] == list(range(11, 25))
+    everything, epoch_2 = (set().union(*(prompts for _, prompts in part)) for part in (plain, plain[16:]))
+    assert (len(everything), len(epoch_2)) == (8, 4)
+    assert set().union(*(prompts for _, prompts in again[:6])) == epoch_2
+    assert set().union(*(prompts for _, prompts in again[6:])) == everything - epoch_2
 
 
 class Buffering(Trainer):  # type: ignore[misc]

@@ -48,6 +48,20 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
     assert (reply.output["step"], reply.output["left_step"], reply.output["skipped_batches"]) == (21, 27, 0)
 
 
+def test_a_rollback_repeats_a_run_in_16_bits_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Of fp16 a CPU has no mixed precision in the Trainer."""
+    options = {"bf16": True, "max_steps": 12, "save_steps": 5}
+    plain = Script()
+    undisturbed = make_trainer(tmp_path / "plain", plain, **options)
+    undisturbed.train()
+    script = Script(at_8=sent("job.rollback"))
+    trainer = make_trainer(tmp_path, script, **options)
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert script.steps == [*range(1, 9), *range(6, 13)]
+    assert script.losses == plain.losses
+    assert torch.equal(weights(trainer), weights(undisturbed))
+
+
 class SaveFirst(TrainerCallback):  # type: ignore[misc]
     """The callback of docs/how-to/protect-a-training.md."""
 
@@ -101,8 +115,7 @@ def test_a_training_of_so_many_steps_does_them_all(
     script = Script(at_9=sent("job.rollback", step=6, skip_batches=skip))
     trainer = make_trainer(tmp_path, script, **options)
     result = huggingface.train(trainer, medic=medic, limits=QUICK)
-    # The last of the epoch's 60 is trained on, for the Trainer ends at an epoch without any; the rest comes after it.
-    assert sent.reply().output["skipped_batches"] == min(skip, 60 - 6 * accumulation - 1)
+    assert sent.reply().output["skipped_batches"] == skip
     assert result.global_step == 60 // accumulation
     assert script.steps == [*range(1, 10), *range(7, 60 // accumulation + 1)]
 
@@ -111,6 +124,28 @@ def test_a_training_of_so_many_steps_does_them_all(
     checkpoint = tmp_path / "out" / "checkpoint-9"
     huggingface.train(trainer, medic=medic, limits=QUICK, resume_from_checkpoint=str(checkpoint))
     assert script.steps == [*range(10, 60 // accumulation + 1)]
+
+
+@pytest.mark.parametrize(("rows", "skip"), [(120, 15), (40, 25)])
+def test_none_of_the_batches_to_leave_out_is_trained_on_over_the_ends_of_epochs(
+    rows: int, skip: int, tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Whole epochs are passed over too, where the Trainer would end. A new process leaves out the same. Epochs have 30
+    and 10 batches; the loader reads one ahead."""
+    order = Windows(rows)
+    make_trainer(tmp_path / "plain", train_dataset=order, max_steps=35 + skip).train()
+    script = Script(at_23=sent("job.rollback", step=20, skip_batches=skip))
+    data = Windows(rows)
+    huggingface.train(make_trainer(tmp_path, script, train_dataset=data, max_steps=35), medic=medic, limits=QUICK)
+    assert (sent.reply().status, sent.reply().output["skipped_batches"]) == ("applied", skip)
+    assert script.steps == [*range(1, 24), *range(21, 36)]
+    assert data.seen[-15 * 4 :] == order.seen[-15 * 4 :]
+
+    resumed = Windows(rows)
+    trainer = make_trainer(tmp_path, train_dataset=resumed, max_steps=35)
+    checkpoint = tmp_path / "out" / "checkpoint-30"
+    huggingface.train(trainer, medic=medic, limits=QUICK, resume_from_checkpoint=str(checkpoint))
+    assert resumed.seen[-5 * 4 :] == order.seen[-5 * 4 :]
 
 
 def test_by_default_it_goes_back_to_before_the_alert(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:

@@ -50,6 +50,18 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
     assert (reply.output["step"], reply.output["left_step"], reply.output["skipped_batches"]) == (21, 33, 0)
 
 
+def test_a_rollback_repeats_a_run_in_16_bits_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Of fp16 a CPU has no mixed precision in Lightning."""
+    options = {"precision": "bf16-mixed", "max_steps": 12}
+    plain = Script()
+    model = fit(make_trainer(tmp_path / "plain", plain, **options), medic)
+    script = Script(at_8=sent("job.rollback"))
+    again = fit(make_trainer(tmp_path, script, **options), medic)
+    assert script.steps == [*range(1, 9), *range(6, 13)]
+    assert script.losses == plain.losses
+    assert torch.equal(weights(again), weights(model))
+
+
 class SaveFirst(pl.Callback):
     """The callback of docs/how-to/protect-a-training.md."""
 

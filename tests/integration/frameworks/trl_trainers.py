@@ -1,8 +1,9 @@
 """TRL's trainers whose batches are made by the model, rolled back after it was spoiled: a program.
 
 It is called with the URL of Redis and a file. For each of `KINDS` it trains twice: as ``plain``, and as ``repaired``,
-whose weights are spoiled for some steps until a rollback. The file gets a JSON object: by kind, what each step of both
-has trained on and its loss, in the order of the steps; and of ``repaired`` the answer and what `Engine` saw.
+whose weights are spoiled for some steps until a rollback; in ``epoch`` it skips over the end of an epoch of 16 steps.
+The file gets a JSON object: by kind, what each step of both has trained on and its loss, in the order of the steps, and
+the prompts of some; and of ``repaired`` the answer and what `Engine` saw.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
 from tests.support.command_sender import Commander, Sent
@@ -26,7 +27,8 @@ from trainmedic import huggingface
 
 STEPS, SAVED, SPOILED, LEFT = 24, 10, 12, 18
 """The completions of steps 9 to 16 are sampled before step 9, and those of steps 17 to 24 before step 17."""
-KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo")
+KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed", "epoch")
+SKIPPED = 3  # batches, in ``epoch``; up to step 16 all have the same prompts
 END = "[END]"
 WORDS = [END, *(f"word{number}" for number in range(20))]
 
@@ -50,18 +52,20 @@ class Watch(TrainerCallback):
 
 
 def recording(kind: type[Any]) -> type[Any]:
-    """The trainer, with ``used``: the tokens and the loss of each step."""
+    """The trainer, with ``used``, the tokens and the loss of each step, and their ``prompts``."""
 
     class Recording(kind):  # type: ignore[misc]
         used: list[Any]
+        prompts: list[Any]
 
         def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
             loss = super().compute_loss(model, inputs, *arguments, **options)
             tokens = inputs["completion_ids"].tolist()
             type(self).used.append([self.state.global_step + 1, tokens, float(loss.detach())])
+            type(self).prompts.append([self.state.global_step + 1, inputs["prompt_ids"].tolist()])
             return loss
 
-    Recording.used = []
+    Recording.used, Recording.prompts = [], []
     return Recording
 
 
@@ -99,8 +103,9 @@ class Engine:
         return prompts, completions, [[[-1.0]] * 3 for _ in completions], None
 
 
-def pairwise(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) -> Any:
-    """KTO trains on given completions; online DPO on two that the model samples at each step."""
+def other(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) -> Any:
+    """KTO trains on given completions; online DPO on two that the model samples at each step; ``packed`` on texts that
+    fill each row of a batch together."""
     prompts = [f"word{n % 20} word{3 * n % 20}" for n in range(96)]
     options: dict[str, Any] = {
         "output_dir": str(directory / "out"),
@@ -119,6 +124,10 @@ def pairwise(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) ->
         answers = {"completion": [f" word{5 * n % 20}" for n in range(96)], "label": [n % 3 == 0 for n in range(96)]}
         data = Dataset.from_dict({"prompt": prompts, **answers})
         return recording_steps(KTOTrainer)(args=KTOConfig(**options), train_dataset=data, **shared)
+    if kind == "packed":
+        texts = [" ".join(f"word{(n + 3 * m) % 20}" for m in range(4 + n % 9)) for n in range(400)]
+        packed = SFTConfig(**options, packing=True, max_length=32)
+        return recording_steps(SFTTrainer)(args=packed, train_dataset=Dataset.from_dict({"text": texts}), **shared)
     return recording_steps(OnlineDPOTrainer)(
         args=OnlineDPOConfig(**options, max_new_tokens=6, max_length=32),
         reward_funcs=lambda completions, **_: [float(each.count("word1")) for each in completions],
@@ -136,8 +145,9 @@ def make(kind: str, directory: Path, watch: Watch) -> Any:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": len(WORDS)}
     GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(directory / "model")
     model = GPT2LMHeadModel.from_pretrained(directory / "model")  # where TRL finds the reference model
-    if kind in ("kto", "online-dpo"):
-        return pairwise(kind, model, directory, fast, watch)
+    if kind in ("kto", "online-dpo", "packed"):
+        return other(kind, model, directory, fast, watch)
+    prompts = 8 if kind == "epoch" else 64
     follows = {"sync_ref_model": True, "ref_model_sync_steps": 3} if kind == "reference" else {}
     trainer, config = (RLOOTrainer, RLOOConfig) if kind == "rloo" else (GRPOTrainer, GRPOConfig)
     made = recording(trainer)(
@@ -161,7 +171,7 @@ def make(kind: str, directory: Path, watch: Watch) -> Any:
             report_to=[],
             disable_tqdm=True,
         ),
-        train_dataset=Dataset.from_dict({"prompt": [f"word{n % 20} word{3 * n % 20}" for n in range(64)]}),
+        train_dataset=Dataset.from_dict({"prompt": [f"word{n % 20} word{3 * n % 20}" for n in range(prompts)]}),
         processing_class=fast,
         callbacks=[watch],
     )
@@ -177,7 +187,8 @@ def train(commander: Commander, kind: str) -> dict[str, Any]:
     plain.train()
     with commander.connect() as medic:
         sent = Sent(commander, medic)
-        watch = Watch(sent("job.rollback", 600.0, step=SAVED))
+        skip = {"skip_batches": SKIPPED} if kind == "epoch" else {}
+        watch = Watch(sent("job.rollback", 600.0, step=SAVED, **skip))
         repaired = make(kind, Path(kind, "repaired").absolute(), watch)
         huggingface.train(repaired, medic=medic, limits=huggingface.Limits(delay=0.0))
         reply = commander.final(sent.ids[0], 120.0)
@@ -187,6 +198,7 @@ def train(commander: Commander, kind: str) -> dict[str, Any]:
         "repaired": type(repaired).used,
         "answer": [reply.status, reply.output],
         "sampled": engine.sampled if engine is not None else [],
+        "prompts": [getattr(type(each), "prompts", []) for each in (plain, repaired)],
     }
 
 
