@@ -44,6 +44,7 @@ class ReplayedRun(Struct, eq=False):
     is_counted: bool = True
     """False if it ended before its first act, and counts only while it is open."""
     is_observed: bool = False
+    is_end_recorded: bool = False
     is_stored: bool = False
     is_shared: bool = False
     """True if it stands for runs of other alerts, too, of which at most one is open."""
@@ -181,7 +182,7 @@ class ReplayedRuns:
     def extend(self, key: Key, now: datetime, ends_by: datetime) -> None:
         """Extend the latest end of runs that an alert joins, and for which they may wait."""
         for run in self._by_key.get(key, ()):
-            if run.may_be_open(now) and run.ends_by > run.ends_from:
+            if run.may_be_open(now) and not run.is_end_recorded:
                 run.ends_by = max(run.ends_by, ends_by)
 
     def decide(

@@ -170,19 +170,17 @@ class Replay:
 
     def _given_runs(self) -> Iterator[tuple[ReplayedRun, Guards]]:
         """Yield the recorded runs that no alert of the replay starts: by people, or before its first alert."""
-        for run in self._spool.given_runs(self._result.first or FAR):
-            replayed, target = self._replayed.get(run.playbook), run.its_target
-            if replayed is None or target is None or not run.has_started:
+        for recorded in self._spool.given_runs(self._result.first or FAR):
+            replayed, target = self._replayed.get(recorded.playbook), recorded.its_target
+            if replayed is None or target is None or not recorded.has_started:
                 continue
             self._result.given_runs += 1
-            ends_from, ends_by = run.ended or (FAR, FAR)
-            key = run.playbook, target.key
-            yield (
-                ReplayedRun(
-                    key, target.node, run.timestamp, run.timestamp, ends_from, ends_by, is_observed=run.is_observed
-                ),
-                replayed.guards,
-            )
+            ends_from, ends_by = recorded.ended or (FAR, FAR)
+            run = ReplayedRun(
+                (recorded.playbook, target.key), target.node, recorded.timestamp, recorded.timestamp, ends_from,
+                ends_by, is_observed=recorded.is_observed, is_end_recorded=True,
+            )  # fmt: skip
+            yield run, replayed.guards
 
     def _begin(self, alert: SpooledAlert) -> None:
         reactions = {each.playbook: each for each in alert.reactions}
@@ -276,7 +274,7 @@ class Replay:
         following = self._next_time(pending, now, waits=waits)
         if following is None:
             grown_old = alert.starts_at + self._settings.limits.max_age < pending.may_repeat_until
-            later = {Decision.STALE} if pending.refused and grown_old else frozenset[Decision]()
+            later = {Decision.STALE} if pending.refused - {Decision.PAUSED} and grown_old else frozenset[Decision]()
             self._settle(pending, now, pending.possible | pending.refused | later)
         else:
             self._push(following, pending)
@@ -341,7 +339,7 @@ class Replay:
             ends_from, ends_by = same_run.ended or (FAR, FAR)
             return ReplayedRun(
                 key, node, earliest, latest, max(ends_from, earliest), max(ends_by, latest),
-                is_counted=same_run.has_started,
+                is_counted=same_run.has_started, is_end_recorded=True,
             )  # fmt: skip
         ends_by = replayed.longest.ends_by(latest, alert.resolved_at) or FAR
         return ReplayedRun(key, node, earliest, latest, earliest + _INSTANT, max(ends_by, latest + _INSTANT))
