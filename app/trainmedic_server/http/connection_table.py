@@ -126,7 +126,7 @@ class ConnectionTable:
         return self._count > self._limits.connections + self._limits.refused
 
     def unread(self, connection: TableEntry) -> None:
-        """Record that the client does not read its response, and close connections that hold too much memory so."""
+        """Record that the client does not read its response. Close connections if unread responses need too much."""
         self._unread[connection] = None
         held = sum(entry.unread_bytes for entry in self._unread)
         while held > self._limits.unread_bytes and self._unread:
