@@ -34,6 +34,7 @@ _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Attribute by kernel and fabric manager lines: GPU and node faults, and out-of-memory kills."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
@@ -223,6 +224,7 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
 
 
 def recorder(facts: Facts) -> Iterator[Attribution]:
+    """Attribute by the flight recorder: ranks that called another operation than the others, or none."""
     reading = facts.recorder
     if reading is None:
         return
@@ -260,6 +262,7 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Attribute to nodes that fell silent before the failure."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
