@@ -1,7 +1,8 @@
 """Persistent record of the node's GPUs and XID errors.
 
-The driver reports an XID error once, so errors count until a reboot or GPU reset: the energy counter decreases, or the
-requested recovery action is gone. An absent GPU stays missing until another has its PCI address.
+The driver reports an XID error only once, so the record keeps it until the node reboots or the GPU is reset. A reset
+shows by a smaller energy counter, or by the end of the requested recovery action. An absent GPU is missing until
+another GPU has its PCI address.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class KnownGpu(Struct, frozen=True):
     energy_mj: int | None = None
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
-        """Return the GPU with a reading, without its errors if it was reset. Readings fail during a reset, so the last
-        energy and requested reset are retained.
+        """Return the GPU after a reading, without its errors if it was reset. Readings fail during a reset, so the last
+        known energy and requested reset are kept for the comparison.
         """
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
@@ -57,7 +58,7 @@ class KnownGpu(Struct, frozen=True):
 
 
 class GpuRecord:
-    """Thread-safe. `boot`: the kernel's boot ID."""
+    """The record, stored in the agent's journal. Thread-safe. `boot` is the kernel's boot ID."""
 
     def __init__(self, journal: Journal, boot: str | None = None) -> None:
         """Raises JournalUnavailable, or ConfigurationError if a newer agent has written the record."""
@@ -95,7 +96,7 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
-        """Return False if the GPU is not on record."""
+        """Delete a GPU from the record. Return False if it is not there."""
         with self._lock:
             if uuid not in self._gpus:
                 return False
@@ -104,7 +105,7 @@ class GpuRecord:
             return True
 
     def _write(self) -> None:
-        """Write changes; on a full disk, with a later change."""
+        """Write changes. If the disk is full, the next change writes them."""
         changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _kept(gpu) != _kept(self._written.get(uuid))}
         gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
         if not changed and not gone:

@@ -15,6 +15,9 @@ _LONGEST_VALUE = 256
 
 
 def written(families: Iterable[Metric]) -> list[LogMetric]:
+    """Convert families to messages for the agent, without kinds that it does not show. Samples and label values are
+    bounded.
+    """
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(

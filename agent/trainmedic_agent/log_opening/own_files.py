@@ -1,4 +1,4 @@
-"""Files opened with this process's rights.
+"""`node_files.NodeFiles` that opens files with this process's own rights.
 
 For processes that serve one user, such as ``trainmedic diagnose``. An agent serves several and uses ``guarded_files``.
 """

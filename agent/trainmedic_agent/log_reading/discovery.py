@@ -80,7 +80,7 @@ class Discovery:
         files: NodeFiles = OwnFiles(),
         names: DirectoryNames | None = None,
     ) -> None:
-        """`names` are first names shared with other scanners."""
+        """`names` remembers the first names of renamed directories, shared with other scanners."""
         self._policy = policy
         self._node = node
         self._files = files

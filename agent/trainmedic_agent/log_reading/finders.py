@@ -40,6 +40,8 @@ class Finder(Protocol):
 
 
 class PatternFinder(Struct, frozen=True):
+    """Files that match a pattern of the policy; `depth` counts the directories entered."""
+
     pattern: PathPattern
     source: str
     node: str

@@ -59,6 +59,7 @@ class JobSources:
 
     @property
     def outside(self) -> int:
+        """Number of named files that are not read, because they are outside the policy's paths."""
         return sum(said.outside for said in self._all())
 
     def look_at(self, directory: str, names: Sequence[str]) -> None:
@@ -67,6 +68,7 @@ class JobSources:
         self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
     def saw(self, directory: str, name: str) -> None:
+        """Register a sources file of this scan, and read it if it has changed. Call `look_at` first."""
         path = f"{directory}/{name}"
         facts = self._looked_at.get(path)
         if facts is None:

@@ -277,6 +277,7 @@ def _text(raw: bytes) -> bytes:
 
 
 def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
+    """Return how to read the kernel's log: as the policy says, else by the first way that works here."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
     with contextlib.suppress(OSError):

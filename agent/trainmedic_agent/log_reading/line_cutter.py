@@ -22,6 +22,7 @@ class LineCutter:
         self.offset = offset
         self.is_skipping = is_skipping
         self.left_out = 0
+        """Bytes of overlong lines that were dropped."""
         self._begun = b""
         self._longest = longest
 
@@ -50,6 +51,7 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
+        """Return the unfinished line at the end, if any, because the file ends there."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)

@@ -76,6 +76,9 @@ class LogsPolicy(Struct, frozen=True):
 
 
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
+    """Parse the policy's part ``logs`` and append what is wrong with it to `faults`. After a fault the result must not
+    be used.
+    """
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
     reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(

@@ -29,7 +29,7 @@ _SAME_TIME = timedelta(seconds=2)
 _NEAR_ARRIVAL = timedelta(minutes=15)
 """A time without a zone counts, in the node's zone, this close to the arrival."""
 _SHARES = 500
-"""Nanoseconds of a microsecond that spread files, so that identical lines of ranks do not collide."""
+"""Files get different offsets below this many nanoseconds, so that equal lines of several ranks do not collide."""
 _MILLISECOND = 1_000_000
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MOST_ARRIVALS = 600
@@ -70,6 +70,7 @@ class EntryMaker:
         self.become(origin)
 
     def become(self, origin: Origin) -> None:
+        """Use another origin's labels from the next line on."""
         self.origin = origin
         # By inode, which is the same after a kill.
         self._share = zlib.crc32(origin.generation.partition("-")[0].encode()) % _SHARES

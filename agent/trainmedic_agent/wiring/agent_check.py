@@ -59,6 +59,7 @@ class CheckReport(Struct):
 
 
 def check(settings: AgentSettings) -> CheckReport:
+    """Check policy, privileges, GPUs, log access, state directory and Redis of this node. Changes nothing."""
     report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
     own = privileges.current_privileges()

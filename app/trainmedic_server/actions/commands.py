@@ -144,6 +144,9 @@ class CommandAction(BasicAction):
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
+    """Return the output of a command that all ranks applied. Otherwise raise the failure that the replies mean;
+    `missing` states which replies are absent.
+    """
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)

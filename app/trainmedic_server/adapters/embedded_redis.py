@@ -304,6 +304,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def missing_fixes(version_line: str) -> str:
+    """Return which security fixes a Redis of this version lacks; empty if none is known."""
     parsed = _VERSION.match(version_line)
     if parsed is None:
         return ""

@@ -37,8 +37,8 @@ _CLOSED_TRANSPORT = "unable to perform operation on <"
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """Return a client that connects on first use and never retries. Raises ConfigurationError without the URL, which
-    may contain a password.
+    """Return a client that connects on first use and never retries. Raises ConfigurationError for an unusable URL; the
+    error does not repeat the URL, which may contain a password.
     """
     try:
         check_redis_url(url)
@@ -47,7 +47,7 @@ def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
     try:
         client = _client(url, {"retry": Retry(NoBackoff(), 0), **client_options(url, answer_seconds)})
         pool = client.connection_pool
-        pool.connection_class = type("Connection", (_PackedAtOnce, _HearsTheEnd, pool.connection_class), {})
+        pool.connection_class = type("Connection", (_PackedAtOnce, _ReadsLastMessage, pool.connection_class), {})
         first = pool.connection_class(**pool.connection_kwargs)  # Only this reads the URL's options.
         if hasattr(first, "driver_info"):
             # Otherwise redis-py reads its version from the package's metadata for each connection.
@@ -70,10 +70,10 @@ def _client(url: str, options: Mapping[str, Any]) -> Redis:
 
 
 class _PackedAtOnce:
-    """Packs pipelines three times as fast as redis-py."""
+    """Connection that packs pipelines three times as fast as redis-py."""
 
     def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
-        """A name of several words, such as ``XGROUP CREATE``, is several arguments."""
+        """Return the commands in Redis's protocol. A name of several words (``XGROUP CREATE``) is several arguments."""
         pieces: list[bytes] = []
         for name, *others in commands:
             arguments = [*name.split(), *others]
@@ -84,8 +84,8 @@ class _PackedAtOnce:
         return [b"".join(pieces)]
 
 
-class _HearsTheEnd:
-    """Reports Redis's last message if the connection closes before a command, as at its client limit."""
+class _ReadsLastMessage:
+    """Connection that reports Redis's last message if it closes before a command, as at its client limit."""
 
     _reader: asyncio.StreamReader | None
 
@@ -144,6 +144,8 @@ def without_password(url: str) -> str:
 
 
 class RedisOutage:
+    """State of one activity's outage of Redis: counts faults and logs each reason once, and the recovery."""
+
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
         self._whole_url = url
@@ -154,16 +156,17 @@ class RedisOutage:
         self.reason: errors.BusExplained | None = None
         self.refusal: errors.BusExplained | None = None
         """Why Redis refuses a needed command although it answers."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def begin(self, error: BaseException) -> float:
+        """Record a failed call. Return the seconds to wait before the next one."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.reason = told if isinstance(told, errors.BusExplained) else None
         reason = NO_MORE_CLIENTS if takes_no_clients(error) else str(self.reason or type(error).__name__)
-        if not self.is_on or (self.reason is not None and reason not in self._told):
+        if not self.is_on or (self.reason is not None and reason not in self._logged):
             log.warning("Redis is unavailable; trying again", during=self._activity, redis=self._url, error=reason)
-            self._told.add(reason)
+            self._logged.add(reason)
         self.is_on = True
         return self._backoff.next()
 
@@ -171,6 +174,7 @@ class RedisOutage:
         self._faults.inc()
 
     def refuse(self, error: BaseException) -> str:
+        """Record that Redis refuses a command. Return the reason without the command's content."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.refusal = told if isinstance(told, errors.BusExplained) else None
@@ -181,7 +185,7 @@ class RedisOutage:
         if self.is_on:
             self.is_on = False
             self.reason = None
-            self._told.clear()
+            self._logged.clear()
             self._backoff.reset()
             log.info("Redis has recovered", during=self._activity, redis=self._url)
 

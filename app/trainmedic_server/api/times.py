@@ -38,6 +38,7 @@ def span_of(since: str | None, until: str | None, now: datetime) -> tuple[dateti
 
 
 def time_of(text: str, now: datetime) -> datetime:
+    """Parse a time with its zone, or a duration before `now`. Return UTC. Raises ValueError."""
     try:
         return now - duration.parse(text)
     except (ValueError, OverflowError):

@@ -37,6 +37,9 @@ def paths(document: YamlDocument) -> list[Path]:
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
+    """Add the files that a playbook names to its document, so that its text contains them. Return the problems if one
+    is missing.
+    """
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # It contains its files already.
     added: dict[str, str] = {}
@@ -73,6 +76,7 @@ def length(document: YamlDocument, name: str) -> int:
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
+    """Return the attached file `name` as a mapping, or its problems."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):

@@ -94,6 +94,9 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels 
 def load_file(
     path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), before: LoadedFile | None = None
 ) -> LoadedFile:
+    """Read the playbooks of a file and what they name. Returns `before` if nothing has changed. Problems are in the
+    result.
+    """
     raw = yaml_files.read(path)
     if isinstance(raw, FileProblem):
         return LoadedFile(path, "", (), (raw,))

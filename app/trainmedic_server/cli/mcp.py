@@ -18,7 +18,9 @@ from trainmedic_server.cli.mcp_tools import TOOLS, Reader
 LONGEST_LINE = 1 << 20
 """Bytes of a message. The rest of a longer line is skipped."""
 BEGINNING_WITH_INITIALIZE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Protocol revisions that are agreed once, by ``initialize``."""
 SAYING_IT_EACH_TIME = "2026-07-28"
+"""Protocol revision that each request states."""
 REVISION = "io.modelcontextprotocol/protocolVersion"
 _PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _UNSUPPORTED_REVISION = -32022

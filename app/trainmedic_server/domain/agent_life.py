@@ -12,7 +12,7 @@ LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
 SEEN_AGAIN = timedelta(minutes=10)
-"""Interval at which a present agent is recorded. After a restart it counts as seen then."""
+"""Interval at which a present agent's last report is stored. A restarted server knows only the stored time."""
 
 
 class AgentLife(Struct, frozen=True):

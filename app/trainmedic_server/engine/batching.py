@@ -26,10 +26,13 @@ class _Waiting(NamedTuple, Generic[Asked, Answer]):
 
 
 class Batcher(Generic[Asked, Answer]):
-    """Passes entries to `handle` in ordered batches, at most `at_once` at a time.
+    """Queue that passes entries to `handle` in ordered batches.
 
-    `handle` returns one answer per entry. If it raises, nothing was stored and entries are handled singly; a store
-    outage fails the whole batch. `limit` bounds waiting entries, `most` a batch's weight, unless it has one entry.
+    - ``handle`` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
+      store outage fails the whole batch.
+    - ``most``: maximum weight of a batch. An entry that is heavier has its own batch.
+    - ``at_once``: batches handled at the same time
+    - ``limit``: waiting entries, beyond which `ask` raises Saturated
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Batcher(Generic[Asked, Answer]):
         return len(self._waiting)
 
     async def ask(self, entry: Asked) -> Answer:
-        """Raises Saturated, or what `handle` raised."""
+        """Queue an entry and return its answer. Raises Saturated, or what `handle` raised."""
         if self._limit is not None and len(self._waiting) >= self._limit:
             raise errors.Saturated(f"{len(self._waiting)} {self._entries} are waiting already")
         loop = asyncio.get_running_loop()

@@ -75,6 +75,7 @@ def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
 
 
 def written(known: KnownFinding, alert: FindingAlert) -> Alert:
+    """Return the alert to send about a finding, with its present state in annotations."""
     annotations = {
         "summary": alert.summary,
         "description": alert.description,

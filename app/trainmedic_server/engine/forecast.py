@@ -61,6 +61,7 @@ def step_plans(
     now: datetime,
     verdicts: Mapping[str, VerdictsOnJob],
 ) -> tuple[StepPlan, ...]:
+    """Return each step as a run started now would perform it, with rendered parameters where they are known."""
     run = _imagined(playbook, alert, target, mode, now)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts)
     states = step_sequence.initial_steps(playbook, ask_first=False)

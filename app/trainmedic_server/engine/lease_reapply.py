@@ -27,6 +27,9 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
 def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime) -> str | None:
+    """Return why an expired cap of the run must not be reapplied; None if it may be. `fires`: an alert of the run
+    fires, None if unknown.
+    """
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
@@ -52,6 +55,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
 
 
 def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, ago: Ago) -> str | None:
+    """Return why the playbook's guards forbid reapplying now; None if they allow it."""
     started = [
         event.at for event, content in contents_of(tx, run.id, SetAgainStarted) if content.command_id == command_id
     ]

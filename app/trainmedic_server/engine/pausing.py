@@ -128,6 +128,7 @@ def in_force(controls: Controls, now: datetime) -> frozenset[str]:
 
 
 def as_of(controls: Controls, now: datetime) -> Controls:
+    """Return the controls with the pause of everything that is active now, if any."""
     total = next(
         (
             pause

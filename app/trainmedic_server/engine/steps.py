@@ -93,6 +93,7 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
+    """Put an attempt's outcome into the run: step status, output, retry, and what its undo needs."""
     # An open run's message is for people: what it waits for, or its last error.
     message = "" if outcome.status == "applied" else outcome.error or outcome.status
     if draft.run.message != message:

@@ -67,6 +67,7 @@ def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
+    """Put the outcome of an undo's attempt into the run: it is done, or due again later."""
     state = draft.run.step(key)
     undo = state.undo
     assert undo is not None

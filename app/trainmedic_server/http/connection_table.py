@@ -46,7 +46,10 @@ class TableEntry(Protocol):
 
 
 class ConnectionTable:
-    """Each group is ordered by the last start or end of a request."""
+    """Connections in groups: one for each address without a token, one for each `Standing` with a token.
+
+    Each group is in the order of the last start or end of a request: the first member has been silent longest.
+    """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -92,6 +95,7 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def active(self, connection: TableEntry) -> None:
+        """Record that a request of the connection starts or ends."""
         group = self._group(connection)
         if connection in group:
             del group[connection]
@@ -122,6 +126,7 @@ class ConnectionTable:
         return self._count > self._limits.connections + self._limits.refused
 
     def unread(self, connection: TableEntry) -> None:
+        """Record that the client does not read its response. Close connections if unread responses need too much."""
         self._unread[connection] = None
         held = sum(entry.unread_bytes for entry in self._unread)
         while held > self._limits.unread_bytes and self._unread:
@@ -131,11 +136,12 @@ class ConnectionTable:
             self._close(loser)
 
     def read(self, connection: TableEntry) -> None:
+        """Record that the client has read its response."""
         self._unread.pop(connection, None)
 
     def _candidate(self) -> TableEntry | None:
-        """Return the connection to close for a new one. None if each awaits an answer, a known client from the start of
-        its request.
+        """Return the connection to close for a new one. None if all wait for answers. A client with a token also stays
+        while it sends its request.
         """
         for group in sorted(self._strangers.values(), key=_size_and_age, reverse=True):
             for entry in _waited_for(group):

@@ -120,6 +120,7 @@ class ProblemResponse(Response):
 
 
 def from_error(error: errors.TrainmedicError) -> HttpProblem:
+    """Translate an error to its HTTP answer."""
     match error:
         case HttpProblem():
             return error

@@ -111,6 +111,7 @@ BOUNDS = (
 
 
 def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
+    """Return the times in which a measured value was beyond its bound."""
     limit = _limit(bound, points)
     if limit is None:
         return []

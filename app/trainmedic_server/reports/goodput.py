@@ -86,7 +86,7 @@ class JobMoments:
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
-    """Return None if the job was not there."""
+    """Return the use of the job's time from `begin` to `end`. None if the job did not run then."""
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
@@ -114,7 +114,7 @@ def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stre
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
     """Return downtimes without a regular end, and whether a failure caused each. After the last point the job is down
-    only if a failure was reported. Reports have the times too short for a gap.
+    only if a failure was reported. Downtimes too short for a gap in the points come from reports.
     """
     down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):

@@ -41,6 +41,7 @@ class Difference(Struct, frozen=True):
 
 
 def differences(check: Check, observed: Observations) -> Iterator[Difference]:
+    """Yield where decisions, runs and messages differ from a test's expectation."""
     if check.decisions is not None:
         made = [f"{decision.playbook} {decision.target or '-'}: {decision.decision}" for decision in observed.decisions]
         yield from count(("decisions",), len(check.decisions), made, observed.unmatched)
@@ -131,6 +132,7 @@ def _undo(path: DocumentPath, expected: UndoExpected, undo: Undo | None) -> Iter
 
 
 def finding_differences(check: Check, findings: Sequence[KnownFinding]) -> Iterator[Difference]:
+    """Yield where findings and their alerts differ from a test's expectation."""
     if check.findings is not None:
         made = [f"{known.rule} {known.target.key}: {known.role}, {known.count} lines" for known in findings]
         yield from count(("findings",), len(check.findings), made)

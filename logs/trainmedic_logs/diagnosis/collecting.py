@@ -39,9 +39,9 @@ _EXIT_LINE = re.compile(
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _LEARN_FROM = 8
-"""Until a failure, only one of so many lines is read for its form, the slowest step."""
+"""Until a failure, only one of so many lines is examined for a step number, which is slow."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
-"""Findings after which obsolete ones are dropped, and the maximum kept."""
+"""New findings after which obsolete ones are dropped, and the maximum number of findings kept."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
     rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
@@ -185,7 +185,7 @@ class Collector:
         self._cleared_at = len(self._findings)
 
     def _found(self, line: Line) -> list[Finding]:
-        """Try several sources' rules: one file may mix training, launcher and Slurm lines."""
+        """Match with the rules of several sources, because one file may mix training, launcher and Slurm lines."""
         sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
         if self._tracker.matcher.is_quiet(line, sources):
             return []
@@ -268,8 +268,8 @@ class Collector:
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
-    """Put a kernel line into a stream per minute and process, so that no earlier finding absorbs it; not for rules that
-    count lines or wait for an end.
+    """Put a kernel line into a stream of its minute and process, so that it makes a finding of its own. Rules that
+    count lines or wait for an end keep the file's stream.
     """
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:

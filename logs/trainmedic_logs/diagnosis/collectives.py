@@ -129,7 +129,7 @@ def _attribution(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: 
     return Attribution(
         EvidenceSource.RECORDER,
         CauseClass.CODE,
-        _worth(waits, group),
+        _confidence_of(waits, group),
         evidence,
         ranks,
         moment=Moment(shown[0].at) if shown[0].at else None,
@@ -138,7 +138,7 @@ def _attribution(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: 
     )
 
 
-def _worth(waits: Sequence[CollectiveWait], group: str) -> Confidence:
+def _confidence_of(waits: Sequence[CollectiveWait], group: str) -> Confidence:
     numbers = {wait.number for wait in waits}
     if group:
         return Confidence.HIGH if len(numbers) == 1 else Confidence.MEDIUM

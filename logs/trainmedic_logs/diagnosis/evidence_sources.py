@@ -22,15 +22,19 @@ _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
 """Process names of possible trainings in the kernel log. Process IDs differ in containers, so only the name helps."""
 _SAME_FAULT = 120.0
+"""Maximum seconds between the kernel's and the job's line on one GPU fault."""
 _SEEN_WITHIN = 120.0
+"""Seconds before the failure from which an OOM kill would be seen in the launcher's exits."""
 _LOOKED_AFTER = 6.0
 """Seconds; torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
+"""Share of the ranks; if more ranks fail at first, none is named."""
 MEMORY_FULL = "host-memory-full"
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Attribute by kernel and fabric manager lines: GPU and node faults, and out-of-memory kills."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
@@ -50,7 +54,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             yield Attribution(
                 EvidenceSource.KERNEL,
                 finding.cause,
-                _worth_of_kernel(finding, gpu, facts, relevant),
+                _kernel_confidence(finding, gpu, facts, relevant),
                 (evidence_of(finding, _reported(finding)),),
                 ranks,
                 finding.origin.node,
@@ -66,7 +70,7 @@ def _reported(finding: Finding) -> str:
     return f"the {finding.origin.source.replace('-', ' ')} of {finding.origin.node or 'a node'} reported it"
 
 
-def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts, relevant: Relevant) -> Confidence:
+def _kernel_confidence(finding: Finding, gpu: str | None, facts: Facts, relevant: Relevant) -> Confidence:
     if _is_elsewhere(finding.origin.node, facts):
         return Confidence.LOW
     on_node = [facts.ranks[rank].gpu for rank in facts.ranks_on(finding.origin.node)]
@@ -220,6 +224,7 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
 
 
 def recorder(facts: Facts) -> Iterator[Attribution]:
+    """Attribute by the flight recorder: ranks that called another operation than the others, or none."""
     reading = facts.recorder
     if reading is None:
         return
@@ -257,6 +262,7 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Attribute to nodes that fell silent before the failure."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
@@ -304,7 +310,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         yield Attribution(
             EvidenceSource.EXIT,
             cause,
-            _worth_of_exit(bool(hard) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)),
+            _exit_confidence(bool(hard) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
             facts.node_of(rank) or ended.node,
@@ -313,7 +319,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         )
 
 
-def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
+def _exit_confidence(is_only_one: bool, is_confirmed: bool) -> Confidence:
     worth = Confidence.HIGH if is_confirmed else Confidence.MEDIUM
     return worth if is_only_one else Confidence.LOW
 

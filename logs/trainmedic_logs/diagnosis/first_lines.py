@@ -85,6 +85,7 @@ _WORST_CLOCK = 900.0
 
 
 def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Attribute by the first error that the job printed. If the order is unknown, the more specific line counts."""
     if not relevant.roots:
         return
     cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]
@@ -121,7 +122,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     yield Attribution(
         EvidenceSource.LINE,
         _cause_of_line(leading, facts),
-        _worth(leading, facts, relevant, is_sure=is_sure),
+        _confidence_of(leading, facts, relevant, is_sure=is_sure),
         (
             evidence_of(leading, _step_of(leading) or "the first line that can be the cause"),
             *(evidence_of(f, "the same at about the same time") for f in [f for f in alike if f is not leading][:7]),
@@ -197,7 +198,7 @@ def _vagueness(finding: Finding) -> tuple[bool, bool]:
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 
-def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
+def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
     """Return the confidence; low for cut lines, guesses, and programs that continued or were stopped."""
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}

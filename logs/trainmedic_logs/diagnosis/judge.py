@@ -33,6 +33,7 @@ _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
+    """Return the verdict on an attempt. If nothing has failed, it is about slowness or a good end."""
     if facts.has_ended_well and not facts.is_known_to_fail:
         not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
         if not_numbers:

@@ -129,7 +129,7 @@ def attributions(facts: Facts) -> Iterator[Attribution]:
 
 def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Attribution:
     first = faults[0]
-    worth = min((_worth(fault) for fault in faults), key=list(Confidence).index)
+    worth = min((_confidence_of(fault) for fault in faults), key=list(Confidence).index)
     nodes = {fault.node for fault in faults}
     return Attribution(
         EvidenceSource.KERNEL if not first.is_event else EvidenceSource.EXIT,
@@ -147,7 +147,7 @@ def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFaul
     )
 
 
-def _worth(fault: PodFault) -> Confidence:
+def _confidence_of(fault: PodFault) -> Confidence:
     """Return the confidence: high only for a status that states the reason."""
     if not fault.is_training:
         return Confidence.LOW

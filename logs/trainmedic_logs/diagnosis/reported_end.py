@@ -61,6 +61,7 @@ class ReportedEnd(Struct, frozen=True):
 
 
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
+    """Read a reported end from an event's members; missing or invalid ones count as unknown."""
     return ReportedEnd(
         job,
         at,

@@ -21,7 +21,7 @@ _BY_SOMEBODY = re.compile(r"death signal|got signal: ")
 
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Yield the evidence of a requested end, if nothing failed."""
-    worths = [(_worth(finding), finding) for finding in relevant.stopped]
+    worths = [(_confidence_of(finding), finding) for finding in relevant.stopped]
     told = sorted(((w, f) for w, f in worths if w is not None), key=lambda each: list(Confidence).index(each[0]))
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
     if not told or relevant.roots or relevant.trusted or others or _has_failed(facts, told[0][0]):
@@ -63,7 +63,7 @@ def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         )
 
 
-def _worth(finding: Finding) -> Confidence | None:
+def _confidence_of(finding: Finding) -> Confidence | None:
     """Return the confidence: high with a scheduler's reason. Signals also end the rest of a failed job; a launcher's
     own prove nothing (None).
     """

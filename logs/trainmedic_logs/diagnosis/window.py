@@ -16,7 +16,9 @@ TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
 _SETTLING = 30.0
 """Maximum delay of a step report, in seconds."""
 _STEP_LATER = 60.0
+"""A step this many seconds after a consequence shows that the job survived it."""
 _LATE = 60.0
+"""Seconds after the failure's first sign in which the kernel may still report the cause."""
 _FEW_LINES = 8
 """Ordinary lines that show a caught exception if nothing failed; messages may have more lines."""
 _FEW_WORDS = 120
@@ -50,6 +52,7 @@ class Relevant(Struct, frozen=True):
 
 
 def relevant(facts: Facts) -> Relevant:
+    """Select the findings that can explain the failure, and set those aside that the job survived."""
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
     recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]

@@ -31,10 +31,13 @@ class FindingEnd(StrEnum):
     SILENCE = "silence"
     """No line for the rule's silence."""
     BOOT = "boot"
+    """The node booted later."""
     ATTEMPT = "attempt"
     """The next attempt progresses, or the job ended."""
     UNCONFIRMED = "unconfirmed"
+    """No confirmation of a suspected finding in time."""
     FORGOTTEN = "forgotten"
+    """Its node or job has been silent for a week."""
 
 
 class EpisodeKey(NamedTuple):
@@ -211,7 +214,7 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
 def taken(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """Merge an update. Return finding and episode, unchanged for a repeated one."""
+    """Merge a stream's update. Return the finding and the stream's episode, unchanged if the update is a repeat."""
     earlier = before or Episode(key, known.id, 0)
     if earlier.finding_id != known.id:  # its finding was over; start a new one
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)

@@ -71,6 +71,7 @@ def _reason(match: LineMatch) -> Mapping[str, str]:
 
 
 def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
+    """Return the finding of one matched line."""
     rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None

@@ -39,6 +39,7 @@ class Prefixed(NamedTuple):
 
 
 def split(text: str, source: str) -> Prefixed:
+    """Separate the prefixes of containers and launchers from a line, and read rank and time in them."""
     is_composed = " | " in text[:_COMPOSE_WITHIN]
     if not text or (text[0] not in _FIRST and not is_composed):
         return Prefixed(text)

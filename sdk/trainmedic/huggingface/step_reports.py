@@ -1,6 +1,6 @@
-"""One report per step from a Trainer's callback events.
+"""One report per step (`Medic.report`) from a Trainer's callback events.
 
-Loss and gradient norm come only with logs, after the step, so the report waits.
+The Trainer logs loss and gradient norm after the step has ended, so the report of a logged step waits for them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class StepReports:
             self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
+        """Open the window of an evaluation, else of a checkpoint, that the Trainer begins now."""
         self._window.close()
         self._evaluates = evaluation
         if evaluation or checkpoint:

@@ -1,6 +1,6 @@
-"""Values converted when read.
+"""Reported losses and gradient norms, converted to floats only when they are read.
 
-Tensors stay on their device without their graph, so the training thread does not wait.
+Until then tensors stay on their device, without their graph, so that the training thread does not wait.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class ReportedValues(NamedTuple):
 
 
 class ReportRecord:
+    """The last reports of a job."""
+
     __slots__ = ("_reports", "_unread")
 
     def __init__(self) -> None:
@@ -102,6 +104,7 @@ def _kind_of(kind: type) -> tuple[bool, bool]:
 
 
 def kept(value: Any) -> Any:
+    """Return a copy that stays the same if the script reuses its tensor."""
     return value if value is None or type(value) is float else _copied(detached(value))
 
 

@@ -97,6 +97,7 @@ class PrintedError:
 
 
 def last_error(text: str) -> PrintedError:
+    """Return the kind of the last printed error, without the text. Of chained exceptions the last one counts."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, is_chained = PrintedError(), False
     for number, line in enumerate(lines):
@@ -116,6 +117,7 @@ def error_kind(text: str) -> str:
 
 
 def rank_ends(text: str) -> list[RankEnd]:
+    """Return the failed ranks in torchrun's table, the root cause first."""
     ends: list[RankEnd] = []
     first = 0
     rank: tuple[int, int] | None = None

@@ -110,6 +110,7 @@ def fetch(
 
 
 def own_host() -> str:
+    """Return the address at which other nodes reach this one: as configured, else that of the route to the master."""
     named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
     if named:
         return named

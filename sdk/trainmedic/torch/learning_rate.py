@@ -50,6 +50,8 @@ class _RateSlot:
 
 
 class _Watched(NamedTuple):
+    """Rates after a change of the scale, and the change's ratio."""
+
     expected: list[float]
     ratio: float
 
@@ -107,12 +109,12 @@ class LearningRate:
         return value if self.scale == 1.0 else value * self.scale
 
     def watch(self, before: float) -> None:
-        """Observe whether the present rates are used. ``before`` is the former scale."""
+        """Record the present rates, so that `overwritten` can compare. ``before`` is the former scale."""
         self._watched, self._returned = _Watched(self.values, self.scale / before), False
 
     def overwritten(self) -> tuple[float, float] | None:
-        """Return the first rate not set by `watch`, a known scheduler or with the factor, and the expected one; None if
-        all are.
+        """Return the first rate that the loop has set without the factor since `watch`, and the expected rate. None if
+        there is no such rate.
         """
         if self._returned or (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
@@ -124,10 +126,10 @@ class LearningRate:
         return None
 
     def give_up(self, scale: float) -> None:
-        """Assume ``scale``, as the loop sets rates itself, and keep its rates.
+        """Set ``scale`` and keep the present rates, because the loop sets rates without asking for the factor.
 
-        Remove the factor where it remains: in groups that the loop does not set, or if schedulers derive rates from the
-        last.
+        Remove the last change where it remains: in groups that the loop does not set, or if schedulers compute rates
+        from the last ones.
         """
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]

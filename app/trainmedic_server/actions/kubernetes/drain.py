@@ -250,6 +250,7 @@ class DrainNode(ClusterAction):
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
+    """Sort a node's pods: those to evict or wait for, those that a drain skips, and those that forbid it."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}

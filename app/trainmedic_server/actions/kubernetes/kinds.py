@@ -86,6 +86,7 @@ class WorkloadParams(ActionParams):
 
 
 def field_at(name: str, path: str) -> field_changes.RevertibleField:
+    """Return the field at a dotted path, such as ``spec.replicas``."""
     parts = tuple(path.split("."))
 
     def read(present: Object) -> Any:

@@ -121,6 +121,7 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
 
 
 def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
+    """Yield the conditions that combine with any index: times, open or closed, pending undo, and the page's place."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

@@ -77,6 +77,7 @@ def _listener(name: str) -> str:
 
 
 def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
+    """Read runs with all their rows, oldest first, for the archive."""
     chosen = sa.select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
     documents: dict[str, dict[str, Any]] = {
         row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _OF_RUNS}}
