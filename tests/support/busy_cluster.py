@@ -222,7 +222,7 @@ def _past(number: int, at: datetime) -> Case:
             run = _run(number, at, alert, "training-loss-spike", on_job, status=Status.SUCCEEDED, ended_at=later,
                        acted_at=at, steps=(step, slower), message="41250 → step 41000")  # fmt: skip
         case 2:
-            alert = _alert(number, "GPUTemperatureHigh", hot, at, resolved=number > 40)
+            alert = _alert(number, "GPUTemperatureHigh", hot, at, resolved=number < RUNS - 40)
             refused = cap(at, UndoStatus.DROPPED, status=StepStatus.FAILED, error=_LONG, output={})
             refused = replace(refused, attempts=(_attempt(at, status="rejected", error=_LONG),))
             run = _run(number, at, alert, "gpu-temperature-high", hot, status=Status.FAILED, ended_at=later,

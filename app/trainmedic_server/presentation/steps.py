@@ -35,8 +35,9 @@ def _direction(factor: float) -> str:
 
 
 def _power(params: Document, on: str) -> str:
-    amount = f"{params['percent']:g} %" if params.get("percent") is not None else f"{params.get('watts', '?')} W"
-    return f"lower the power limit of {on} to {amount}"
+    amounts = ((params.get(name), unit) for name, unit in (("percent", "%"), ("watts", "W")))
+    told = [f"{amount:g} {unit}" for amount, unit in amounts if isinstance(amount, int | float)]
+    return f"lower the power limit of {on} to {told[0] if told else 'a value that depends on the run'}"
 
 
 def _rollback(params: Document, on: str) -> str:

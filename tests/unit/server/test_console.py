@@ -373,7 +373,7 @@ async def test_what_comes_next_reads_as_a_sentence() -> None:
         await client.post("/webhook", json=payload())
         (run_id,) = world.history.records
         page = (await client.get(f"/runs/{run_id}", headers=HTML)).text
-        assert "<h2>Next</h2><p>next " in page
+        assert "<dt>What happens next</dt><dd>next " in page
 
 
 async def test_the_description_of_the_api_shows_code_as_code() -> None:
