@@ -24,8 +24,8 @@ def _factor(params: Document) -> str:
 def _scaled(what: str) -> Says:
     def says(params: Document, on: str) -> str:
         factor = params.get("factor")
-        known = isinstance(factor, int | float)
-        return f"{_direction(factor) if known else 'change'} the {what} of {on} {_factor(params)}"
+        verb = _direction(factor) if isinstance(factor, int | float) else "change"
+        return f"{verb} the {what} of {on} {_factor(params)}"
 
     return says
 
