@@ -38,32 +38,34 @@ def live_through(server: DoomedServer) -> tuple[dict[str, Any], list[dict[str, A
 
     def parent() -> dict[str, Any] | None:
         items = server.runs()
-        assert len(items) <= 1, items
+        assert len(items) <= 1, items  # without members
         whole: dict[str, Any] | None = server.ask(f"/history/{items[0]['run_id']}").body if items else None
         return whole
 
-    def members() -> list[dict[str, Any]]:
+    def members() -> list[dict[str, Any]] | None:
+        """None if the server died meanwhile."""
         found = parent()
-        assert found is not None
-        listed: list[dict[str, Any]] = server.ask(f"/history?parent={found['run_id']}").body["items"]
-        return listed
+        listed = server.ask(f"/history?parent={found['run_id']}").body if found is not None else None
+        if listed is None:
+            return None
+        whole = [server.ask(f"/history/{item['run_id']}").body for item in listed["items"]]
+        return whole if all(whole) else None
 
     def is_closed() -> bool:
         found = parent()
         return found is not None and found["status"] not in ("running", "waiting")
 
     def is_given_back() -> bool:
-        undos = [member["steps"][0]["undo"] for member in members()]
-        return all(undo is not None and undo["status"] in ("done", "failed") for undo in undos)
+        undos = [member["steps"][0]["undo"] for member in members() or ()]
+        return bool(undos) and all(undo is not None and undo["status"] in ("done", "failed") for undo in undos)
 
     fired = delivery("Power", "llm-1")
     eventually(lambda: server.ask("/webhook", fired).status == 200, 120, "firing accepted", 0.02)
     eventually(is_closed, 60, "group closed", 0.02)
     eventually(lambda: server.ask("/webhook", resolved(fired)).status == 200, 120, "resolved accepted", 0.02)
     eventually(is_given_back, 60, "undos carried out", 0.02)
-    whole = parent()
-    assert whole is not None
-    return whole, members()
+    whole = eventually(parent, 60, "the parent", 0.02)
+    return whole, eventually(members, 60, "the members", 0.02)
 
 
 @pytest.fixture
