@@ -20,7 +20,7 @@ from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.handlers import LIVE, RESTART, HandlerRegistry, InForce
 from trainmedic.job.loss_spread import loss_spread
 from trainmedic.job.metrics import MetricsEndpoint
-from trainmedic.job.parameters import LARGEST_LR_SCALE, Rollback
+from trainmedic.job.parameters import ACTIONS, LARGEST_LR_SCALE, Rollback
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import RankStats
@@ -32,7 +32,7 @@ from trainmedic.job.status_file import begin_status_file
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore
 from trainmedic.settings import LogSettings, Settings, resolve, resolve_logs
-from trainmedic.wire import envelope, evaluations
+from trainmedic.wire import envelope, evaluations, param_schema
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 
@@ -196,19 +196,31 @@ class Medic(JobReports):
             if isinstance(command.parameters, Rollback) and not command.is_deferred
         ]
 
-    def on(self, action: str, how: str = LIVE, in_force: InForce | None = None) -> Callable[[Handler], Handler]:
+    def on(
+        self,
+        action: str,
+        how: str = LIVE,
+        in_force: InForce | None = None,
+        schema: Mapping[str, Any] | None = None,
+    ) -> Callable[[Handler], Handler]:
         """Register a handler for `commands`: ``@medic.on("job.rollback")``.
 
         The returned dict is the output of ``applied``. `Rejected` and `Unsupported` answer that; other exceptions are
         logged and answer ``failed``. ``how`` is ``"live"``, or ``"restart"`` if the loop must restart. ``in_force``,
         called in any thread, returns whether the change of a command's ID is active; None if unknown. Without it, the
         undo of a forgotten command stays pending until a user closes it.
+
+        A command of one's own, such as ``acme.skip_shard``, is sent by the playbook action ``job.command``.
+        ``schema``, in the subset of JSON Schema of `trainmedic.wire.param_schema`, is announced with it; other
+        parameters are answered with ``rejected``.
         """
+        if schema is not None:
+            _check_schema(action, schema)
         if how not in (LIVE, RESTART):
             raise ConfigurationError(f"{action}: how is {how!r}; it can be live or restart")
 
         def register(handler: Handler) -> Handler:
-            self._handlers.register(action, handler, how, in_force)
+            self._handlers.register(action, handler, how, in_force, schema)
             self._announce()
             return handler
 
@@ -332,9 +344,20 @@ class Medic(JobReports):
             "ranks": [0] if self._is_receiving else list(range(self.world_size)),
             **(self.share.describe() if self.share is not None else own_placement),
             "capabilities": dict(self._handlers.capabilities),
+            **({"schemas": dict(self._handlers.schemas)} if self._handlers.schemas else {}),
             "interrupts_hangs": self.on_arrival is not None,
             **({"namespace": self._namespace} if self._namespace is not None else {}),
             **({evaluations.FIELD: evaluations.as_plain(shown)} if (shown := self._evaluated()) else {}),
             "step": self.progress.step if self.progress.step is not None else self.step,
             **({"losses": losses} if (losses := self._losses()) is not None else {}),
         }
+
+
+def _check_schema(action: str, schema: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError."""
+    if action in ACTIONS:
+        raise ConfigurationError(f"{action} has fixed parameters; schema is only for commands of one's own")
+    try:
+        param_schema.check(schema)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{action}: {error}") from error

@@ -4,23 +4,20 @@ The run has three steps and an undo. The job is a real client of the SDK on a re
 every effect. Alertmanager's part is played by posting each delivery until it is answered with 200,
 which is what Alertmanager does.
 
-Each boundary costs seconds, so that a run of the tests takes one by chance out of each of 16 equal
-parts; ``BOUNDARIES=all`` in the environment takes every one.
+A run of the tests takes 16 boundaries by chance; ``BOUNDARIES=all`` in the environment takes every one.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.live import Answer, Job, Server
+from tests.crash.doomed import ALL, WANTED, DoomedServer, chosen, least
+from tests.support.live import Job
 from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
 
@@ -34,33 +31,10 @@ steps:
   - {id: gather, action: job.accumulate, with: {factor: 2}}
 """
 
-WANTED = os.environ.get("BOUNDARIES", "16")
+PARTS = int(WANTED) if WANTED not in ("", ALL) else 16
 
 REPEATS = ("step_resumed", "undo_resumed", "alert_repeated")
 EFFECTS = ["job.scale_lr 0.5", "job.checkpoint", "job.accumulate 2", "job.scale_lr 2"]
-
-
-class DoomedServer(Server):
-    """A server that dies at a boundary, if it comes to that, and is started again when it is asked the next time."""
-
-    def __init__(self, directory: Path, redis_url: str, fatal: int) -> None:
-        self.log = directory / "boundaries.log"
-        self.deaths = 0
-        self._fatal = f"{fatal:d}"
-        program = (Path(__file__).with_name("doomed_server.py"), self._fatal, self.log)
-        super().__init__(directory, PLAYBOOK, "--redis", redis_url, program=program)
-
-    def start(self, wait: bool = False, **environment: str) -> None:
-        super().start(wait, **environment)  # it may die before it answers
-
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 10) -> Answer:
-        assert self.program is not None
-        if self.program.process.poll() is not None:
-            assert self.program.process.returncode == -9, self.program.tail()
-            self.deaths += 1
-            self.argv[self.argv.index(self._fatal)] = "0"
-            self.start()
-        return super().ask(path, body, timeout)
 
 
 def live_through(server: DoomedServer, job: Job) -> dict[str, Any]:
@@ -104,22 +78,12 @@ def outcome(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def chosen(known: int) -> Iterator[int]:
-    """The numbers of the boundaries to die at: all there are, or one out of each of so many equal parts of `known`."""
-    if WANTED == "all":
-        yield from itertools.count(1)
-        return
-    parts = int(WANTED)
-    for part in range(parts):
-        yield random.randint(part * known // parts + 1, max((part + 1) * known // parts, 1))
-
-
 @pytest.fixture
 def scenario(tmp_path: Path, redis_url: str) -> Callable[[int], tuple[dict[str, Any], DoomedServer, Job]]:
     def live(fatal: int) -> tuple[dict[str, Any], DoomedServer, Job]:
         with (
             Job(f"llm-{fatal}-{time.monotonic_ns()}", redis_url) as job,
-            DoomedServer(tmp_path / f"killed-at-{fatal}", redis_url, fatal) as server,
+            DoomedServer(tmp_path / f"killed-at-{fatal}", redis_url, fatal, PLAYBOOK) as server,
         ):
             run = live_through(server, job)
         return run, server, job
@@ -140,7 +104,7 @@ def test_a_kill_at_any_write_boundary_changes_nothing_of_the_outcome(
     assert any("XADD" in name for name in boundaries)
 
     survived = []
-    for fatal in chosen(len(boundaries)):
+    for fatal in chosen(len(boundaries), PARTS):
         whole, server, job = scenario(fatal)
         if server.deaths == 0:
             break
@@ -149,4 +113,4 @@ def test_a_kill_at_any_write_boundary_changes_nothing_of_the_outcome(
         assert outcome(whole) == expected, f"killed at {fatal}, {name}"
         survived.append(fatal)
     print(f"killed at {len(survived)} boundaries of {len(boundaries)}, the same outcome each time: {survived}")
-    assert len(survived) >= (len(boundaries) if WANTED == "all" else int(WANTED)) - 2
+    assert len(survived) >= least(len(boundaries), PARTS)

@@ -22,6 +22,7 @@ BENCHMARKS = (
     "command_to_limit",
     "disk_clean",
     "finding_to_alert",
+    "groups",
     "log_rules",
     "receipt_to_handler",
     "runs_end_to_end",
@@ -39,6 +40,7 @@ SMALL = {
     ),
     "agents_thousand": (("--agents", "30", "--alerts-each", "10"), r"30 agents: (\d+\.\d+) s from the first webhook"),
     "finding_to_alert": (("--rounds", "3"), r"finding to alert: (\d+\.\d) ms, p95 .* counted in (\d+\.\d\d) s"),
+    "groups": (("--nodes", "3"), r"24 members on 3 nodes[^\n]*\n(\d+\.\d) s, [^$]*given back once: yes"),
     "log_rules": (("--lines", "2000"), r"log rules: (\d+) lines a second and core"),
     "command_to_limit": (("--rounds", "5"), r"command to limit: (\d+\.\d) ms, p95 .* \(median of 5, 8 GPUs\)"),
 }

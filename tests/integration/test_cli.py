@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +40,23 @@ steps:
     action: job.rollback
     timeout: 10m
 """
+BY_HAND = """
+playbook: by-hand
+on:
+  manual:
+    by: ["user:ann"]
+    inputs:
+      job: {type: job, required: true}
+      watts: {type: number, default: 250}
+target: {job: "{{ inputs.job }}"}
+steps:
+  - id: sure
+    approve: Cap {{ target.job }} at {{ inputs.watts + 1 }} watts?
+    timeout: 1h
+  - id: tell
+    action: http.request
+    with: {url: "http://127.0.0.1:1/", method: GET}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +66,7 @@ def command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLi
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "ask.yaml").write_text(PLAYBOOKS)
     (directory / "playbooks" / "back.yaml").write_text(GO_BACK)
+    (directory / "playbooks" / "hand.yaml").write_text(BY_HAND)
     entries = [
         {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), "roles": roles}
         for name, token, roles in (("ann", "act", ["operator", "webhook"]), ("vic", "look", ["viewer"]))
@@ -83,6 +103,25 @@ def test_what_is_cancelled_in_the_middle_of_a_step_is_said_to_end_with_it(comman
     assert ordered.out.startswith("go-back job:llm-cancelled: running, and ends after its present step")
     assert "then cancelled (ann has ended it)" in command_line.run("history", "show", run_id).out
     assert "then cancelled (ann has ended it)" in command_line.run("now").out
+
+
+def test_a_playbook_is_started_with_inputs(command_line: CommandLine) -> None:
+    """The inputs name the target and reach the question; wrong ones are refused by name, also ``true`` as a number."""
+    started = command_line.run("runs", "start", "by-hand", "--input", "job=llm-9", "--input", "watts=300")
+    assert started.code == 0, started.err
+    command_line.wait_for_line(started.out.rpartition("run ")[2].strip(), "Cap llm-9 at 301 watts?")
+    wrong = command_line.run("runs", "start", "by-hand", "--input", "watts=many", "--input", "nam=x")
+    assert wrong.code == 1
+    assert all(part in wrong.err for part in ("inputs.job", "is required", "inputs.nam", "inputs.watts", "'many'"))
+    body = {"playbook": "by-hand", "inputs": {"job": "llm-9", "watts": True}}
+    request = urllib.request.Request(
+        f"{command_line.url}/runs",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer act"},
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    assert (refused.value.code, "inputs.watts" in refused.value.read().decode()) == (422, True)
 
 
 def test_an_order_that_does_not_fit_is_refused_with_1(command_line: CommandLine) -> None:
@@ -140,7 +179,7 @@ def test_the_status_is_there_for_programs_too(command_line: CommandLine) -> None
     """One JSON document with everything that the text shows."""
     status = json.loads(command_line.run("status", "--output", "json").out)
     assert status["ready"]["ready"] is True
-    assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first", "go-back"]
+    assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first", "by-hand", "go-back"]
 
 
 def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> None:

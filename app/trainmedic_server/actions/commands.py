@@ -80,6 +80,9 @@ class CommandAction(BasicAction):
     def outcome_saved(self, command_id: str) -> None:
         self._bus.acknowledge(command_id)
 
+    def wire_action(self, call: Call) -> str:
+        return self.name
+
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         return call.params.model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -90,7 +93,7 @@ class CommandAction(BasicAction):
         parts = {"kind": str(target.kind), "node": target.node, "gpu": target.gpu, "job": target.job}
         return envelope.Command(
             id=call.command_id,
-            action=self.name,
+            action=self.wire_action(call),
             target={name: value for name, value in parts.items() if value is not None},
             params=self.wire_params(call),
             run_id=call.run_id,

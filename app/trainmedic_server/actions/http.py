@@ -19,15 +19,20 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainmedic.wire.reading import read_json
 from trainmedic_server.actions.base import BasicAction, Irreversible
+from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, Shape
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
-from trainmedic_server.ports.outside import HttpReply
+from trainmedic_server.ports.outside import HttpAccess, HttpReply
 
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
 """Other headers may contain cookies or signed URLs."""
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "idempotency-key"})
+_REFERENCES = (
+    *("bearer_from_env", "headers_from_env", "basic_auth"),
+    *("certificate_from_env", "ca_from_env", "socket_from_env"),
+)
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
@@ -45,7 +50,9 @@ def _url(text: str) -> str:
     if parts.scheme not in ("http", "https"):
         raise ValueError("a URL begins with http:// or https://")
     if "@" in parts.netloc:
-        raise ValueError("a user name or password in a URL would be kept in the history; use bearer_from_env")
+        raise ValueError(
+            "a user name or password in a URL would be kept in the history; use bearer_from_env or basic_auth"
+        )
     if not parts.hostname:
         raise ValueError("the URL names no host")
     if parts.port == 0:
@@ -61,7 +68,7 @@ def _header(name: str) -> None:
     if not _TOKEN.match(name):
         raise ValueError(f"{name!r} is not a header name")
     if name.lower() in _SECRET_HEADERS:
-        raise ValueError(f"header {name} would be kept in the history; use bearer_from_env")
+        raise ValueError(f"header {name} would be kept in the history; use headers_from_env or bearer_from_env")
     if name.lower() in _OWN_HEADERS:
         raise ValueError(f"header {name} is set by Trainmedic")
 
@@ -84,6 +91,24 @@ def _statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
         if match is None or (match[3] is not None and match[3] < match[2]):
             raise ValueError(f"{status!r} is not a status or a range of them; write 204, 2xx or 200-204")
     return statuses
+
+
+def _secret_headers(headers: dict[str, str]) -> dict[str, str]:
+    for name in headers:
+        if name.lower() not in _SECRET_HEADERS:
+            _header(name)
+    return headers
+
+
+SecretName = Annotated[str, Field(pattern=r"^TRAINMEDIC_HTTP_[A-Z0-9_]+$")]
+"""A variable of the server. Its name with ``_FILE`` is the path of a file with the value."""
+
+
+class BasicAuth(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    user: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[ -9;-~]+$")]
+    password_from_env: SecretName
 
 
 class HttpParams(BaseModel):
@@ -111,17 +136,50 @@ class HttpParams(BaseModel):
         description="Whether the call may be repeated when its outcome is not known, because a repeat changes nothing "
         "or the service honours `Idempotency-Key`. By default true for GET, HEAD, PUT and DELETE.",
     )
-    bearer_from_env: Annotated[str, Field(pattern=r"^TRAINMEDIC_HTTP_[A-Z0-9_]+$")] | None = Field(
+    bearer_from_env: SecretName | None = Field(
         None,
         description="Environment variable of the server with the bearer token. The same name with "
         "`_FILE` is the path of a file with the token.",
+    )
+
+    headers_from_env: Annotated[dict[str, SecretName], AfterValidator(_secret_headers)] = Field(
+        default_factory=dict, description="Headers with a secret: by header name, the variable that has the value."
+    )
+    basic_auth: BasicAuth | None = Field(None, description="User name, and the variable with the password.")
+    certificate_from_env: SecretName | None = Field(
+        None, description="Variable with the path of a PEM file: a client certificate and its key."
+    )
+    ca_from_env: SecretName | None = Field(
+        None, description="Variable with the path of a PEM file: the only certificates to trust."
+    )
+    socket_from_env: SecretName | None = Field(
+        None, description="Variable with the path of a UNIX socket, to which the call goes instead of the URL's host."
     )
 
     @model_validator(mode="after")
     def _one_body(self) -> HttpParams:
         if self.body is not None and self.json_ is not None:
             raise ValueError("give json or body, not both")
+        names = {name.lower() for name in self.headers_from_env}
+        if self.bearer_from_env is not None and (self.basic_auth is not None or "authorization" in names):
+            raise ValueError("give one of bearer_from_env, basic_auth and a header Authorization")
+        if self.basic_auth is not None and "authorization" in names:
+            raise ValueError("give one of bearer_from_env, basic_auth and a header Authorization")
+        if twice := names & {name.lower() for name in self.headers}:
+            raise ValueError(f"header {min(twice)} is in headers and in headers_from_env")
         return self
+
+    @property
+    def access(self) -> HttpAccess:
+        basic = self.basic_auth
+        return HttpAccess(
+            self.headers_from_env,
+            basic.user if basic else None,
+            basic.password_from_env if basic else None,
+            self.certificate_from_env,
+            self.ca_from_env,
+            self.socket_from_env,
+        )
 
     @property
     def may_repeat(self) -> bool:
@@ -149,7 +207,12 @@ class HttpRequest(Irreversible, BasicAction):
     summary: ClassVar[str] = "Make one HTTP call."
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = HttpParams
-    outputs: ClassVar[frozenset[str]] = frozenset({"status", "headers", "body", "json"})
+    outputs: ClassVar[Mapping[str, Shape]] = {
+        "status": NUMBER,
+        "headers": dict.fromkeys(KEPT_HEADERS, TEXT),
+        "body": TEXT,
+        "json": ANY,
+    }
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(HttpParams, call.params)
@@ -165,13 +228,14 @@ class HttpRequest(Irreversible, BasicAction):
             if not any(name.lower() == "content-type" for name in headers):
                 headers["Content-Type"] = "application/json"
         secret = params.bearer_from_env
-        reply = await self.services.http.call(params.method, params.full_url, headers, body, left, secret)
+        send = self.services.http.call
+        reply = await send(params.method, params.full_url, headers, body, left, secret, params.access)
         return _judged(params, reply)
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
         """Raise ValueError if an alert could change the destination of the call or of a secret."""
-        for name in ("bearer_from_env", "method"):
+        for name in ("method", *_REFERENCES):
             if "{{" in str(raw.get(name, "")) or "{%" in str(raw.get(name, "")):
                 raise ValueError(f"{name} cannot be a template")
         headers = raw.get("headers")

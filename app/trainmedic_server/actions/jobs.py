@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import AwareDatetime, BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
 from trainmedic_core.fields import Duration
@@ -204,6 +204,41 @@ class JobStop(Irreversible, _JobAction):
     Params: ClassVar[type[BaseModel]] = StopParams
 
 
+class JobCommandParams(ActionParams):
+    name: Annotated[str, Field(max_length=100, pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$")] = Field(
+        description="Name under which the training loop registered a handler, such as acme.skip_shard. Not a template."
+    )
+    with_: dict[str, JsonValue] = Field(default_factory=dict, alias="with", description="The command's parameters.")
+
+    @model_validator(mode="after")
+    def _is_one_of_the_jobs_own(self) -> JobCommandParams:
+        if self.name.partition(".")[0] in _OWN_PREFIXES:
+            raise ValueError(f"{self.name} is an action; write action: {self.name}")
+        return self
+
+
+_OWN_PREFIXES = ("job", "launcher", "gpu", "disk", "node")
+"""Of the actions that Trainmedic sends itself."""
+
+
+class JobOwnCommand(Irreversible, _JobAction):
+    name: ClassVar[str] = "job.command"
+    summary: ClassVar[str] = "Send a command of the job's own, for which its training loop has a handler."
+    Params: ClassVar[type[BaseModel]] = JobCommandParams
+
+    def wire_action(self, call: Call) -> str:
+        return cast(JobCommandParams, call.params).name
+
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
+        return cast(JobCommandParams, call.params).with_
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        """Raise ValueError if an alert could choose the command."""
+        if "{{" in str(raw.get("name", "")) or "{%" in str(raw.get("name", "")):
+            raise ValueError("name cannot be a template")
+
+
 ACTIONS: tuple[type[Action], ...] = (
     JobCheckpoint,
     JobRollback,
@@ -215,4 +250,5 @@ ACTIONS: tuple[type[Action], ...] = (
     JobPause,
     JobResume,
     JobStop,
+    JobOwnCommand,
 )

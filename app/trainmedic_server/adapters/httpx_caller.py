@@ -5,8 +5,9 @@ history contains them. ``NAME_FILE`` is the path of a file with the secret ``NAM
 from __future__ import annotations
 
 import asyncio
+import base64
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ import httpx
 from trainmedic_server import __version__
 from trainmedic_server.adapters.foreign_answers import no_cookies
 from trainmedic_server.errors import ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.outside import HttpReply
+from trainmedic_server.ports.outside import NO_ACCESS, HttpAccess, HttpReply
 
 BODY_LIMIT = 64 * 1024
 
@@ -37,6 +38,7 @@ class HttpxCaller:
         self._secrets = dict(secrets or {})
         self._body_limit = body_limit
         self._socket = socket
+        self._ca_file = ca_file
         self._trusted = _trusting(ca_file) if ca_file is not None else None
         self._client: httpx.AsyncClient | None = None
 
@@ -48,10 +50,28 @@ class HttpxCaller:
         body: bytes | None,
         timeout: timedelta,
         bearer: str | None = None,
+        access: HttpAccess = NO_ACCESS,
     ) -> HttpReply:
-        secret = None if bearer is None else await self._secret(bearer)
+        secrets = await self._secret_headers(bearer, access)
         peer = f"{method} {_host(url)}"
-        sending = _headers(headers, secret)
+        sending = _headers(headers, {name: text for name, (text, _) in secrets.items()})
+        client = await self._client_for(access)
+        try:
+            reply = await self._send(client, peer, (method, url), sending, body, timeout)
+        finally:
+            if client is not self._client:
+                await client.aclose()
+        return _redacted(reply, [part for _, parts in secrets.values() for part in parts])
+
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        peer: str,
+        called: tuple[str, str],
+        headers: list[tuple[bytes, bytes]],
+        body: bytes | None,
+        timeout: timedelta,
+    ) -> HttpReply:
         until = asyncio.get_running_loop().time() + timeout.total_seconds()
         sent = False
 
@@ -60,16 +80,15 @@ class HttpxCaller:
             sent = sent or event.endswith("send_request_headers.started")
 
         try:
-            request = self._opened().build_request(
-                method,
-                url,
-                headers=sending,
+            request = client.build_request(
+                *called,
+                headers=headers,
                 content=body,
                 timeout=timeout.total_seconds(),
                 extensions={"trace": trace},
             )
             async with asyncio.timeout_at(until):
-                response = await self._opened().send(request, stream=True)
+                response = await client.send(request, stream=True)
             try:
                 content = await _read(response, self._body_limit, until)
             finally:
@@ -80,24 +99,60 @@ class HttpxCaller:
             raise _lost(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
         except httpx.HTTPError as error:
             raise _lost(sent, f"{peer}: {type(error).__name__}: {error}") from error
-        return _reply(response, content, secret)
+        return _reply(response, content)
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
 
-    def _opened(self) -> httpx.AsyncClient:
-        # Created on first use: reading the certificates takes 50 ms.
-        if self._client is None:
-            limits = httpx.Limits(max_keepalive_connections=0)
-            verify = self._trusted or True
-            transport = (
-                httpx.AsyncHTTPTransport(verify=verify, limits=limits, uds=self._socket) if self._socket else None
-            )
-            self._client = httpx.AsyncClient(
-                follow_redirects=False, cookies=no_cookies(), limits=limits, verify=verify, transport=transport
-            )
-        return self._client
+    async def _client_for(self, access: HttpAccess) -> httpx.AsyncClient:
+        """Return the shared client, or one of the call's own for its certificates or socket."""
+        if access.certificate is None and access.ca is None and access.socket is None:
+            # Created on first use: reading the certificates takes 50 ms.
+            self._client = self._client or _opened(self._trusted, self._socket)
+            return self._client
+        socket = self._path(access.socket) if access.socket is not None else self._socket
+        return _opened(await self._context(access), str(socket) if socket is not None else None)
+
+    async def _context(self, access: HttpAccess) -> ssl.SSLContext | None:
+        """Return the TLS context of a call with certificates of its own, read for each call."""
+        if access.certificate is None and access.ca is None:
+            return self._trusted
+        ca = self._path(access.ca) if access.ca is not None else self._ca_file
+        certificate = self._path(access.certificate) if access.certificate is not None else None
+
+        def read() -> ssl.SSLContext:
+            context = ssl.create_default_context(cafile=ca)
+            if certificate is not None:
+                context.load_cert_chain(certificate)
+            return context
+
+        try:
+            return await asyncio.to_thread(read)
+        except OSError as error:  # SSLError is one
+            names = " or ".join(filter(None, (access.ca, access.certificate)))
+            raise TemporaryFailure(f"the file of {names} cannot be used: {type(error).__name__}") from error
+
+    def _path(self, name: str) -> Path:
+        path = self._secrets.get(name) or self._secrets.get(f"{name}_FILE")
+        if not path:
+            raise PermanentFailure(f"the server has no {name}; set that variable or {name}_FILE to a path")
+        return Path(path.strip())
+
+    async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
+        """Return, by header name, the value and the parts of it to redact in the reply."""
+        found: dict[str, tuple[str, Sequence[str]]] = {}
+        if bearer is not None:
+            token = await self._secret(bearer)
+            found["Authorization"] = f"Bearer {token}", [token]
+        if access.user is not None and access.password is not None:
+            password = await self._secret(access.password)
+            encoded = base64.b64encode(f"{access.user}:{password}".encode()).decode()
+            found["Authorization"] = f"Basic {encoded}", [encoded, password]
+        for header, name in access.headers.items():
+            value = await self._secret(name)
+            found[header] = value, [value]
+        return found
 
     async def _secret(self, name: str) -> str:
         if name in self._secrets:
@@ -109,6 +164,15 @@ class HttpxCaller:
         if not secret or not secret.isascii() or not secret.isprintable():
             raise PermanentFailure(f"the secret {name} is empty, or not one line of printable ASCII")
         return secret
+
+
+def _opened(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_keepalive_connections=0)
+    verify = trusted or True
+    transport = httpx.AsyncHTTPTransport(verify=verify, limits=limits, uds=socket) if socket else None
+    return httpx.AsyncClient(
+        follow_redirects=False, cookies=no_cookies(), limits=limits, verify=verify, transport=transport
+    )
 
 
 def _trusting(ca_file: Path) -> ssl.SSLContext:
@@ -126,10 +190,8 @@ async def read_secret(path: Path, name: str) -> str:
         raise TemporaryFailure(f"the file of {name} cannot be read: {type(error).__name__}") from error
 
 
-def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
-    own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity"}
-    if secret is not None:
-        own["Authorization"] = f"Bearer {secret}"
+def _headers(headers: Mapping[str, str], secrets: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity", **secrets}
     replaced = {name.lower() for name in own} - {"user-agent"}
     named = {name.lower() for name in headers}
     sending = [(name, value) for name, value in own.items() if name.lower() in replaced or name.lower() not in named]
@@ -150,15 +212,18 @@ async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
     return bytes(content)
 
 
-def _reply(response: httpx.Response, content: bytes, secret: str | None) -> HttpReply:
+def _reply(response: httpx.Response, content: bytes) -> HttpReply:
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         content = b""  # compressed without a request; unreadable if truncated
     headers = {name.lower(): value for name, value in response.headers.items()}
-    text = _decoded(content, response.charset_encoding or "utf-8")
-    if secret is not None:
-        text = text.replace(secret, "***")
-        headers = {name: value.replace(secret, "***") for name, value in headers.items()}
-    return HttpReply(response.status_code, headers, text)
+    return HttpReply(response.status_code, headers, _decoded(content, response.charset_encoding or "utf-8"))
+
+
+def _redacted(reply: HttpReply, secrets: Sequence[str]) -> HttpReply:
+    for secret in sorted(secrets, key=len, reverse=True):
+        headers = {name: value.replace(secret, "***") for name, value in reply.headers.items()}
+        reply = HttpReply(reply.status, headers, reply.body.replace(secret, "***"))
+    return reply
 
 
 def _decoded(content: bytes, charset: str) -> str:

@@ -52,8 +52,9 @@ class ReactionView(View):
     decision: str = Field(
         description=(
             "A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed (one "
-            "could not be evaluated), no_proof (the alert lacks what `on.proof` requires), resolved (the alert had "
-            "resolved when it was first received), not_accepted (`accept` of the alert map refuses the alert)."
+            "could not be evaluated), no_proof (the alert lacks what `on.proof` requires), excluded (another playbook "
+            "on the target is exclusive), resolved (the alert had resolved when it was first received), not_accepted "
+            "(`accept` of the alert map refuses the alert)."
         )
     )
     reason: str = Field(description="Empty if the decision says it all.")

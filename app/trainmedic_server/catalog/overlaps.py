@@ -25,7 +25,7 @@ def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[Fi
                 by_alertname.setdefault(name, []).append(playbook)
     for name, rivals in by_alertname.items():
         for first, second in itertools.combinations(rivals, 2):
-            if _both_match(first.matchers, second.matchers):
+            if _both_match(first.matchers, second.matchers) and not _is_alone(first, second):
                 yield FileProblem(second.source, second.line, 1, _told(name, first, second))
 
 
@@ -33,7 +33,20 @@ def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
     names = f"{first.definition.name!r} ({first.source}:{first.line}) and {second.definition.name!r}"
     has_condition = first.condition is not None or second.condition is not None
     unless = ", unless on.when distinguishes them" if has_condition else ""
-    return f"warning: {names} both act on the alert {alertname}, one after the other{unless}"
+    return f"warning: {names} both act on the alert {alertname}, {_order(first, second)}{unless}"
+
+
+def _order(first: YamlPlaybook, second: YamlPlaybook) -> str:
+    one, other = first.definition, second.definition
+    if one.priority == other.priority:
+        return "one after the other"
+    return f"{(one if one.priority > other.priority else other).name!r} first"
+
+
+def _is_alone(first: YamlPlaybook, second: YamlPlaybook) -> bool:
+    """Return whether one of them is exclusive where the other has the same target."""
+    is_exclusive = first.definition.exclusive or second.definition.exclusive
+    return is_exclusive and first.definition.target_kind is second.definition.target_kind
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:

@@ -18,12 +18,14 @@ from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.api import explanations, given_alerts, received_alerts, test_text
 from trainmedic_server.api.times import time_of
+from trainmedic_server.catalog import modes_file
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained
 from trainmedic_server.cli.client import Client, token_from_file
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
 from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.target_modes import TargetModes
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import explanation
 from trainmedic_server.errors import ConfigurationError, PayloadError
@@ -56,6 +58,13 @@ from trainmedic_server.simulation.explain import explain as explain_alerts
     help="File that maps addresses to node names.",
 )
 @click.option(
+    "--modes",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="TRAINMEDIC_MODES",
+    help="File with the mode of parts of the cluster.",
+)
+@click.option(
     "--at", type=TimeParam(), metavar="TIME", help="Judge the alert's age as of this time, or a duration before now."
 )
 @alert_map_option
@@ -68,6 +77,7 @@ def explain(
     paths: Sequence[Path],
     mode: str,
     inventory: Path | None,
+    modes: Path | None,
     at: str | None,
     alert_map: Sequence[Path],
     server: str | None,
@@ -94,7 +104,7 @@ def explain(
             raise click.UsageError("--server uses its own alert map; omit --alert-map")
         answer = _of_server(server, token, document, at, as_test)
     else:
-        answer = _of_files(document, alert.name, paths, Mode(mode), inventory, at, alert_map, as_test)
+        answer = _of_files(document, alert.name, paths, Mode(mode), inventory, modes, at, alert_map, as_test)
     if as_test:
         click.echo(answer["test"], nl=False)
     else:
@@ -121,6 +131,7 @@ def _of_files(
     paths: Sequence[Path],
     mode: Mode,
     inventory: Path | None,
+    modes: Path | None,
     at: str | None,
     alert_map: Sequence[Path],
     as_test: bool,
@@ -135,9 +146,10 @@ def _of_files(
     try:
         alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)
         topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
+        limits = EngineLimits(mode=mode, target_modes=modes_file.load(modes) if modes else TargetModes())
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
-    limits, moment, mapping = EngineLimits(mode=mode), _moment(at, now), loaded_alert_map(alert_map)
+    moment, mapping = _moment(at, now), loaded_alert_map(alert_map)
     answers = explain_alerts(library, actions, alerts, limits, moment, topology, mapping)
     test = None
     if as_test:

@@ -16,6 +16,8 @@ class NoReaction(StrEnum):
     MATCH_FAILED = "match_failed"
     NO_PROOF = "no_proof"
     """Only the proof required by ``on.proof`` is missing."""
+    EXCLUDED = "excluded"
+    """It matches, and another playbook is ``exclusive``."""
     RESOLVED = "resolved"
     NOT_ACCEPTED = "not_accepted"
     """The alert map's ``accept`` refuses the alert, so no playbook is checked."""

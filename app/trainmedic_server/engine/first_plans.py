@@ -37,8 +37,10 @@ class KeptTargets:
 
     def _keep(self, candidate: Candidate) -> None:
         key, target = candidate.key, candidate.target
-        mode = Mode.stricter(candidate.playbook.definition.mode, self._services.limits.mode)
-        if mode is Mode.OBSERVE or not isinstance(target, Target):
+        if not isinstance(target, Target):
+            return
+        allowed, _ = self._services.limits.mode_for(target, self._services.topology())
+        if Mode.stricter(candidate.playbook.definition.mode, allowed) is Mode.OBSERVE:
             return
         if key in self._keepers or key in self._turned_away:
             return
@@ -58,6 +60,8 @@ class KeptTargets:
         """Return the run's first plan; None to leave it to the driver. Called in the transaction."""
         if (started.run.playbook, started.run.target_key) not in self._keepers:
             return None
+        if started.run.is_group:
+            return None  # its members are planned from the durable list
         context = self._services.planning_context(started.playbook)
         try:
             first = plan.advance(RunDraft(started.run, OutsideState((started.alert,)), context, now))

@@ -85,7 +85,7 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
         return plan
     if actions.action_class(spec.action) is None:
         return replace(plan, verdict=StepForecast.FAILS, why=f"there is no action {spec.action!r} in this server")
-    plan = replace(plan, undo=None if spec.undo is UndoTrigger.NEVER else str(spec.undo))
+    plan = replace(plan, undo=None if spec.undo_trigger is UndoTrigger.NEVER else str(spec.undo_trigger))
     if _uses_steps(spec.with_):
         reason = plan.why or "its parameters depend on how earlier steps end"
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)

@@ -207,7 +207,8 @@ class LeaseRecovery:
         needed = [effect for effect in effects if _is_needed(run, effect.command_id)]
         if not needed:
             return []
-        reason = obstacle(tx, run, prepared.fires, self._services.limits.mode, self._services.clock.now())
+        allowed, _ = self._services.limits.mode_for(run.target, self._services.topology())
+        reason = obstacle(tx, run, prepared.fires, allowed, self._services.clock.now())
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if _is_under_way(tx, run.id, effect.command_id):

@@ -8,9 +8,10 @@ from itertools import islice
 from msgspec import Struct
 
 from trainmedic_core.once import once
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Decision, Event
 from trainmedic_server.domain.topology import Topology
@@ -85,6 +86,7 @@ class PreparedDelivery(Struct, frozen=True):
 
 
 _UNKNOWN_NAME = MatchedAlert()
+_KEPT = (NoReaction.MATCH_FAILED, NoReaction.EXCLUDED)
 
 
 def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topology) -> MatchedAlert:
@@ -96,7 +98,33 @@ def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topolog
             candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
         else:
             misses.append(Reaction(playbook.definition.name, _decision_on(matched), matched.why))
-    return MatchedAlert(tuple(candidates), tuple(misses)) if candidates or misses else _UNKNOWN_NAME
+    acting, excluded = _in_order(candidates)
+    return MatchedAlert(acting, (*excluded, *misses)) if candidates or misses else _UNKNOWN_NAME
+
+
+def _in_order(candidates: list[Candidate]) -> tuple[tuple[Candidate, ...], list[Reaction]]:
+    """Return the candidates by priority, and those that an exclusive one on the same target excludes.
+
+    One in mode observe excludes none: it is on trial.
+    """
+    if len(candidates) < 2:
+        return tuple(candidates), []
+    ordered = sorted(candidates, key=lambda candidate: -candidate.playbook.definition.priority)
+    alone: dict[str, str] = {}
+    for candidate in ordered:
+        definition = candidate.playbook.definition
+        has_target = isinstance(candidate.target, Target)
+        if definition.exclusive and definition.mode is not Mode.OBSERVE and has_target:
+            alone.setdefault(candidate.key[1], definition.name)
+    acting, excluded = [], []
+    for candidate in ordered:
+        name, target = candidate.key
+        if alone.get(target, name) == name:
+            acting.append(candidate)
+        else:
+            why = f"{alone[target]} is exclusive and reacts to the same alert and target"
+            excluded.append(Reaction(name, NoReaction.EXCLUDED, why))
+    return tuple(acting), excluded
 
 
 def _decision_on(miss: Match) -> NoReaction:
@@ -108,11 +136,11 @@ def _decision_on(miss: Match) -> NoReaction:
 def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> MatchedAlert:
     """Return the reactions with up to `MOST_MISSES` non-matching playbooks and a count of the rest.
 
-    All failed conditions are included. Playbooks ruled out by labels come last.
+    All failed conditions and excluded playbooks are included. Playbooks ruled out by labels come last.
     """
     asked = match(shortlist.playbooks, alert, topology)
-    failures = tuple(miss for miss in asked.misses if miss.decision == NoReaction.MATCH_FAILED)
-    unmatched = [miss for miss in asked.misses if miss.decision != NoReaction.MATCH_FAILED]
+    failures = tuple(miss for miss in asked.misses if miss.decision in _KEPT)
+    unmatched = [miss for miss in asked.misses if miss.decision not in _KEPT]
     others = len(unmatched) + shortlist.count_ruled_out - MOST_MISSES
     ruled_out = islice(shortlist.ruled_out, max(MOST_MISSES - len(unmatched), 0))
     kept = [*unmatched[:MOST_MISSES], *match(ruled_out, alert, topology).misses]
@@ -131,6 +159,11 @@ def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
 
 def _not_accepted(why: str) -> Reaction:
     return Reaction("", NoReaction.NOT_ACCEPTED, why)
+
+
+def names_group(prepared: Iterable[PreparedDelivery]) -> bool:
+    targets = (candidate.target for entry in prepared for candidate in entry.candidates)
+    return any(isinstance(target, Target) and target.kind is TargetKind.GROUP for target in targets)
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:

@@ -13,6 +13,7 @@ from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.playbook import (
     ActionStep,
     ApproveStep,
+    OwnUndo,
     UndoTrigger,
     WaitStep,
 )
@@ -27,7 +28,7 @@ from trainmedic_server.domain.run import (
     UndoStatus,
 )
 from trainmedic_server.engine import after_resolve, approval_steps
-from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
+from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
@@ -108,7 +109,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     )
     attempts, output, error = (*state.attempts[:-1], attempt), outcome.output, outcome.error
     if outcome.status == "applied":
-        undo = _known_undo(draft.context, state, definition, output)
+        undo = _known_undo(draft, state, definition, output)
         draft.end(state, StepStatus.SUCCEEDED, attempts=attempts, output=output, error=error, undo=undo)
         draft.add_event(kinds.StepSucceeded(state.id, state.action, outcome.output))
         return
@@ -215,6 +216,11 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
             return None
         params = rendered.model_dump(mode="json", by_alias=True, exclude_none=True)
     attempt = attempt_again(draft, state.attempts, definition.timeout or action.default_timeout)
+    try:
+        undo = _first_undo(draft, state, definition, action, params, attempt.command_id)
+    except errors.ExpressionError as error:
+        _fail(draft, state, f"undo: {error}")
+        return None
     state = replace(
         state,
         status=StepStatus.RUNNING,
@@ -223,7 +229,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
         retry_at=None,
         error=None,
         attempts=(*state.attempts, attempt),
-        undo=_undo_of(action, params, definition.undo, attempt.command_id),
+        undo=undo,
     )
     acted_at = draft.now if action.harmful and draft.run.acted_at is None else draft.run.acted_at
     draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at)
@@ -275,6 +281,35 @@ def _fail(draft: RunDraft, state: StepState, error: str) -> None:
     draft.add_event(kinds.StepFailed(state.id, state.action, error))
 
 
+def _first_undo(
+    draft: RunDraft,
+    state: StepState,
+    definition: ActionStep,
+    action: type[Action],
+    params: Mapping[str, Any],
+    command_id: str,
+) -> Undo | None:
+    """Return the undo as far as it is known before the attempt. Raises ExpressionError."""
+    if definition.own_undo is None:
+        return _undo_of(action, params, definition.undo_trigger, command_id)
+    return _own_undo(draft, state, definition.own_undo, command_id)
+
+
+def _own_undo(
+    draft: RunDraft, state: StepState, own: OwnUndo, command_id: str, output: Mapping[str, Any] | None = None
+) -> Undo | None:
+    """Return the undo that the playbook states; None if it needs the output. Raises ExpressionError."""
+    params = draft.playbook.undo_params(state.phase, state.index, draft.scope(), output)
+    if params is None:
+        return None
+    written = params.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return Undo(own.when, own.action, written, command_id, _status_of(own.when))
+
+
+def _status_of(trigger: UndoTrigger) -> UndoStatus:
+    return UndoStatus.AVAILABLE if trigger is UndoTrigger.NEVER else UndoStatus.ARMED
+
+
 def _undo_of(
     action: type[Action],
     params: Mapping[str, Any],
@@ -289,18 +324,24 @@ def _undo_of(
     inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:
         return None
-    status = UndoStatus.AVAILABLE if trigger is UndoTrigger.NEVER else UndoStatus.ARMED
-    return Undo(trigger, inverse.action, inverse.params, command_id, status)
+    return Undo(trigger, inverse.action, inverse.params, command_id, _status_of(trigger))
 
 
-def _known_undo(
-    context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
-) -> Undo | None:
+def _known_undo(draft: RunDraft, state: StepState, definition: ActionStep, output: Mapping[str, Any]) -> Undo | None:
     """Return the undo by the action's output, which may contain the earlier state."""
-    action = context.actions.action_class(definition.action)
+    command_id = state.attempts[-1].command_id
+    if definition.own_undo is not None and state.undo is None:
+        try:
+            return _own_undo(draft, state, definition.own_undo, command_id, output)
+        except errors.ExpressionError as error:
+            own = definition.own_undo
+            return Undo(own.when, own.action, {}, command_id, UndoStatus.DROPPED, because=f"it is not known: {error}")
+    if definition.own_undo is not None:
+        return state.undo
+    action = draft.context.actions.action_class(definition.action)
     if action is None:
         return state.undo
-    return _undo_of(action, state.params, definition.undo, state.attempts[-1].command_id, output) or state.undo
+    return _undo_of(action, state.params, definition.undo_trigger, command_id, output) or state.undo
 
 
 def interrupted(run: Run) -> StepState | None:

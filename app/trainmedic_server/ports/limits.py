@@ -6,13 +6,18 @@ from datetime import timedelta
 
 from msgspec import Struct
 
+from trainmedic_core.target import Target
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.target_modes import TargetModes
+from trainmedic_server.domain.topology import Topology
 
 
 class EngineLimits(Struct, frozen=True):
     """``settings.server`` explains the defaults."""
 
     mode: Mode = Mode.OBSERVE
+    target_modes: TargetModes = TargetModes()
+    """Instead of `mode` for parts of the cluster."""
     max_age: timedelta = timedelta(minutes=15)
     assume_resolved_after: timedelta = timedelta(hours=12)
     breaker_window: timedelta = timedelta(minutes=10)
@@ -22,3 +27,7 @@ class EngineLimits(Struct, frozen=True):
     queue: int = 1000
     external_url: str = ""
     """Public URL of the server, without a trailing slash; empty for none."""
+
+    def mode_for(self, target: Target | None, topology: Topology) -> tuple[Mode, str]:
+        """Return the server's mode for a target, and why it differs from `mode`."""
+        return self.target_modes.of(target, self.mode, topology)

@@ -125,6 +125,25 @@ class HttpReply(Struct, frozen=True):
     body: str
 
 
+class HttpAccess(Struct, frozen=True):
+    """Secrets and files of a call, each by the name of the server's variable that has it."""
+
+    headers: Mapping[str, str] = {}
+    """By header name."""
+    user: str | None = None
+    """User name of basic authentication; None for none."""
+    password: str | None = None
+    certificate: str | None = None
+    """PEM file with a client certificate and its key."""
+    ca: str | None = None
+    """PEM file with the only certificates to trust."""
+    socket: str | None = None
+    """Path of a UNIX socket to connect to."""
+
+
+NO_ACCESS = HttpAccess()
+
+
 class HttpCaller(Protocol):
     """Makes single HTTP calls, without redirects. Truncates the reply's body at 64 KiB."""
 
@@ -136,6 +155,7 @@ class HttpCaller(Protocol):
         body: bytes | None,
         timeout: timedelta,
         bearer: str | None = None,
+        access: HttpAccess = NO_ACCESS,
     ) -> HttpReply:
         """Make the call. `bearer` names the secret to send as a bearer token. Secrets in the reply are redacted.
 

@@ -71,6 +71,12 @@ class CompiledPlaybook(Protocol):
         """Return the rendered and checked parameters of an action step. Raises ExpressionError."""
         ...
 
+    def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:
+        """Return the rendered parameters of a step's own undo; None if it needs the step's `output`, which is not
+        known yet. Raises ExpressionError.
+        """
+        ...
+
     def message(self, phase: str, index: int, scope: Scope) -> str:
         """Return the question of an approve step. Raises ExpressionError."""
         ...

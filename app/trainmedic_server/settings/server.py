@@ -341,6 +341,13 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
             "a mapping is refused, never guessed."
         ),
     )
+    modes: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_MODES", "--modes", "FILE")] = Field(
+        None,
+        description=(
+            "YAML file with the mode of parts of the cluster, such as "
+            "'modes: [{nodes: {pool: canary}, mode: enforce}]'. It replaces --mode for their targets."
+        ),
+    )
     kubernetes: Annotated[str, SettingSource("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
         "off",
         min_length=1,
@@ -387,7 +394,9 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
 
     @property
     def limits(self) -> EngineLimits:
-        return EngineLimits(**{name: getattr(self, name) for name in EngineLimits.__struct_fields__})
+        """The limits of the settings themselves, without those of the modes file."""
+        names = EngineLimits.__struct_fields__
+        return EngineLimits(**{name: getattr(self, name) for name in names if name in ServerSettings.model_fields})
 
 
 def _source(name: str) -> SettingSource:

@@ -13,10 +13,11 @@ from trainmedic_logs.domain.finding_codec import write_ranks
 from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_logs.simulation.log_test_format import FindingExpected, LogAlertExpected, VerdictExpected
 from trainmedic_server.domain.admission import PlaybookDecision
+from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Controls, Status, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation.scripted import RecordedCall
-from trainmedic_server.simulation.suite_format import Check, RunExpected, StepExpected, UndoExpected
+from trainmedic_server.simulation.suite_format import Check, GroupExpected, RunExpected, StepExpected, UndoExpected
 
 _LONGEST = 300
 
@@ -62,6 +63,7 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
         for index, (expected_call, call) in enumerate(zip(check.calls, observed.calls, strict=False)):
             path = ("calls", index)
             yield from equal((*path, "action"), expected_call.action, call.action)
+            yield from equal((*path, "target"), expected_call.target, call.target)
             yield from contains((*path, "params"), expected_call.params, call.params)
             yield from equal((*path, "undo"), expected_call.undo, call.undo)
     yield from equal(("paused",), check.paused, observed.controls.paused)
@@ -86,6 +88,8 @@ def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterat
     yield from equal((*path, "mode"), expected.mode, run.mode)
     yield from says((*path, "message"), expected.message, run.message)
     yield from equal((*path, "alerts"), expected.alerts, len(record.alerts))
+    if expected.group is not None:
+        yield from _group((*path, "group"), expected.group, run.group)
     states = {step.id: step for step in run.steps}
     for step_id, step in expected.steps.items():
         step_path = (*path, "steps", step_id)
@@ -95,6 +99,14 @@ def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterat
             yield Difference(step_path, "a step", f"no step of that id; the run has {', '.join(states) or 'no steps'}")
     if expected.events is not None:
         yield from _in_order((*path, "events"), expected.events, [event.kind for event in record.events])
+
+
+def _group(path: DocumentPath, expected: GroupExpected, counts: GroupCounts | None) -> Iterator[Difference]:
+    if counts is None:
+        yield Difference(path, "a group", "a run of one target")
+        return
+    for name in expected.model_fields_set:
+        yield from equal((*path, name), getattr(expected, name), getattr(counts, name))
 
 
 def _step(path: DocumentPath, expected: StepExpected, state: StepState) -> Iterator[Difference]:

@@ -28,6 +28,8 @@ _APPLIED = ReplyModel(outcome=ReplyOutcome.APPLIED)
 
 class RecordedCall(Struct, frozen=True):
     action: str
+    target: str
+    """Target key."""
     params: Mapping[str, Any]
     undo: bool
 
@@ -92,7 +94,7 @@ class _ScriptedAction:
         run = await self._store.transact(lambda tx: tx.run(call.run_id))
         step = _step_of(run, call.command_id)
         is_undo = call.undo_of is not None
-        self._script.calls.append(RecordedCall(self._real.name, params, is_undo))
+        self._script.calls.append(RecordedCall(self._real.name, call.target.key, params, is_undo))
         reply = self._script.next(f"{step}.undo" if is_undo else step, self._real.name)
         await asyncio.sleep(reply.after.total_seconds())
         match reply.outcome:

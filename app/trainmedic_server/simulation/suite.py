@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from trainmedic_core import duration
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean, path_text
+from trainmedic_core.target import Target
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_logs.simulation import log_fixtures
@@ -30,7 +31,9 @@ from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import step_sequence
+from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.finding_alert_sender import IntakeAlertSender
+from trainmedic_server.engine.manual_runs import StartOrder
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
@@ -250,7 +253,7 @@ class _Scenario:
     async def _order(self, entry: OrderEntry, path: DocumentPath) -> None:
         try:
             await self._carry_out(entry)
-        except (errors.Conflict, errors.NotEntitled, errors.NotFound) as error:
+        except (errors.Conflict, errors.NotEntitled, errors.NotFound, errors.PayloadError) as error:
             if not entry.refused:
                 self.fail(path, f"at {duration.write(entry.at)} the order {entry.do} was refused: {error}")
             return
@@ -259,6 +262,8 @@ class _Scenario:
 
     async def _carry_out(self, entry: OrderEntry) -> None:
         match entry.do:
+            case SimulatedOperation.START:
+                await self._start_run(entry)
             case SimulatedOperation.PAUSE:
                 await self.engine.pause(entry.by)
             case SimulatedOperation.RESUME:
@@ -272,6 +277,16 @@ class _Scenario:
             case _:
                 run = await self._newest(entry)
                 await self.engine.order(run.id, OrderKind(entry.do), entry.by, entry.note, frozenset(entry.groups))
+
+    async def _start_run(self, entry: OrderEntry) -> None:
+        assert entry.playbook is not None
+        try:
+            target = Target.of_key(entry.target) if entry.target is not None else None
+        except ValueError as error:
+            raise errors.Conflict(f"target: {error}") from error
+        order = StartOrder(entry.playbook, target, inputs=entry.inputs)
+        run = (await self.engine.start_run(order, ByHand(entry.by, entry.note, groups=frozenset(entry.groups)))).run
+        self.decisions.append(PlaybookDecision(run.id, run.playbook, run.target_key, run.decision, run.message))
 
     async def _newest(self, entry: OrderEntry) -> Run:
         for run in await self._runs():

@@ -10,14 +10,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_core import duration, model_errors
 from trainmedic_core.fields import Duration
 from trainmedic_core.problems import FileProblem
 from trainmedic_logs.simulation import log_test_format
 from trainmedic_logs.simulation.log_test_format import LogCheck, LogSuite, LogSuiteEntry, LogTest, as_list
+from trainmedic_server.domain import inventory
 from trainmedic_server.domain.alert import AlertStatus
+from trainmedic_server.domain.inputs import Value
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
 
@@ -59,6 +61,7 @@ class AlertEntry(_Model):
 
 
 class SimulatedOperation(StrEnum):
+    START = "start"
     APPROVE = "approve"
     REJECT = "reject"
     CANCEL = "cancel"
@@ -73,18 +76,28 @@ class SimulatedOperation(StrEnum):
 class OrderEntry(_Model):
     """Operator command for the newest run (of `playbook` and `target`, if set).
 
-    ``restart`` kills the server and starts a new one `down` later.
+    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``restart`` kills the server
+    and starts a new one `down` later.
     """
 
     at: Duration = timedelta(0)
     do: SimulatedOperation
     playbook: str | None = None
     target: str | None = None
+    inputs: dict[str, Value] = {}
     by: str = "operator"
     groups: tuple[str, ...] = ()
     note: str = ""
     refused: bool = False
     down: Duration = timedelta(0)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> OrderEntry:
+        if self.do is SimulatedOperation.START and self.playbook is None:
+            raise ValueError("start needs 'playbook'")
+        if self.do is not SimulatedOperation.START and self.inputs:
+            raise ValueError("only start takes 'inputs'")
+        return self
 
 
 class ReplyOutcome(StrEnum):
@@ -146,6 +159,19 @@ def _status_alone(value: Any) -> Any:
     return {"status": value} if isinstance(value, str) else value
 
 
+class GroupExpected(_Model):
+    """Expected numbers of members; those not given are not compared."""
+
+    total: int | None = None
+    not_begun: int | None = None
+    open: int | None = None
+    succeeded: int | None = None
+    failed: int | None = None
+    skipped: int | None = None
+    cancelled: int | None = None
+    observed: int | None = None
+
+
 class RunExpected(_Model):
     playbook: str | None = None
     target: str | None = None
@@ -154,12 +180,14 @@ class RunExpected(_Model):
     mode: Mode | None = None
     message: str | None = None
     alerts: int | None = Field(None, description="Number of alerts of the run, including joined ones.")
+    group: GroupExpected | None = None
     steps: dict[str, Annotated[StepExpected, BeforeValidator(_status_alone)]] = {}
     events: tuple[str, ...] | None = Field(None, description="Event kinds in this order; others may be in between.")
 
 
 class CallExpected(_Model):
     action: str
+    target: str | None = None
     params: dict[str, Any] | None = None
     undo: bool | None = None
 
@@ -201,13 +229,18 @@ class Check(LogCheck):
     breaker_open: bool | None = None
 
 
+def _readable(written: dict[str, Any]) -> dict[str, Any]:
+    inventory.parse(written)
+    return written
+
+
 class TestEntry(LogTest):
     __test__ = False
     model_config = ConfigDict(extra="forbid")
 
     mode: Mode = Mode.ENFORCE
     max_age: Duration = timedelta(minutes=15)
-    inventory: dict[str, str | tuple[str, ...]] = Field({})
+    inventory: Annotated[dict[str, str | tuple[str, ...]], AfterValidator(_readable)] = Field({})
     alerts: tuple[AlertEntry, ...] = ()
     orders: tuple[OrderEntry, ...] = ()
     replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(as_list)]] = Field({})

@@ -11,6 +11,8 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from trainmedic.wire.signing import Signer
 from trainmedic_core.target import TargetKind
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
@@ -37,7 +39,7 @@ from trainmedic_server.api.playbook_versions import PlaybookTextsApi
 from trainmedic_server.auth import auth
 from trainmedic_server.auth.browser_sessions import Sessions
 from trainmedic_server.auth.identity import TrustedProxies
-from trainmedic_server.catalog import alert_map_roots
+from trainmedic_server.catalog import alert_map_roots, modes_file
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
@@ -206,6 +208,9 @@ class TrainmedicServer:
         """Run everything except the listener during the block, and yield the API. `session` has the PostgreSQL lock."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
+        limits = settings.limits
+        if settings.modes:
+            limits = replace(limits, target_modes=modes_file.load(settings.modes))
 
         async with contextlib.AsyncExitStack() as stack:
             store = await self._opened(stack, session, authenticator)
@@ -223,7 +228,7 @@ class TrainmedicServer:
             presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
             where, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
-            served = (store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
+            served = (store, catalog, actions, clock, limits, metrics, where, alerts, store.fence, clock)
             engine = Engine(*served, lambda: alert_map.current, watch.renew)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)

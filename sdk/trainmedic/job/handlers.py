@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from contextlib import AbstractContextManager
 from datetime import datetime
+from itertools import islice
 from typing import Any, Callable, Iterable, Mapping
 
 from trainmedic.errors import Rejected, Unsupported
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import DataloaderWorkers
+from trainmedic.wire import param_schema
 
 log = logging.getLogger("trainmedic")
 
@@ -41,10 +44,21 @@ class HandlerRegistry:
         self.handlers: dict[str, CommandHandler] = {}
         self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}
+        self.schemas: dict[str, Mapping[str, Any]] = {}
+        """Of the parameters of own commands."""
         self.in_progress: dict[str, JobCommand] = {}
 
-    def register(self, action: str, handler: CommandHandler, capability: str, in_force: InForce | None = None) -> None:
+    def register(
+        self,
+        action: str,
+        handler: CommandHandler,
+        capability: str,
+        in_force: InForce | None = None,
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
         self.handlers[action] = handler
+        if schema is not None:
+            self.schemas[action] = schema
         self._in_force[action] = in_force or _not_known
         self.capabilities[action] = capability
 
@@ -71,7 +85,8 @@ class HandlerRegistry:
             if command.is_deferred:
                 continue
             if self.handlers:
-                command.unsupported()
+                hint = self._hint(command.action)
+                command.unsupported(f"the training loop does not carry out {command.action}{hint}")
             elif now >= command.expires_at:
                 command.failed("the training loop took the command and did not answer it")
 
@@ -80,8 +95,17 @@ class HandlerRegistry:
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:
-            return f"there is no handler of {action}"
+            return f"there is no handler of {action}{self._hint(action)}"
         return None
+
+    def _hint(self, action: str) -> str:
+        near = difflib.get_close_matches(action, self.handlers, 1, 0.8)
+        return f"; did you mean {near[0]}?" if near else ""
+
+    def wrong_parameters(self, action: str, params: Mapping[str, Any]) -> str | None:
+        """Return what does not fit the schema of an own command; None if all does. Thread-safe."""
+        schema = self.schemas.get(action)
+        return "; ".join(islice(param_schema.problems(schema, dict(params)), 5)) or None if schema else None
 
     def is_in_force(self, action: str, command_id: str) -> bool | None:
         """Return whether the handler could revert it; None if only the command memory can decide. Thread-safe."""

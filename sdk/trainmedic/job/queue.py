@@ -112,6 +112,9 @@ class CommandQueue:
             parse(command.action, command.params)
         except ValueError as error:
             return CommandDecision(Do.CLOSE, ended(envelope.REJECTED, str(error)))
+        wrong = self._handlers.wrong_parameters(command.action, command.params)
+        if wrong is not None:
+            return CommandDecision(Do.CLOSE, ended(envelope.REJECTED, f"{command.action}: {wrong}"))
         if command.undo_of is not None and self._was_never_applied(received.client, command.action, command.undo_of):
             nothing = undoing.nothing_to_undo(undoing.NEVER_APPLIED)
             return CommandDecision(Do.CLOSE, CommandRecord(envelope.APPLIED, nothing))

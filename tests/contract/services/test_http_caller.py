@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import ssl
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -11,8 +14,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support.log_stores.served import certificate
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.outside import HttpAccess
 
 SOON = timedelta(seconds=5)
 SECRET = "s3cret-token"
@@ -139,3 +144,72 @@ async def test_a_call_looks_for_no_module(caller, peer, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Mock(find_spec=sought), *sys.meta_path])
     await caller.call("GET", peer.url("/ok"), {}, None, SOON)
     assert sought.mock_calls == []
+
+
+async def test_secrets_in_headers_and_a_password_are_sent_and_never_told(caller, peer):
+    """Each goes out under its header and is blotted out of a reply that repeats it, encoded too."""
+    access = HttpAccess(headers={"X-Api-Key": "TRAINMEDIC_HTTP_KEPT"}, user="medic", password="TRAINMEDIC_HTTP_PAGER")
+    reply = await caller.call("GET", peer.url("/echo"), {}, None, SOON, access=access)
+    seen = peer.requests[0].headers
+    encoded = base64.b64encode(f"medic:{SECRET}".encode()).decode()
+    assert (seen["authorization"], seen["x-api-key"]) == (f"Basic {encoded}", "renewed-token")
+    told = f"{reply.body} {reply.headers}"
+    assert not any(part in told for part in (encoded, SECRET))
+
+
+@pytest.mark.parametrize("part", ["certificate", "ca", "socket", "password"])
+async def test_a_call_without_what_it_names_is_not_made(caller, peer, part):
+    """The failure names the variable."""
+    access = HttpAccess(**{part: "TRAINMEDIC_HTTP_OTHER"}, user="medic")
+    with pytest.raises(PermanentFailure, match="TRAINMEDIC_HTTP_OTHER"):
+        await caller.call("GET", peer.url("/ok"), {}, None, SOON, access=access)
+    assert peer.requests == []
+
+
+async def test_a_call_goes_to_a_unix_socket(tmp_path: Path) -> None:
+    """Instead of the URL's host, which nobody listens at."""
+    lines: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append(await reader.readline())
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "s")
+    caller = HttpxCaller({"TRAINMEDIC_HTTP_ENGINE": str(tmp_path / "s")})
+    async with server:
+        access = HttpAccess(socket="TRAINMEDIC_HTTP_ENGINE")
+        reply = await caller.call("GET", "http://nowhere.invalid/v1/ping", {}, None, SOON, access=access)
+    await caller.close()
+    assert (reply.status, lines) == (204, [b"GET /v1/ping HTTP/1.1\r\n"])
+
+
+async def test_a_client_certificate_and_an_own_authority_are_used(tmp_path: Path) -> None:
+    """Without either, nothing is sent."""
+    made, key = certificate(tmp_path)
+    both = tmp_path / "client.pem"
+    both.write_text(made.read_text() + key.read_text())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=made)
+    context.load_cert_chain(made, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    served: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(await reader.readline())
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    names = {"TRAINMEDIC_HTTP_CA_FILE": str(made), "TRAINMEDIC_HTTP_CERT": str(both), "TRAINMEDIC_HTTP_GONE": "/none"}
+    caller = HttpxCaller(names)
+    whole = HttpAccess(ca="TRAINMEDIC_HTTP_CA", certificate="TRAINMEDIC_HTTP_CERT")
+    async with server:
+        assert (await caller.call("GET", url, {}, None, SOON, access=whole)).status == 204
+        for access in (HttpAccess(), HttpAccess(ca="TRAINMEDIC_HTTP_CA"), HttpAccess(ca="TRAINMEDIC_HTTP_GONE")):
+            with pytest.raises((TemporaryFailure, OutcomeUnknown)):
+                await caller.call("GET", url, {}, None, SOON, access=access)
+    await caller.close()
+    assert len(served) == 1

@@ -206,3 +206,30 @@ async def test_a_burst_of_a_thousand_commands_is_applied_once_each(
     replies = await asyncio.gather(*(ask(bus, one) for one in sent))
     assert {reply.status for reply in replies} == {envelope.APPLIED}
     assert job.done == [one.id for one in sent]
+
+
+async def test_a_jobs_own_command_is_checked_by_its_schema(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """Announced with the presence. What does not fit never reaches the handler; a wrong name is told the near one."""
+    job = start_job(redis_server.url, lambda command: None, signing_key=KEY)
+    seen: list[Any] = []
+    schema = {"type": "object", "properties": {"shard": {"type": "integer"}}, "required": ["shard"]}
+
+    @job.medic.on("acme.skip_shard", schema=schema)
+    def skip(command: trainmedic.JobCommand) -> dict[str, Any]:
+        seen.append(command.params["shard"])
+        return {"skipped": command.params["shard"]}
+
+    reply = await ask(bus, make_command("acme.skip_shard", params={"shard": 7}))
+    assert (reply.status, reply.output["skipped"], seen) == (envelope.APPLIED, 7, [7])
+    wrong = await ask(bus, make_command("acme.skip_shard", params={"shrad": 7}))
+    assert wrong.status == envelope.REJECTED
+    assert wrong.output["reason"].startswith("acme.skip_shard: shard is missing; there is no parameter 'shrad'; did")
+    other = await ask(bus, make_command("acme.skip_shad"))
+    assert (other.status, "did you mean acme.skip_shard?" in other.output["reason"]) == (envelope.UNSUPPORTED, True)
+    assert seen == [7]
+
+    async def announced() -> bool:
+        present = [presence for presence in await bus.jobs() if presence.name == "llm-1"]
+        return bool(present) and present[0].details.get("schemas") == {"acme.skip_shard": schema}
+
+    await eventually(announced)

@@ -150,3 +150,47 @@ def test_a_template_that_lets_an_alert_choose_the_way_is_refused(raw, why):
     """Where a call goes, and which secret it takes along, is the author's to say."""
     with pytest.raises(ValueError, match=why):
         HttpRequest.check_template(raw)
+
+
+SECRET = "TRAINMEDIC_HTTP_A"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"headers_from_env": {"X-Key": "PATH"}}, "pattern"),
+        ({"headers_from_env": {"Host": SECRET}}, "set by Trainmedic"),
+        ({"headers_from_env": {"a b": SECRET}}, "not a header name"),
+        ({"headers_from_env": {"X-Key": SECRET}, "headers": {"x-key": "a"}}, "in headers and in headers_from_env"),
+        ({"headers_from_env": {"Authorization": SECRET}, "bearer_from_env": SECRET}, "give one of"),
+        ({"basic_auth": {"user": "a", "password_from_env": SECRET}, "bearer_from_env": SECRET}, "give one of"),
+        ({"basic_auth": {"user": "a:b", "password_from_env": SECRET}}, "pattern"),
+        ({"basic_auth": {"user": "a", "password": "b"}}, "password"),
+        ({"socket_from_env": "/var/run/docker.sock"}, "pattern"),
+        ({"certificate_from_env": "HOME"}, "pattern"),
+    ],
+)
+def test_secrets_are_named_by_variables_of_their_own(given, why):
+    """No other variable of the server, no path and no value."""
+    with pytest.raises(ValidationError, match=why):
+        _params(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"headers_from_env": {"X-Key": "{{ labels.a }}"}},
+        {"basic_auth": {"user": "{{ labels.a }}", "password_from_env": SECRET}},
+        {"ca_from_env": "{{ labels.a }}"},
+        {"socket_from_env": "{{ labels.a }}"},
+    ],
+)
+def test_an_alert_cannot_choose_a_secret(given):
+    """References are constants."""
+    with pytest.raises(ValueError, match="cannot be a template"):
+        HttpRequest.check_template({"method": "GET", "url": "https://host/", **given})
+
+
+def test_a_secret_header_may_be_authorization():
+    """Services have schemes of their own, such as ``Authorization: Token …``."""
+    assert _params(headers_from_env={"Authorization": SECRET}).access.headers == {"Authorization": SECRET}

@@ -55,7 +55,27 @@ def with_step(step: str) -> str:
         (with_step("{action: test.tell, with: {message: 5}}"), "message: must be text; put it in quotes"),
         (with_step("{action: test.tell, with: {message: a secret}}"), "with: a message holds no secret"),
         (with_step("{action: test.tell, with: {message: 'secret {{ run.id }}'}}"), "with: a message holds no secret"),
-        (with_step("{action: test.tell, undo: on_resolve, with: {message: a}}"), "action test.tell cannot be undone"),
+        (
+            with_step("{action: test.tell, undo: on_resolve, with: {message: a}}"),
+            "action test.tell cannot be undone by itself; write how: undo: {when: on_resolve, action: NAME, with",
+        ),
+        (
+            with_step("{action: test.tell, with: {message: a}, undo: {action: test.tel}}"),
+            "there is no action 'test.tel'; did you mean 'test",
+        ),
+        (
+            with_step("{action: test.tell, with: {message: a}, undo: {action: test.tell, with: {mesage: a}}}"),
+            "unknown key 'mesage'; did you mean 'message'?",
+        ),
+        (with_step("{action: test.tell, with: {message: a}, undo: {when: later, action: test.tell}}"), "undo.when"),
+        (with_step("{action: test.tell, with: {message: a}, undo: {when: never}}"), "'action' is missing"),
+        (
+            with_step(
+                "{action: test.tell, with: {message: a}, undo: {action: test.tell, with: {message: '{{ outptu.x }}'}}}"
+            ),
+            "did you mean 'output'?",
+        ),
+        (with_step("{action: test.tell, with: {message: '{{ output }}'}}"), "there is no name 'output' here"),
         (with_step("{action: test.rollback, with: {steps_back: 0}}"), "must be greater than or equal to 1"),
         (with_step("{action: test.rollback, with: {steps_back: x}}"), "must be a whole number"),
         (

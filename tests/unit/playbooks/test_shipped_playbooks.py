@@ -18,6 +18,7 @@ from trainmedic_server.simulation import suite
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
 SUITES = sorted(PLAYBOOKS.glob(f"*{yaml_files.TEST_SUFFIX}.yaml"))
+EXAMPLES = sorted((PLAYBOOKS.parent / "examples" / "playbooks").glob(f"*{yaml_files.TEST_SUFFIX}.yaml"))
 TEMPLATES = set(PLAYBOOKS.glob("*_template.yaml"))
 FILES = sorted(set(PLAYBOOKS.glob("*.yaml")) - set(SUITES) - TEMPLATES)
 
@@ -31,7 +32,7 @@ def test_a_shipped_playbook_has_its_name_and_its_tests(path):
     assert path.with_name(f"{path.stem}{yaml_files.TEST_SUFFIX}.yaml") in SUITES
 
 
-@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*SUITES, *EXAMPLES], ids=lambda path: path.stem)
 def test_a_shipped_playbook_does_what_its_tests_say(path):
     """All of them."""
     result = suite.run_file(path, registry.specs_only())

@@ -178,6 +178,7 @@ def matching(*matchers: str) -> str:
         (matching('severity=~"warning|info"'), matching('severity!~"w.*|info"'), False),
         (PLAYBOOK, PLAYBOOK.replace("alert: Hot", "alert: Cold"), False),
         (PLAYBOOK, PLAYBOOK.replace("target: node", "mode: observe\ntarget: node"), False),
+        (PLAYBOOK, PLAYBOOK.replace("target: node", "exclusive: true\ntarget: node"), False),
     ],
 )
 def test_two_playbooks_that_both_act_on_an_alert_are_a_warning(
@@ -189,6 +190,12 @@ def test_two_playbooks_that_both_act_on_an_alert_are_a_warning(
     told = [warning.message for warning in result.warnings]
     assert bool(told) is overlap, told
     assert not told or ("'p0' (" in told[0] and "'p1' both act on the alert Hot, one after the other" in told[0])
+
+
+def test_the_warning_names_the_playbook_with_the_higher_priority(tmp_path: Path) -> None:
+    """The order is then not left to their names."""
+    [warning] = checked(tmp_path, PLAYBOOK, PLAYBOOK.replace("target: node", "priority: 1\ntarget: node")).warnings
+    assert warning.message.endswith("both act on the alert Hot, 'p1' first")
 
 
 def test_a_condition_may_tell_two_playbooks_apart(tmp_path: Path) -> None:

@@ -319,3 +319,26 @@ expect:
         asking,
     )
     assert failures(result) == []
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ("{do: start}", "start needs 'playbook'"),
+        ("{do: approve, inputs: {a: 1}}", "only start takes 'inputs'"),
+        ("{do: start, playbook: cap, target: 'rack:1'}", "the order start was refused: target: "),
+        ("{do: start, playbook: cap, target: 'node:n1', inputs: {a: 1}}", "takes no inputs"),
+        ("{do: start, playbook: cop, target: 'node:n1'}", "the order start was refused: no playbook cop is loaded"),
+    ],
+)
+def test_a_start_that_cannot_be_is_told_at_its_line(run: Run, order: str, told: str) -> None:
+    """As a person would be told by the server."""
+    (failure,) = failures(run(one(f"orders:\n  - {order}\nexpect: {{}}\n")))
+    assert failure.startswith("4: ")
+    assert told in failure
+
+
+def test_numbers_of_a_group_are_not_those_of_a_single_run(run: Run) -> None:
+    """The difference names what there is."""
+    result = run(one(f"alerts:\n  - alert: {HOT}\nexpect:\n  runs: [{{group: {{total: 1}}}}]\n"))
+    assert failures(result) == ["6: at the end, runs[0].group: expected a group, got a run of one target"]

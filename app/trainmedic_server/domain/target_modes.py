@@ -1,0 +1,95 @@
+"""Modes of parts of the cluster, such as enforce for a canary pool on a server in mode observe. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from msgspec import Struct
+
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.domain import places
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.selectors import NAME, Selector
+from trainmedic_server.domain.topology import Topology
+
+
+class ModeEntry(Struct, frozen=True):
+    """The server's mode for the targets that the selector selects."""
+
+    selector: Selector
+    """Of nodes or jobs. Its host lists are expanded."""
+    mode: Mode
+
+    def __str__(self) -> str:
+        return f"{self.selector.target.key} {self.mode}"
+
+
+class TargetModes(Struct, frozen=True):
+    """Entries in the order of their file. The first that fits a node or job counts."""
+
+    entries: tuple[ModeEntry, ...] = ()
+
+    def of(self, target: Target | None, server: Mode, topology: Topology) -> tuple[Mode, str]:
+        """Return the mode for a target, and the entry that made it differ from the server's.
+
+        On several nodes the strictest counts. Where it is not known which entries fit, all do.
+        """
+        if not self.entries or target is None or target.kind in (TargetKind.CLUSTER, TargetKind.GROUP):
+            return server, ""
+        if target.kind is TargetKind.JOB:
+            for entry in self.entries:
+                if entry.selector.kind is TargetKind.JOB and target.job in dict(entry.selector.terms).get(NAME, ()):
+                    return entry.mode, f"the modes file says: {entry}"
+        of_nodes = [entry for entry in self.entries if entry.selector.kind is TargetKind.NODE]
+        if not of_nodes:
+            return server, ""
+        nodes = places.nodes_of(target, topology)
+        unclear = _unclear(of_nodes, nodes, topology)
+        if unclear:
+            return _strictest(server, [(entry.mode, f"{entry} ({unclear})") for entry in of_nodes])
+        found: list[tuple[Mode, str]] = []
+        for node in nodes:
+            first = next((entry for entry in of_nodes if _fits(node, entry.selector, topology)), None)
+            found.append((server, "") if first is None else (first.mode, str(first)))
+        mode = min((mode for mode, _ in found), key=list(Mode).index)
+        return mode, next((f"the modes file says: {why}" for each, why in found if each is mode and why), "")
+
+
+def of_members(modes: Collection[Mode]) -> Mode:
+    """Return the mode of a group: approve if one member needs it. Members in mode observe are only observed."""
+    if Mode.APPROVE in modes:
+        return Mode.APPROVE
+    return Mode.ENFORCE if Mode.ENFORCE in modes else Mode.OBSERVE
+
+
+def _unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Topology) -> str:
+    """Return why it is not known which entries fit; empty if it is."""
+    if not nodes:
+        return "the nodes of the target are not known"
+    if not (topology.agents_answer and topology.cluster.answers):
+        return "a source of the topology does not answer"
+    known = {name for attributes in topology.attributes_by_node.values() for name in attributes}
+    for entry in entries:
+        missing = next((name for name, _ in entry.selector.terms if name not in (NAME, *known)), None)
+        if missing is not None:
+            return f"no node has an attribute {missing!r}"
+    return ""
+
+
+def _fits(node: str, selector: Selector, topology: Topology) -> bool:
+    attributes = topology.attributes_by_node.get(node, {})
+    for name, values in selector.terms:
+        if name == NAME:
+            if not any(node in topology.known.find(value) for value in values):
+                return False
+        elif attributes.get(name) not in values:
+            return False
+    return True
+
+
+def _strictest(server: Mode, entries: Iterable[tuple[Mode, str]]) -> tuple[Mode, str]:
+    mode, why = server, ""
+    for each, text in entries:
+        if Mode.stricter(each, mode) is not mode:
+            mode, why = each, f"the modes file says: {text}"
+    return mode, why
