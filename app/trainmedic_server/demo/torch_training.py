@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import trainmedic
 import trainmedic.torch
 from trainmedic_server.demo.faults import FaultKind
-from trainmedic_server.demo.training_pace import Pace
+from trainmedic_server.demo.training_pace import StepPace
 from trainmedic_server.demo.training_text import EXPLODED_STEPS, EXPLOSION, SPOILED_BATCHES, FaultFile, text
 
 _CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 32
@@ -87,7 +87,7 @@ def train(medic: trainmedic.Medic, directory: Path, faults: FaultFile) -> None:
         keep=10,
     )
     run.resume()
-    pace = Pace()
+    pace = StepPace()
     for context, labels in run.batches(steps=_STEPS):
         with run.step() as step:
             loss = functional.cross_entropy(model(context), labels)
