@@ -113,8 +113,8 @@ class DemoStage:
         self._run(
             "the server",
             [
-                *(sys.executable, "-m", "trainmedic_server", "serve", "--mode", "enforce", "--state-dir", state),
-                *("--port", self.url.rpartition(":")[2], "--playbooks", _PLAYBOOKS, *options),
+                *(sys.executable, "-m", "trainmedic_server", "serve", "--mode", "enforce", "--state-dir", str(state)),
+                *("--port", self.url.rpartition(":")[2], "--playbooks", str(_PLAYBOOKS), *options),
             ],
             f"{self.url}/ready",
         )
@@ -170,7 +170,7 @@ class DemoStage:
     def _train(self, job: str, port: int, redis_url: str) -> None:
         argv = [
             *(sys.executable, "-m", "trainmedic_server.demo.training_job", job),
-            *("--directory", self._directory, "--metrics-port", str(port), *(["--plain"] if self._plain else [])),
+            *("--directory", str(self._directory), "--metrics-port", str(port), *(["--plain"] if self._plain else [])),
         ]
         environment = {"TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_NODE": JOBS[job]}
         self._run(job, argv, None, environment)

@@ -16,7 +16,7 @@ from trainmedic_server.demo.faults import FaultKind
 from trainmedic_server.demo.training_pace import StepPace
 from trainmedic_server.demo.training_text import EXPLODED_STEPS, EXPLOSION, SPOILED_BATCHES, FaultFile, text
 
-_CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 32
+_CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 64
 _LEARNING_RATE = 3e-3
 _STEPS = 1_000_000
 _CHECKPOINT_EVERY = 40
