@@ -141,7 +141,8 @@ class _Show:
 
     def _show_changes(self) -> None:
         for item in self._stage.runs():
-            text = f"{runs.title(item['playbook'], item['target'])}: {runs.result(item)}: {runs.what(item)}"
+            parts = (runs.title(item["playbook"], item["target"]), runs.result(item), runs.what(item).strip("-"))
+            text = ": ".join(filter(None, parts))
             if self._shown.get(item["run_id"]) != text:
                 self._shown[item["run_id"]] = text
                 _say(plain(text))

@@ -49,8 +49,9 @@ class DemoRule(Struct, frozen=True):
 
 
 RULES = (
+    # A single bad batch is no jump.
     DemoRule(
-        *("TrainingLossSpike", "training_loss", PastComparison.RISEN, 0.9, 40, "training"),
+        *("TrainingLossSpike", "training_loss_lowest_of_five", PastComparison.RISEN, 0.9, 40, "training"),
         "The loss of {job_name} jumped",
     ),
     DemoRule(

@@ -19,7 +19,7 @@ import trainmedic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Rollback, ScaleLr
 from trainmedic_server.demo.faults import FaultKind
-from trainmedic_server.demo.training_pace import Pace
+from trainmedic_server.demo.training_pace import StepPace
 from trainmedic_server.demo.training_text import EXPLODED_STEPS, EXPLOSION, SPOILED_BATCHES, FaultFile, text
 
 _BATCH = 64
@@ -92,7 +92,7 @@ class PlainTraining:
         medic.on("job.scale_lr")(self._scale)
 
     def train(self) -> None:
-        pace = Pace()
+        pace = StepPace()
         while True:
             self.take_step()
             pace.wait()

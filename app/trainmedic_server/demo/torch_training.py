@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 import trainmedic
 import trainmedic.torch
 from trainmedic_server.demo.faults import FaultKind
-from trainmedic_server.demo.training_pace import Pace
+from trainmedic_server.demo.training_pace import StepPace
 from trainmedic_server.demo.training_text import EXPLODED_STEPS, EXPLOSION, SPOILED_BATCHES, FaultFile, text
 
-_CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 32
+_CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 64
 _LEARNING_RATE = 3e-3
 _STEPS = 1_000_000
 _CHECKPOINT_EVERY = 40
@@ -87,7 +87,7 @@ def train(medic: trainmedic.Medic, directory: Path, faults: FaultFile) -> None:
         keep=10,
     )
     run.resume()
-    pace = Pace()
+    pace = StepPace()
     for context, labels in run.batches(steps=_STEPS):
         with run.step() as step:
             loss = functional.cross_entropy(model(context), labels)

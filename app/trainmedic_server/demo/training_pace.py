@@ -1,4 +1,4 @@
-"""Pace of the demo's trainings."""
+"""StepPace of the demo's trainings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 STEP_SECONDS = 0.1
 
 
-class Pace:
+class StepPace:
     """Waits until `STEP_SECONDS` after the last step."""
 
     def __init__(self) -> None:

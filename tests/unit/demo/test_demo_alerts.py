@@ -36,7 +36,11 @@ def test_the_same_rules_go_to_prometheus() -> None:
     """Each with its expression, and labels in place of names."""
     (group,) = json.loads(rules_file())["groups"]
     assert [(rule["alert"], rule["expr"]) for rule in group["rules"]] == [
-        ("TrainingLossSpike", "max without (instance, job) (training_loss - min_over_time(training_loss[40s])) > 0.9"),
+        (
+            "TrainingLossSpike",
+            "max without (instance, job) (training_loss_lowest_of_five - "
+            "min_over_time(training_loss_lowest_of_five[40s])) > 0.9",
+        ),
         ("GradientExplosion", "max without (instance, job) (max_over_time(gradient_norm[5s])) > 40"),
         ("GPUTemperatureHigh", "max without (instance, job) (max_over_time(gpu_temperature_celsius[25s])) > 85"),
     ]
