@@ -44,6 +44,8 @@ API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
 """Data parsers of this client, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
 _CAN_REQUEUE = frozenset({"v0.0.45"})
 _CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
+_LISTS_CHANGES = frozenset({"v0.0.45"})
+"""Data parsers with a usable ``update_time``: slurmrestd 24.11 fails if nodes have changed and partitions have not."""
 TIMEOUT = timedelta(seconds=20)
 """slurmctld answers late while it schedules thousands of jobs."""
 _BODY_LIMIT = 256 * 1024 * 1024
@@ -199,8 +201,8 @@ class SlurmRest:
         return (await self.job(job_id)).job_id if "+" in job_id else quote(job_id, safe="")
 
     async def _all(self, path: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
-        """Return a list, which Slurm sends only if it has changed since the last call."""
-        known = self._lists.get(path)
+        """Return a list. Slurm 26.05 sends it only if it has changed since the last call."""
+        known = self._lists.get(path) if await self._api_version() in _LISTS_CHANGES else None
         answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
         if known is not None and answer is _UNCHANGED:
             return known.records
