@@ -209,13 +209,13 @@ class ReplayedRuns:
         if recorded == Decision.PAUSED:
             return frozenset({*found, Decision.PAUSED})
         switches = [Controls()]
-        if mode is not Mode.OBSERVE and self._may_have_open_breaker(now):
+        if mode is not Mode.OBSERVE and self.may_have_open_breaker(now):
             switches.append(Controls(breaker_open=True))
         limits, ago = self._limits, lambda span: now - span
         for facts, controls in itertools.product(self._facts(key, runs, now, own), switches):
             found.add(guards.decide(spec, mode, facts, controls, limits, starts_at, now, ago).decision)
         may_open = Decision.STARTED in found and Decision.BREAKER_OPEN not in found
-        if may_open and (recorded == Decision.BREAKER_OPEN or self._may_trip(target, now)):
+        if may_open and (recorded == Decision.BREAKER_OPEN or self.may_trip(target, now)):
             found.add(Decision.BREAKER_OPEN)
         return frozenset(found)
 
@@ -237,10 +237,10 @@ class ReplayedRuns:
         for last_ended_at, count, open_runs in itertools.product(ended, started, opened):
             yield GuardFacts(last_ended_at, count, open_runs)
 
-    def _may_have_open_breaker(self, now: datetime) -> bool:
+    def may_have_open_breaker(self, now: datetime) -> bool:
         return bool(self.breaker_opened) and now < self.breaker_opened[-1][0] + self._breaker_closes_after
 
-    def _may_trip(self, target: Target, now: datetime) -> bool:
+    def may_trip(self, target: Target, now: datetime) -> bool:
         """Return whether a start may open the breaker, which is closed, and record that it does.
 
         Without their number, the server may know more nodes than those acted on, so that it would not open.
@@ -266,7 +266,7 @@ class ReplayedRuns:
         if of_playbook is not None:
             for span in (of_playbook.started_at_least, of_playbook.started_at_most, of_playbook.open_at_least):
                 times += span.next_end()
-        if self._may_have_open_breaker(now):
+        if self.may_have_open_breaker(now):
             times.append(self.breaker_opened[-1][0] + self._breaker_closes_after)
         return min((time for time in times if now < time < FAR), default=None)
 

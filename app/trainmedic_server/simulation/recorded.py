@@ -113,7 +113,7 @@ def read_file(path: Path) -> Iterator[Recorded | FileProblem]:
             while line := file.readline(LONGEST_LINE):
                 number += 1
                 if len(line) == LONGEST_LINE:
-                    yield FileProblem(str(path), number, None, f"the line has over {LONGEST_LINE >> 20} MiB; stopped")
+                    yield FileProblem(str(path), number, 1, f"the line has over {LONGEST_LINE >> 20} MiB; stopped")
                     return
                 text = line.strip().removesuffix(b",")
                 if text in (b"", b"[", b"]", b"[]"):
@@ -121,7 +121,7 @@ def read_file(path: Path) -> Iterator[Recorded | FileProblem]:
                 try:
                     yield _decoded(text.removeprefix(b"["))
                 except ValueError as error:
-                    yield FileProblem(str(path), number, None, _explained(text, error))
+                    yield FileProblem(str(path), number, 1, _explained(text, error))
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
 

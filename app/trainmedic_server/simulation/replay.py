@@ -83,6 +83,10 @@ class _Pending(Struct, eq=False):
     """Decisions other than refusals that reports until now may have had."""
     refused: set[Decision] = field(default_factory=set)
     own: ReplayedRun | None = None
+    is_same: bool = False
+    """True if the same text, in the same mode, made the recorded decision about the same target."""
+    has_begun: bool = False
+    is_settled: bool = False
 
     @property
     def recorded(self) -> str | None:
@@ -103,6 +107,7 @@ class Replay:
         self._runs = ReplayedRuns(limits, settings.breaker_closes_after, settings.topology.nodes, settings.nodes)
         self._pending: list[tuple[datetime, str, int, _Pending]] = []
         self._numbers = itertools.count()
+        self._diverged: set[str] = set()
         self._result = ReplayResult(limits.mode)
 
     def take(self, item: Recorded) -> None:
@@ -156,7 +161,8 @@ class Replay:
             while next_given is not None and next_given[0].latest <= now:
                 self._runs.add(*next_given)
                 next_given = next(given, None)
-            self._decide(pending, now)
+            if not pending.is_settled:
+                self._follow(pending, now) if self._follows(pending, now) else self._decide(pending, now)
         for run in self._spool.runs():
             if run.has_started and not run.is_observed and run.started_by is None and self._is_in_period(run):
                 self._result.of(run.playbook).then_time.add_ended(
@@ -187,7 +193,7 @@ class Replay:
         for name, why in alert.misses.items():
             is_loaded = name in self._replayed
             now = Outcome(frozenset({"not_matched"}), why if is_loaded else "no such playbook is replayed")
-            self._result.compare(name, alert, reactions[name], None, now)
+            self._compare(name, alert, reactions[name], None, now, alert.first_heard)
         for candidate in alert.candidates:
             self._begin_candidate(alert, candidate, reactions.get(candidate.playbook))
 
@@ -212,13 +218,34 @@ class Replay:
         is_its_run = is_same and decided is not None and reaction is not None and reaction.decision in STARTS
         same_run = run if is_its_run else None
         until = _may_repeat_until(alert, decided)
-        self._push(alert.first_heard, _Pending(alert, replayed, target, reaction, same_run, decided, until))
+        pending = _Pending(alert, replayed, target, reaction, same_run, decided, until, is_same=is_same)
+        self._push(alert.first_heard, pending)
 
     def _compare_refused(
         self, alert: SpooledAlert, candidate: SpooledCandidate, reaction: RecordedReaction | None, decision: str
     ) -> None:
         outcome = Outcome(frozenset({decision}), candidate.why)
-        self._result.compare(candidate.playbook, alert, reaction, None, outcome)
+        self._compare(candidate.playbook, alert, reaction, None, outcome, alert.first_heard)
+
+    def _compare(
+        self,
+        name: str,
+        alert: SpooledAlert,
+        reaction: RecordedReaction | None,
+        target: Target | None,
+        outcome: Outcome,
+        now: datetime,
+        *,
+        is_same: bool = True,
+    ) -> None:
+        """Record a decision. From the first one that is not the recorded one, the playbook's state is its own."""
+        self._result.compare(name, alert, reaction, target, outcome)
+        if name in self._diverged or (is_same and reaction is not None and outcome.decisions == {reaction.decision}):
+            return
+        self._diverged.add(name)
+        for _, _, _, pending in list(self._pending):
+            if pending.has_begun and not pending.is_settled and pending.key[0] == name:
+                self._push(now, pending)
 
     def _target(self, candidate: SpooledCandidate, run: RecordedRun | None, is_same_text: bool) -> Target | None:
         """Return the recorded target of the same text, else that of the labels, else the recorded one of its kind."""
@@ -244,13 +271,34 @@ class Replay:
         run.is_certain = False
         self._runs.add(run, replayed.guards)
         unknown = Outcome(frozenset(), candidate.why, Unknown.TARGET)
-        self._result.compare(candidate.playbook, alert, reaction, None, unknown)
+        self._compare(candidate.playbook, alert, reaction, None, unknown, alert.first_heard)
 
     def _push(self, at: datetime, pending: _Pending) -> None:
         order, reaction = _UNRECORDED, pending.reaction
         if reaction is not None and reaction.run_id is not None:
             order = f"{reaction.run_id} {reaction.decision == Decision.JOINED:d}"
         heapq.heappush(self._pending, (at, order, next(self._numbers), pending))
+
+    def _follows(self, pending: _Pending, now: datetime) -> bool:
+        """Return whether the recorded decision holds: the playbook's decisions until now were the recorded ones, so that
+        its guards see the same. The breaker also sees the runs of other playbooks.
+        """
+        if not pending.is_same or pending.key[0] in self._diverged or self._runs.may_have_open_breaker(now):
+            return False
+        may_trip = pending.recorded == Decision.STARTED and bool(self._diverged)
+        return not (may_trip and self._runs.may_trip(pending.target, now))
+
+    def _follow(self, pending: _Pending, now: datetime) -> None:
+        """Take the recorded decision at its report, and a refusal only when no other report can follow."""
+        assert pending.recorded is not None
+        decision, pending.has_begun = Decision(pending.recorded), True
+        if pending.started_at is not None and now < pending.started_at:
+            self._push(pending.started_at, pending)
+        elif decision in PASSING and now < pending.may_repeat_until:
+            pending.refused = {decision}
+            self._push(pending.may_repeat_until, pending)
+        else:
+            self._settle(pending, now, {decision})
 
     def _decide(self, pending: _Pending, now: datetime) -> None:
         """Decide at a report, or at a time from which a report may start a run."""
@@ -273,11 +321,24 @@ class Replay:
             pending.own = self._start(pending, now, max(latest, now), is_certain=False)
         following = self._next_time(pending, now, waits=waits)
         if following is None:
-            grown_old = alert.starts_at + self._settings.limits.max_age < pending.may_repeat_until
-            later = {Decision.STALE} if pending.refused - {Decision.PAUSED} and grown_old else frozenset[Decision]()
-            self._settle(pending, now, pending.possible | pending.refused | later)
+            self._settle(pending, now, pending.possible | pending.refused | self._later(pending, now))
         else:
             self._push(following, pending)
+
+    def _later(self, pending: _Pending, now: datetime) -> Set[Decision]:
+        """Return what a refused alert may meet at further reports, besides what is known."""
+        later: set[Decision] = set()
+        if not pending.refused - {Decision.PAUSED}:
+            return later
+        if pending.alert.starts_at + self._settings.limits.max_age < pending.may_repeat_until:
+            later.add(Decision.STALE)
+        if pending.own is not None and now < pending.may_repeat_until:
+            spec = pending.replayed.guards
+            later.add(Decision.JOINED)
+            later |= {Decision.COOLDOWN} if spec.cooldown else set()
+            later |= {Decision.RATE_LIMITED} if spec.max_runs else set()
+            later |= {Decision.CONCURRENCY_LIMITED} if spec.max_concurrent else set()
+        return later
 
     def _next_time(self, pending: _Pending, now: datetime, *, waits: bool) -> datetime | None:
         """Return when to decide again: at the next report, or when a refusal may lapse before. None if never."""
@@ -305,7 +366,8 @@ class Replay:
             self._runs.extend(pending.key, now, ends_by)
         unknown = None if is_known else self._unknown(pending, possible)
         outcome = Outcome(frozenset(map(str, possible)), "", unknown)
-        self._result.compare(name, pending.alert, pending.reaction, pending.target, outcome)
+        pending.is_settled = True
+        self._compare(name, pending.alert, pending.reaction, pending.target, outcome, now, is_same=pending.is_same)
 
     def _unknown(self, pending: _Pending, possible: Set[Decision]) -> Unknown:
         if Decision.BREAKER_OPEN in possible:

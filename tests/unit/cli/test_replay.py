@@ -69,8 +69,8 @@ def test_bad_lines_are_told_and_end_with_1(files: Path) -> None:
     Path("bad.json").write_text('{"count": 1}\n' * 30)
     done = run("--from", "bad.json", "--from", "alerts.json", code=1)
     assert "2 alerts from" in done.stdout
-    assert "bad.json:1: is not one alert or run" in done.stderr
-    assert "bad.json:21" not in done.stderr
+    assert "bad.json:1:1: is not one alert or run" in done.stderr
+    assert "bad.json:21:" not in done.stderr
     assert "30 lines could not be read" in done.stderr
 
 
