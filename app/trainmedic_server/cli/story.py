@@ -135,9 +135,9 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         told = runs.effect(run["effect"])
         measured = ", ".join(filter(None, (*told.values, told.reason)))
         yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
-    told = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
-    yield "happened", plain(told.happened)
-    yield "changed", plain(" ".join(told.changed))
+    tale = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
+    yield "happened", plain(tale.happened)
+    yield "changed", plain(" ".join(tale.changed))
     if upcoming := next_line(run.get("next"), datetime.now(UTC).isoformat()):
         yield "next", upcoming
 

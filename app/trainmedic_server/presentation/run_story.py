@@ -61,8 +61,15 @@ def _happened(run: Document, index_of: IndexOf) -> str:
     if status == Status.OBSERVED:
         told = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _acting(run))
         return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {told or 'nothing'}."
-    acts = "; ".join(_acts(run, index_of)) or "has changed nothing so far" * (status in _OPEN) or "changed nothing"
-    return f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}."
+    acts = "; ".join(_acts(run, index_of)) or _no_act(run, status)
+    told = f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}"
+    return told if told.endswith("?") else f"{told}."
+
+
+def _no_act(run: Document, status: str) -> str:
+    if run.get("acted_at"):
+        return "carried out no step successfully"
+    return "has changed nothing so far" if status in _OPEN else "changed nothing"
 
 
 def _outcome(run: Document, status: str, message: str) -> str:
