@@ -206,7 +206,7 @@ def _past(number: int, at: datetime) -> Case:
     node = NODES[number % len(NODES)]
     later = at + timedelta(minutes=10)
     hot = gpu(node, number % 8)
-    on_job = job(JOBS[number % len(JOBS)])
+    on_job = job(JOBS[number // 6 % len(JOBS)])
     match number % 6:
         case 0 | 3:
             alert = _alert(number, "GPUTemperatureHigh", hot, at, resolved=True)

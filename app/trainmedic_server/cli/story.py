@@ -144,9 +144,9 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         told = runs.effect(run["effect"])
         measured = ", ".join(filter(None, (*told.values, told.reason, _written(told.until, at))))
         yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
-    story = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
-    yield "happened", plain(story.happened)
-    yield "changed", plain(" ".join(story.changed))
+    tale = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
+    yield "happened", plain(tale.happened)
+    yield "changed", plain(" ".join(tale.changed))
     if upcoming := next_line(run.get("next"), at):
         yield "next", upcoming
 

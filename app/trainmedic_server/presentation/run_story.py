@@ -66,9 +66,19 @@ def _happened(run: Document, index_of: IndexOf) -> str:
     if run.get("group"):
         members, verb = runs.group(run["group"]), "worked on" if run.get("acted_at") else "has not begun to work on"
         outcome = _outcome(run, status, "" if status == Status.SUCCEEDED else message)
-        return f"{cause}. Trainmedic {verb} a group of {members}; {outcome}."
-    acts = "; ".join(_acts(run, index_of)) or "has changed nothing so far" * (status in _OPEN) or "changed nothing"
-    return f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}."
+        return _ended(f"{cause}. Trainmedic {verb} a group of {members}; {outcome}")
+    acts = "; ".join(_acts(run, index_of)) or _no_act(run, status)
+    return _ended(f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}")
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith("?") else f"{sentence}."
+
+
+def _no_act(run: Document, status: str) -> str:
+    if run.get("acted_at"):
+        return "carried out no step successfully"
+    return "has changed nothing so far" if status in _OPEN else "changed nothing"
 
 
 def _outcome(run: Document, status: str, message: str) -> str:

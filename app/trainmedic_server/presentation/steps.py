@@ -41,13 +41,14 @@ def _power(params: Document, on: str) -> str:
 
 
 def _rollback(params: Document, on: str) -> str:
-    skipped = f", and skip {count(params['skip_batches'], 'batch').replace('batchs', 'batches')} of data"
+    skipped = params.get("skip_batches")
+    more = f", and skip {skipped} {'batch' if skipped == 1 else 'batches'} of data" if skipped else ""
     where = "the last good checkpoint"
     if params.get("step") is not None:
         where = f"the checkpoint at or before step {params['step']}"
     elif params.get("steps_back") is not None:
         where = f"a checkpoint at least {count(params['steps_back'], 'step')} back"
-    return f"take {on} back to {where}{skipped if params.get('skip_batches') else ''}"
+    return f"take {on} back to {where}{more}"
 
 
 def _workers(params: Document, on: str) -> str:

@@ -22,7 +22,7 @@ BASE: dict[str, Any] = {
     [
         (
             {"status": "awaiting_approval", "message": "Cap?", "group": {"total": 4, "not_begun": 4}},
-            "has not begun to work on a group of 4 members: 4 not begun; it asks: Cap?.",
+            "has not begun to work on a group of 4 members: 4 not begun; it asks: Cap?",
             "Nothing so far.",
         ),
         (

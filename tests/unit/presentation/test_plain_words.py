@@ -142,7 +142,7 @@ def test_nothing_is_called_unchanged_that_is_changed() -> None:
     [
         (
             {"status": "failed", "message": "still hot", "alerts": [{"resolved_at": None}], "steps": []},
-            "Trainmedic changed nothing; the run failed: still hot; the alert still fires.",
+            "Trainmedic carried out no step successfully; the run failed: still hot; the alert still fires.",
             "Nothing by itself: the alert still fires, and a person has to look at it.",
         ),
         (

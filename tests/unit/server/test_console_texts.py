@@ -22,7 +22,7 @@ PLACES = (
 )
 ODD = re.compile(
     r"undo never|\b1 GPUs|As written|Uncounted|Person after|would depend on how"
-    r"|>wait for<|>world size<|GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}</span>"
+    r"|>wait for<|>world size<|class=\"target\"[^>]*>[^<]*GPU-[0-9a-f]{8}-[0-9a-f]{4}"
 )
 
 
