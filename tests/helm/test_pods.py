@@ -144,6 +144,17 @@ def test_redis_is_placed_like_the_server() -> None:
     assert "a" not in made["spec"]["selector"]["matchLabels"]
 
 
+@every_component
+def test_a_network_policy_has_further_rules(component: str) -> None:
+    """After the chart's, for the port of an extra container."""
+    rule = {"ports": [{"port": 9121, "protocol": "TCP"}], "from": [{"podSelector": {}}]}
+    (first,) = charts.one(found({}), "NetworkPolicy", f"-{component}")["spec"]["ingress"]
+    policy = charts.one(
+        found({"networkPolicy": {"extraIngress": {component: [rule]}}}), "NetworkPolicy", f"-{component}"
+    )
+    assert policy["spec"]["ingress"] == [first, rule]
+
+
 def images(objects: list[Object]) -> set[str]:
     return {
         container["image"]
