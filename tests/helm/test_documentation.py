@@ -133,14 +133,15 @@ def test_slack_is_set_by_a_secret_alone() -> None:
     settings = {each["name"]: each.get("value") for each in server["containers"][0]["env"]}
     files = {name: value for name, value in settings.items() if name.startswith("TRAINMEDIC_SLACK_")}
     assert files == {
-        "TRAINMEDIC_SLACK_FILE": "/etc/trainmedic-slack/slack.yaml",
-        "TRAINMEDIC_SLACK_BOT_TOKEN_FILE": "/etc/trainmedic-slack/bot-token",
-        "TRAINMEDIC_SLACK_APP_TOKEN_FILE": "/etc/trainmedic-slack/app-token",
+        "TRAINMEDIC_SLACK_FILE": "/etc/trainmedic/slack/slack.yaml",
+        "TRAINMEDIC_SLACK_BOT_TOKEN_FILE": "/etc/trainmedic/slack/bot-token",
+        "TRAINMEDIC_SLACK_APP_TOKEN_FILE": "/etc/trainmedic/slack/app-token",
     }
-    assert {"name": "slack", "mountPath": "/etc/trainmedic-slack", "readOnly": True} in server["containers"][0][
+    assert {"name": "slack", "mountPath": "/etc/trainmedic/slack", "readOnly": True} in server["containers"][0][
         "volumeMounts"
     ]
-    assert {"name": "slack", "secret": {"secretName": "trainmedic-slack"}} in server["volumes"]
+    (volume,) = [each for each in server["volumes"] if each["name"] == "slack"]
+    assert volume["secret"]["secretName"] == "trainmedic-slack"
 
 
 def values_on(page: str) -> list[dict[str, Any]]:

@@ -44,6 +44,9 @@ class Validators:
             for error in self.of(definition).iter_errors(value)
         ]
 
+    def fields(self, definition: str) -> set[str]:
+        return set(self._file["definitions"][definition]["properties"])
+
 
 @functools.cache
 def validators(path: Path) -> Validators:

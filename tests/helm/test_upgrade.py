@@ -7,11 +7,14 @@ to a cluster afterwards is server-side apply, which the stand-in does not know.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import helm_python
 import pytest
+import yaml
 
 from tests.helm import charts
 from tests.helm.charts import Object
@@ -89,3 +92,57 @@ def test_long_names_are_cut_to_what_kubernetes_takes() -> None:
     """A Service's name has 63 characters at most."""
     found = charts.parsed(charts.rendered(charts.COMBINATIONS["everything"], name="a" * 53))
     assert max(len(each["metadata"]["name"]) for each in found if each["kind"] != "ClusterRole") <= 63
+
+
+IMMUTABLE = Path(__file__).parent / "golden" / "immutable.yaml"
+
+
+def immutable(found: list[Object]) -> dict[str, Any]:
+    """What Kubernetes refuses to change in objects that are there already, by kind and name."""
+    fields: dict[str, Any] = {}
+    for each in found:
+        spec = each.get("spec", {})
+        match each["kind"]:
+            case "Deployment" | "DaemonSet":
+                kept = {"selector": spec["selector"]}
+            case "StatefulSet":
+                names = ("selector", "serviceName", "volumeClaimTemplates", "podManagementPolicy")
+                kept = {name: spec[name] for name in names if name in spec}
+            case "PersistentVolumeClaim":
+                kept = spec
+            case "ClusterRoleBinding" | "RoleBinding":
+                kept = {"roleRef": each["roleRef"]}
+            case "Secret":
+                kept = {"type": each["type"], "immutable": each.get("immutable", False)}
+            case "Service":
+                kept = {"selector": spec["selector"]}
+            case _:
+                continue
+        place = each["metadata"].get("namespace", "")
+        fields[f"{each['kind']} {place}/{each['metadata']['name']}"] = kept
+    return fields
+
+
+def test_an_upgrade_from_the_first_chart_changes_no_immutable_field() -> None:
+    """The file has them as the first chart rendered them, for every combination of values of that time. So it is not
+    written anew: an object that differs could not be upgraded."""
+    before: dict[str, dict[str, Any]] = yaml.safe_load(IMMUTABLE.read_text())
+    assert len(before) >= 13
+    for combination, fields in before.items():
+        now = immutable(charts.objects(combination))
+        assert {name: now.get(name) for name in fields} == fields, combination
+
+
+def test_values_of_an_earlier_chart_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """As `helm upgrade --reuse-values` gives them: new values would be missing everywhere."""
+    earlier = tmp_path / "trainmedic"
+    shutil.copytree(charts.CHART, earlier)
+    values = yaml.safe_load((earlier / "values.yaml").read_text())
+    for name in ("imagePullSecrets", "global"):
+        del values[name]
+    (earlier / "values.yaml").write_text(yaml.safe_dump(values))
+    with (
+        helm_python.Chart.load(earlier) as chart,
+        pytest.raises(helm_python.HelmError, match="--reset-then-reuse-values"),
+    ):
+        chart.render({}, name=charts.RELEASE, namespace=charts.NAMESPACE)

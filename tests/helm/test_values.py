@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -12,11 +13,19 @@ import helm_python
 import pytest
 import yaml
 
-from tests.helm import charts
+from tests.helm import charts, value_schemas
+from tests.helm.test_rendering import KUBERNETES, validators
+from trainmedic_server.settings import server as settings
 
-REFERENCE = charts.ROOT / "docs" / "reference" / "helm-values.md"
-SCHEMA = json.loads((charts.CHART / "values.schema.json").read_text())
+REFERENCE = charts.CHART / "README.md"
+SCHEMA_FILE = charts.CHART / "values.schema.json"
+SCHEMA = json.loads(SCHEMA_FILE.read_text())
 
+NO_SERVER = {
+    "server": {"enabled": False},
+    "redis": {"enabled": False, "external": {"existingSecret": "url"}},
+    "signing": {"existingSecret": "key"},
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown mode": ({"mode": "enforced"}, "'/mode': value must be one of 'observe', 'approve', 'enforce'"),
     "an unknown value": ({"modes": "observe"}, "additional properties 'modes' not allowed"),
@@ -24,7 +33,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a word for a number": ({"server": {"replicas": "two"}}, "'/server/replicas': got string, want integer"),
     "a digest that is none": ({"image": {"digest": "latest"}}, "'/image/digest': 'latest' does not match"),
     "a URL that is none": ({"server": {"alertmanagerUrl": "am:9093"}}, "'/server/alertmanagerUrl': 'am:9093'"),
-    "a setting that is none": ({"server": {"settings": {"max_age": "1h"}}}, "invalid propertyName 'max_age'"),
+    "a setting that is none": (
+        {"server": {"settings": {"max_age": "1h"}}},
+        "additional properties 'max_age' not allowed",
+    ),
     "an interval without unit": (
         {"monitoring": {"podMonitor": {"interval": "15"}}},
         "'/monitoring/podMonitor/interval': '15' does not match",
@@ -156,6 +168,146 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"agent": {"enabled": False, "powerControl": {"enabled": True}}},
         "agent.enabled: is false",
     ),
+    "a misspelt setting": (
+        {"server": {"settings": {"TRAINMEDIC_MAX_AEG": "30m"}}},
+        "'/server/settings': additional properties 'TRAINMEDIC_MAX_AEG' not allowed",
+    ),
+    "a setting's duration without unit": (
+        {"server": {"settings": {"TRAINMEDIC_MAX_AGE": "30"}}},
+        "'/server/settings/TRAINMEDIC_MAX_AGE': '30' does not match",
+    ),
+    "a setting's duration in words": (
+        {"server": {"settings": {"TRAINMEDIC_RETENTION": "90 days"}}},
+        "'/server/settings/TRAINMEDIC_RETENTION': '90 days' does not match",
+    ),
+    "a setting's number that is too large": (
+        {"server": {"settings": {"TRAINMEDIC_BREAKER_SHARE": 20}}},
+        "'/server/settings/TRAINMEDIC_BREAKER_SHARE': maximum: got 20, want 1",
+    ),
+    "a level that there is not": (
+        {"agent": {"settings": {"TRAINMEDIC_LOG_LEVEL": "trace"}}},
+        "'/agent/settings/TRAINMEDIC_LOG_LEVEL': value must be one of",
+    ),
+    "a setting of the server given to agents": (
+        {"agent": {"settings": {"TRAINMEDIC_MAX_AGE": "30m"}}},
+        "'/agent/settings': additional properties 'TRAINMEDIC_MAX_AGE' not allowed",
+    ),
+    "a setting of the agent given to its reader": (
+        {"agent": {"logs": {"readerSettings": {"TRAINMEDIC_NODE": "n1"}}}},
+        "'/agent/logs/readerSettings': additional properties 'TRAINMEDIC_NODE' not allowed",
+    ),
+    "a misspelt variable": (
+        {"server": {"extraEnv": [{"name": "TRAINMEDIC_NOTIFY_URL"}]}},
+        "'/server/extraEnv/0/name'",
+    ),
+    "an age without unit in a rule": (
+        {"agent": {"cleaning": {"policy": {"rules": {"logs": {"roots": ["/a"], "min_age": "14 days"}}}}}},
+        "'/agent/cleaning/policy/rules/logs/min_age': '14 days' does not match",
+    ),
+    "a misspelt field of a rule": (
+        {"agent": {"cleaning": {"policy": {"rules": {"logs": {"roots": ["/a"], "minage": "14d"}}}}}},
+        "'/agent/cleaning/policy/rules/logs': additional properties 'minage' not allowed",
+    ),
+    "a misspelt field of the logs": (
+        {"agent": {"logs": {"policy": {"root": ["/a"]}}}},
+        "'/agent/logs/policy': additional properties 'root' not allowed",
+    ),
+    "a misspelt security context": (
+        {"server": {"podSecurityContext": {"runAsUsr": 1}}},
+        "'/server/podSecurityContext': additional properties 'runAsUsr' not allowed",
+    ),
+    "a pod's field in a container": (
+        {"redis": {"securityContext": {"fsGroup": 1}}},
+        "'/redis/securityContext': additional properties 'fsGroup' not allowed",
+    ),
+    "a misspelt probe": (
+        {"agent": {"livenessProbe": {"timeout": 1}}},
+        "'/agent/livenessProbe': additional properties 'timeout' not allowed",
+    ),
+    "a misspelt toleration": (
+        {"server": {"tolerations": [{"kye": "gpu"}]}},
+        "'/server/tolerations/0': additional properties 'kye' not allowed",
+    ),
+    "a container without an image": (
+        {"agent": {"extraContainers": [{"name": "a"}]}},
+        "'/agent/extraContainers/0': missing property 'image'",
+    ),
+    "a mount without a path": (
+        {"redis": {"extraVolumeMounts": [{"name": "a"}]}},
+        "'/redis/extraVolumeMounts/0': missing property 'mountPath'",
+    ),
+    "an account that nobody makes": (
+        {"server": {"serviceAccount": {"create": False}}},
+        "server.serviceAccount.name: name the account that there is",
+    ),
+    "a port of nodes that nobody opens": (
+        {"server": {"service": {"nodePort": 30080}}},
+        "server.service.nodePort: is of no use with the type ClusterIP",
+    ),
+    "networks without a load balancer": (
+        {"server": {"service": {"type": "NodePort", "loadBalancerSourceRanges": ["10.0.0.0/8"]}}},
+        "server.service.loadBalancerSourceRanges: is of no use with the type NodePort",
+    ),
+    "a network that is none": (
+        {"server": {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0"]}}},
+        "'/server/service/loadBalancerSourceRanges/0': '10.0.0.0' does not match",
+    ),
+    "a host name twice": (
+        {"server": {"ingress": {"enabled": True, "host": "a.example", "extraHosts": [{"host": "a.example"}]}}},
+        "server.ingress.extraHosts: a.example is there twice",
+    ),
+    "further host names without an Ingress": (
+        {"server": {"ingress": {"extraHosts": [{"host": "a.example"}]}}},
+        "server.ingress.extraHosts: is of no use without server.ingress.enabled",
+    ),
+    "a budget that blocks drains": (
+        {"server": {"replicas": 2, "database": {"existingSecret": "pg"}}, "podDisruptionBudget": {"minAvailable": 2}},
+        "podDisruptionBudget.minAvailable: 2 of 2 servers would block every drain",
+    ),
+    "a share that blocks drains": (
+        {
+            "server": {"replicas": 2, "database": {"existingSecret": "pg"}},
+            "podDisruptionBudget": {"minAvailable": "51%"},
+        },
+        "podDisruptionBudget.minAvailable: 51% of 2 servers would block every drain",
+    ),
+    "two budgets": (
+        {"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": 1}},
+        "podDisruptionBudget: a budget has minAvailable or maxUnavailable",
+    ),
+    "a kind of message that there is not": (
+        {"server": {"messages": {"kinds": {"failed": {"severity": "critical"}}}}},
+        "'/server/messages/kinds': additional properties 'failed' not allowed",
+    ),
+    "messages twice": (
+        {"server": {"settings": {"TRAINMEDIC_MESSAGES": "all=on"}, "messages": {"kinds": {"all": {"severity": "on"}}}}},
+        "server.messages.kinds: TRAINMEDIC_MESSAGES is set in server.settings",
+    ),
+    "Slack twice": (
+        {"server": {"settings": {"TRAINMEDIC_SLACK_FILE": "/a"}, "slack": {"existingSecret": "slack"}}},
+        "server.slack.existingSecret: TRAINMEDIC_SLACK_FILE is set in server.settings",
+    ),
+    "a kubeconfig for nobody": (
+        {"kubernetes": {"kubeconfig": {"existingSecret": "other"}}},
+        "kubernetes.kubeconfig: nothing uses it",
+    ),
+    "nothing to install": ({**NO_SERVER, "agent": {"enabled": False}}, "server.enabled: is false, and so is agent"),
+    "agents with a Redis of their own": (
+        {"server": {"enabled": False}},
+        "server.enabled: is false, so agents need the Redis of their server",
+    ),
+    "agents with a key of their own": (
+        {**NO_SERVER, "signing": {}},
+        "signing.existingSecret: without a server (server.enabled) name a Secret with the signing-key",
+    ),
+    "a receiver without a server": (
+        {**NO_SERVER, "monitoring": {"alertmanagerConfig": {"enabled": True}}},
+        "monitoring.alertmanagerConfig: its receiver is the server of this release",
+    ),
+    "a kubeconfig without a server": (
+        {**NO_SERVER, "kubernetes": {"identity": True, "kubeconfig": {"existingSecret": "other"}}},
+        "kubernetes.kubeconfig: is for the server of this release",
+    ),
     "a shipped playbook's name": (
         {"playbooks": {"extra": {"disk-space-low.yaml": "playbook: mine"}}},
         "playbooks.extra: disk-space-low.yaml is the name of a shipped playbook's file",
@@ -195,12 +347,12 @@ def resolved(schema: Any) -> Any:
     return schema
 
 
-def declared(schema: Any, path: str = "") -> Iterator[str]:
-    """The paths that the schema knows; those of free form end where it begins."""
+def declared(schema: Any, default: Any, path: str = "") -> Iterator[str]:
+    """The paths that the schema knows; those of an object that is Kubernetes' or empty end where it begins."""
     schema = resolved(schema)
-    if schema.get("additionalProperties") is False:
+    if schema.get("additionalProperties") is False and default:
         for name, inner in schema["properties"].items():
-            yield from declared(inner, f"{path}.{name}".lstrip("."))
+            yield from declared(inner, default.get(name), f"{path}.{name}".lstrip("."))
     else:
         yield path
 
@@ -208,9 +360,9 @@ def declared(schema: Any, path: str = "") -> Iterator[str]:
 def test_every_value_has_its_schema_and_every_schema_its_value() -> None:
     """values.yaml and values.schema.json name the same."""
     defaults = yaml.safe_load((charts.CHART / "values.yaml").read_text())
-    known = set(declared(SCHEMA)) - {"global"}
+    known = set(declared(SCHEMA, defaults))
     # Those that only some clusters need have no default, and stand under one that has.
-    optional = {f"{one}.resources.claims" for one in ("server", "redis", "agent")}
+    optional = {f"{one}.resources.claims" for one in ("server", "redis", "agent", "agent.logs")}
     given = set(leaves(defaults))
     free = {path for path in given for one in known if path.startswith(f"{one}.")}
     assert known - optional == {path for path in given if path not in free} | {
@@ -251,8 +403,8 @@ def written() -> str:
     return "\n".join(lines)
 
 
-def test_the_reference_is_made_from_the_values() -> None:
-    """docs/reference/helm-values.md has every value with its default and comment. WRITE_GOLDEN=1 writes it anew."""
+def test_the_readme_is_made_from_the_values() -> None:
+    """The chart's README has every value with its default and comment. WRITE_GOLDEN=1 writes it anew."""
     page = REFERENCE.read_text()
     before, rest = page.split("| value | default | meaning |", 1)
     after = rest.split("\n\n", 1)[1] if "\n\n" in rest else ""
@@ -260,3 +412,66 @@ def test_the_reference_is_made_from_the_values() -> None:
     if os.environ.get("WRITE_GOLDEN"):
         REFERENCE.write_text(wanted)
     assert REFERENCE.read_text() == wanted
+
+
+def test_the_schema_follows_the_code() -> None:
+    """The definitions of settings, of the policy and of messages are those that the code gives. WRITE_GOLDEN=1 writes
+    them anew; they stand first."""
+    text = SCHEMA_FILE.read_text()
+    generated = value_schemas.definitions()
+    if os.environ.get("WRITE_GOLDEN"):
+        start = '  "definitions": {\n'
+        before, rest = text.split(start)
+        by_hand = rest[rest.index('\n    "name": {"type": "string"') + 1 :]
+        text = before + start + value_schemas.written() + by_hand
+        SCHEMA_FILE.write_text(text)
+    assert {name: json.loads(text)["definitions"][name] for name in generated} == generated
+
+
+@pytest.mark.parametrize(
+    ("definition", "kind"),
+    [
+        ("podSecurityContext", "PodSecurityContext"),
+        ("securityContext", "SecurityContext"),
+        ("probe", "Probe"),
+        ("toleration", "Toleration"),
+        ("spread", "TopologySpreadConstraint"),
+        ("affinity", "Affinity"),
+        ("envFrom", "EnvFromSource"),
+        ("mounts", "VolumeMount"),
+    ],
+)
+def test_the_schema_knows_the_fields_of_the_newest_kubernetes(definition: str, kind: str) -> None:
+    """None is missing, and none is invented."""
+    schema = SCHEMA["definitions"][definition]
+    names = schema.get("items", schema)["properties"]
+    assert set(names) == validators(KUBERNETES[-1]).fields(f"io.k8s.api.core.v1.{kind}")
+
+
+def test_every_setting_and_duration_that_the_server_takes_is_accepted() -> None:
+    """The schema is no stricter than the server: whole numbers as text, capitals, and durations of several units."""
+    given = {
+        "TRAINMEDIC_MAX_AGE": "1h30m",
+        "TRAINMEDIC_RETENTION": "1y2w",
+        "TRAINMEDIC_QUEUE": "500",
+        "TRAINMEDIC_BREAKER_SHARE": 1,
+        "TRAINMEDIC_LOG_LEVEL": "DEBUG",
+        "TRAINMEDIC_LOG_FORMAT": "text",
+        "TRAINMEDIC_KUBERNETES_WATCH": False,
+        "TRAINMEDIC_ARCHIVE": "",
+        "TRAINMEDIC_HTTP_TICKETS_FILE": "/etc/tickets/token",
+        "TRAINMEDIC_MAX_BODY_BYTES": 16777216,
+    }
+    server = charts.one(charts.parsed(charts.rendered({"server": {"settings": given}})), "Deployment")
+    environment = {
+        each["name"]: each.get("value") for each in server["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert environment["TRAINMEDIC_MAX_BODY_BYTES"] == "16777216", "a large number of a file has no exponent"
+    settings.load({}, {name: str(environment[name]) for name in given})
+
+
+def test_the_icon_is_the_consoles() -> None:
+    """In the chart itself: no website has it."""
+    icon = charts.chart().metadata["icon"].removeprefix("data:image/svg+xml;base64,")
+    console = charts.ROOT / "app" / "trainmedic_server" / "console" / "static" / "icon.svg"
+    assert base64.b64decode(icon) == console.read_bytes()

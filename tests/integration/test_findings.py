@@ -28,6 +28,7 @@ from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_logs.lines.rule import RuleSet
 
 KEY = "a shared key of the tests"
+RUNBOOKS = "https://git.example.org/docs/on-call.md"
 PLAYBOOKS = """
 playbook: drain-node
 on: {alert: [GPUXidLogged, TrainingOutOfMemory]}
@@ -248,7 +249,7 @@ def test_through_an_alertmanager_silences_hold_and_the_end_comes_back(
     tmp_path: Path, redis_url: str, sender: FindingSender, alertmanager: dict[str, Any]
 ) -> None:
     """The alert goes there and comes back by the webhook, as all others; a silenced one does not come."""
-    server = serve(tmp_path, redis_url, "--alertmanager", alertmanager["url"])
+    server = serve(tmp_path, redis_url, "--alertmanager", alertmanager["url"], "--runbook-url", RUNBOOKS)
     server.argv[server.argv.index("--port") + 1] = str(alertmanager["port"])
     server.port = alertmanager["port"]
     silence = {
@@ -275,6 +276,7 @@ def test_through_an_alertmanager_silences_hold_and_the_end_comes_back(
             "node-2": "active",
             "node-3": "suppressed",
         }
+        assert {alert["annotations"]["runbook_url"] for alert in alerts} == {f"{RUNBOOKS}#alerts-from-logs"}
         [behind] = server.run(run["run_id"])["findings"]
         assert behind["excerpt"]["at"] == 1
         sender.tell(replace(first, finding=replace(first.finding, is_over=True)))

@@ -16,6 +16,7 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.alert import Alert, Delivery, fingerprint
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, NODE_SUSPECT, SOURCE
 from trainmedic_server.engine import verdict_alert
+from trainmedic_server.engine.runbooks import Runbooks
 from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.verdicts import VerdictHistory
 
@@ -25,9 +26,10 @@ _VERDICTS_OF_JOB = 50
 
 
 class OwnAlerts:
-    def __init__(self, findings: FindingHistory, verdicts: VerdictHistory) -> None:
+    def __init__(self, findings: FindingHistory, verdicts: VerdictHistory, runbooks: Runbooks = Runbooks()) -> None:
         self._findings = findings
         self._verdicts = verdicts
+        self._runbooks = runbooks
 
     async def checked(self, delivery: Delivery) -> Delivery:
         """Return the delivery with only verified alerts marked as own. Raises StoreUnavailable."""
@@ -47,7 +49,8 @@ class OwnAlerts:
                     is_own = await self._is_suspect(alert, delivery.received_at)
                     alerts.append(alert if is_own else _not_own(alert))
                 case "diagnosis":
-                    alerts.append(_of_verdict(alert, made.get(alert.labels.get("job_name", ""), ())) or _not_own(alert))
+                    stored = _of_verdict(alert, made.get(alert.labels.get("job_name", ""), ()))
+                    alerts.append(self._runbooks.linked(stored) if stored else _not_own(alert))
                 case _:
                     alerts.append(alert)
         return replace(delivery, alerts=tuple(alerts))

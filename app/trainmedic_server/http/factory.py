@@ -37,6 +37,7 @@ from trainmedic_server.console.app import ConsoleApp
 from trainmedic_server.console.build import console
 from trainmedic_server.domain.missing_channels import unset_channels
 from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.engine.runbooks import Runbooks
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http import problems
 from trainmedic_server.http.ascii_json import AsciiJson
@@ -107,11 +108,13 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     redis_caveat: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
+    runbooks: Runbooks = Runbooks(),
 ) -> FastAPI:
     """Return the API and the console. `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     unheard = lambda: unset_channels((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
-    handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
+    own = OwnAlerts(found.history, found.verdicts, runbooks)
+    handle = webhook.endpoint(engine, own, auth, bodies, clock, metrics)
     base = BasePath(standing.external_url)
     app = _Api(webhook.WebhookApp(handle), OriginCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)

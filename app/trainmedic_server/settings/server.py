@@ -32,6 +32,7 @@ from trainmedic_server.settings.values import (
     HostName,
     HttpUrl,
     LogFormat,
+    PageUrl,
     PositiveDuration,
     RedisUrl,
     SigningKey,
@@ -268,6 +269,15 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         None,
         description="File with the bearer token for Prometheus's API. It is read for each call, so it can be renewed.",
     )
+    runbooks: Annotated[
+        PageUrl, SettingSource("TRAINMEDIC_RUNBOOK_URL", "--runbook-url", "URL", shown_default="none")
+    ] = Field(
+        "",
+        description=(
+            "URL of the page docs/on-call.md where your team reads it. Alerts that the server raises link to their "
+            "section there (runbook_url). Without it they have no link."
+        ),
+    )
     log_store: Annotated[StoreUrl | None, SettingSource("TRAINMEDIC_LOG_STORE", "--log-store", "URL", secret=True)] = (
         Field(
             None,
@@ -408,9 +418,9 @@ _NAMES = sorted(ServerSettings.model_fields, key=lambda name: [name in part.mode
 SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}
 """The source of each setting by field name, in the order of the documentation."""
 
-# Variables with the same prefix that the clients, the agent, the jobs and the container image read.
 _NAMES_OF_OTHERS = ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_HOST", "EXPORTER_PORT", "CONFIG")
-_OF_OTHER_PROGRAMS = frozenset(PREFIX + name for name in (*_NAMES_OF_OTHERS, "LOG_DIR"))
+OF_OTHER_PROGRAMS = frozenset(PREFIX + name for name in (*_NAMES_OF_OTHERS, "LOG_DIR"))
+"""Variables with the same prefix that the clients, the agent, the jobs and the container image read."""
 
 
 def explain(
@@ -460,4 +470,4 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return variables that look like settings but are unknown, each with the most similar variable."""
-    return setting_sources.misspelt(environ, SOURCES.values(), _OF_OTHER_PROGRAMS)
+    return setting_sources.misspelt(environ, SOURCES.values(), OF_OTHER_PROGRAMS)

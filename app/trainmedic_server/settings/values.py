@@ -136,6 +136,12 @@ def _external_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _page_url(value: str) -> str:
+    if value and check_http_url(value).fragment:
+        raise ValueError("must be the URL of a page, without a # and a section")
+    return value
+
+
 LINE_STORES = ("loki", "victorialogs", "opensearch")
 LogFormat = Literal["auto", "json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -167,6 +173,7 @@ def _routes_text(value: str) -> str:
 
 MessageRules = Annotated[str, AfterValidator(_message_rules)]
 RoutesText = Annotated[str, AfterValidator(_routes_text)]
+PageUrl = Annotated[str, AfterValidator(_page_url)]
 ExternalUrl = Annotated[str, AfterValidator(_external_url)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 HostName = Annotated[str, AfterValidator(_host_name)]

@@ -22,6 +22,7 @@ from trainmedic_server.engine.finding_alert_sender import FindingAlertSender, In
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.engine.runbooks import LinkingAlertSender, Runbooks
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.slow_jobs import SlowJobs
 from trainmedic_server.engine.topology_watch import TopologyWatch
@@ -108,7 +109,8 @@ class FindingParts(Struct, frozen=True):
             await handing_out.close()
 
     def _taker(self) -> AlertSender:
-        return self.alertmanager or IntakeAlertSender(self.engine.admit, self.clock)
+        sender = self.alertmanager or IntakeAlertSender(self.engine.admit, self.clock)
+        return LinkingAlertSender(sender, Runbooks(self.settings.runbooks))
 
     def _again_after(self) -> timedelta:
         if self.alertmanager is not None:

@@ -46,6 +46,7 @@ from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
 from trainmedic_server.engine.agent_watch import AgentWatch
 from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
+from trainmedic_server.engine.runbooks import Runbooks
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.engine.topology_watch import TopologyWatch
@@ -252,6 +253,7 @@ class TrainmedicServer:
                 messaging=notifications.channels_of(settings, store, services.notifier, clock),
                 log_rules=rules,
                 alert_map=alert_map,
+                runbooks=Runbooks(settings.runbooks),
                 bus=bus,
                 presences=presences,
                 redis_caveat=redis_caveat,

@@ -1,5 +1,8 @@
 {{/* What no value can ask for, because it would come out wrong at run time. The schema checks each value by itself. */}}
 {{- define "trainmedic.checks" -}}
+{{- include "trainmedic.checksWithoutServer" . -}}
+{{- include "trainmedic.checksOfPods" . -}}
+{{- include "trainmedic.checksOfExposure" . -}}
 {{- $many := gt (int .Values.server.replicas) 1 -}}
 {{- if and $many (not .Values.server.database.existingSecret) -}}
 {{- fail "server.replicas: more than one server needs PostgreSQL: name a Secret with its URL in server.database.existingSecret, or leave one replica, which keeps its history in SQLite" -}}
@@ -20,6 +23,14 @@
 {{- if and (or $messages.routes $messages.defaults) (hasKey $given "TRAINMEDIC_MESSAGE_ROUTES") -}}
 {{- fail "server.messages.routes: TRAINMEDIC_MESSAGE_ROUTES is set in server.settings or server.extraEnv as well; leave one of them" -}}
 {{- end -}}
+{{- if and $messages.kinds (hasKey $given "TRAINMEDIC_MESSAGES") -}}
+{{- fail "server.messages.kinds: TRAINMEDIC_MESSAGES is set in server.settings or server.extraEnv as well; leave one of them" -}}
+{{- end -}}
+{{- range list "TRAINMEDIC_SLACK_FILE" "TRAINMEDIC_SLACK_BOT_TOKEN" "TRAINMEDIC_SLACK_BOT_TOKEN_FILE" "TRAINMEDIC_SLACK_APP_TOKEN" "TRAINMEDIC_SLACK_APP_TOKEN_FILE" -}}
+{{- if and $.Values.server.slack.existingSecret (hasKey $given .) -}}
+{{- fail (printf "server.slack.existingSecret: %s is set in server.settings or server.extraEnv as well; leave one of them" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.redis.enabled) (not .Values.redis.external.existingSecret) -}}
 {{- fail "redis: either redis.enabled is true, or redis.external.existingSecret names a Secret with the URL of a Redis of your own" -}}
 {{- end -}}
@@ -39,10 +50,13 @@
 {{- if not (or .Values.playbooks.shipped .Values.playbooks.extra .Values.playbooks.existingConfigMap) -}}
 {{- fail "playbooks: there are none: set playbooks.shipped, playbooks.extra or playbooks.existingConfigMap" -}}
 {{- end -}}
+{{- if and .Values.kubernetes.kubeconfig.existingSecret (not (or .Values.kubernetes.actions .Values.kubernetes.identity)) -}}
+{{- fail "kubernetes.kubeconfig: nothing uses it; name actions in kubernetes.actions, or set kubernetes.identity" -}}
+{{- end -}}
 {{- if and .Values.kubernetes.customKinds (not .Values.kubernetes.actions) -}}
 {{- fail "kubernetes.customKinds: no action could use them; name the actions in kubernetes.actions, such as k8s.suspend" -}}
 {{- end -}}
-{{- range $where, $labels := dict "commonLabels" .Values.commonLabels "server.podLabels" .Values.server.podLabels "agent.podLabels" .Values.agent.podLabels -}}
+{{- range $where, $labels := dict "commonLabels" .Values.commonLabels "server.podLabels" .Values.server.podLabels "agent.podLabels" .Values.agent.podLabels "redis.podLabels" .Values.redis.podLabels -}}
 {{- range $name, $_ := $labels -}}
 {{- if or (hasPrefix "app.kubernetes.io/" $name) (eq $name "helm.sh/chart") -}}
 {{- fail (printf "%s: %s is set by the chart, which finds its pods by it" $where $name) -}}
@@ -62,6 +76,7 @@
   "TRAINMEDIC_EVENTS_KINDS" "server.events"
   "TRAINMEDIC_EVENTS_TOKEN_FILE" "server.events"
   "TRAINMEDIC_GRAFANA_TOKEN_FILE" "server.grafana"
+  "TRAINMEDIC_RUNBOOK_URL" "monitoring.prometheusRule.runbookBaseUrl"
   "TRAINMEDIC_KUBERNETES" "kubernetes"
   "TRAINMEDIC_PLAYBOOKS" "playbooks"
   "TRAINMEDIC_ALERT_MAP" "alertMap"
@@ -163,5 +178,67 @@
 {{- if has (clean .) (list "/" "/boot" "/dev" "/etc" "/home" "/opt" "/proc" "/root" "/run" "/srv" "/sys" "/usr" "/var" "/var/lib") -}}
 {{- fail (printf "agent.logs.hostPaths: %s holds more than logs; name a directory below it" .) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A release of agents only, which belong to a server elsewhere. */}}
+{{- define "trainmedic.checksWithoutServer" -}}
+{{- if not .Values.server.enabled -}}
+{{- if not .Values.agent.enabled -}}
+{{- fail "server.enabled: is false, and so is agent.enabled, so there is nothing to install; enable one" -}}
+{{- end -}}
+{{- if .Values.redis.enabled -}}
+{{- fail "server.enabled: is false, so agents need the Redis of their server: set redis.enabled to false, and name a Secret with its URL in redis.external.existingSecret" -}}
+{{- end -}}
+{{- if not .Values.signing.existingSecret -}}
+{{- fail "signing.existingSecret: without a server (server.enabled) name a Secret with the signing-key of the server elsewhere; a generated key would refuse its commands" -}}
+{{- end -}}
+{{- if .Values.monitoring.alertmanagerConfig.enabled -}}
+{{- fail "monitoring.alertmanagerConfig: its receiver is the server of this release, and server.enabled is false; leave one of them out" -}}
+{{- end -}}
+{{- if .Values.kubernetes.kubeconfig.existingSecret -}}
+{{- fail "kubernetes.kubeconfig: is for the server of this release, and server.enabled is false; leave one of them out" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trainmedic.checksOfPods" -}}
+{{- range $component := list "server" "agent" "redis" -}}
+{{- $account := (index $.Values $component).serviceAccount -}}
+{{- if not (or $account.create $account.name) -}}
+{{- fail (printf "%s.serviceAccount.name: name the account that there is, because create is false" $component) -}}
+{{- end -}}
+{{- end -}}
+{{- $budget := .Values.podDisruptionBudget -}}
+{{- if and $budget.minAvailable $budget.maxUnavailable -}}
+{{- fail "podDisruptionBudget: a budget has minAvailable or maxUnavailable; leave one of them empty" -}}
+{{- end -}}
+{{- $replicas := int .Values.server.replicas -}}
+{{- $least := $budget.minAvailable -}}
+{{- if kindIs "string" $least -}}
+{{- $least = div (add (mul $replicas (trimSuffix "%" $least | int)) 99) 100 -}}
+{{- end -}}
+{{- if and $budget.enabled (gt $replicas 1) (ge (int $least) $replicas) -}}
+{{- fail (printf "podDisruptionBudget.minAvailable: %v of %d servers would block every drain of their nodes; use less" $budget.minAvailable $replicas) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trainmedic.checksOfExposure" -}}
+{{- $service := .Values.server.service -}}
+{{- if and $service.nodePort (eq $service.type "ClusterIP") -}}
+{{- fail "server.service.nodePort: is of no use with the type ClusterIP; set server.service.type to NodePort or LoadBalancer" -}}
+{{- end -}}
+{{- if and $service.loadBalancerSourceRanges (ne $service.type "LoadBalancer") -}}
+{{- fail (printf "server.service.loadBalancerSourceRanges: is of no use with the type %s; name the peers in networkPolicy.serverFrom" $service.type) -}}
+{{- end -}}
+{{- $seen := list -}}
+{{- range $host := prepend .Values.server.ingress.extraHosts (dict "host" .Values.server.ingress.host) -}}
+{{- if has $host.host $seen -}}
+{{- fail (printf "server.ingress.extraHosts: %s is there twice" $host.host) -}}
+{{- end -}}
+{{- $seen = append $seen $host.host -}}
+{{- end -}}
+{{- if and .Values.server.ingress.extraHosts (not .Values.server.ingress.enabled) -}}
+{{- fail "server.ingress.extraHosts: is of no use without server.ingress.enabled" -}}
 {{- end -}}
 {{- end -}}

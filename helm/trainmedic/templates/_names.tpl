@@ -1,4 +1,7 @@
 {{- define "trainmedic.fullname" -}}
+{{- if not (hasKey .Values "imagePullSecrets") -}}
+{{- fail "the values lack those that this chart added: upgrade with --reset-then-reuse-values in place of --reuse-values" -}}
+{{- end -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
@@ -34,23 +37,37 @@ app.kubernetes.io/part-of: trainmedic
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* An image by its digest, or else by its tag. Takes the values of an image, and a tag where they have none. */}}
-{{- define "trainmedic.imageOf" -}}
-{{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
+{{/* A reference to an image in `global.imageRegistry`, which replaces its registry. Takes the root and the reference. */}}
+{{- define "trainmedic.inRegistry" -}}
+{{- $registry := .root.Values.global.imageRegistry -}}
+{{- $parts := splitList "/" .reference -}}
+{{- if or (not $registry) (not .reference) -}}
+{{ .reference }}
+{{- else if and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) -}}
+{{ $registry }}/{{ join "/" (rest $parts) }}
 {{- else -}}
-{{ .image.repository }}:{{ default .tag .image.tag }}
+{{ $registry }}/{{ .reference }}
+{{- end -}}
+{{- end -}}
+
+{{/* An image by its digest, or else by its tag. Takes the root, the values of an image, and a tag where they have none. */}}
+{{- define "trainmedic.imageOf" -}}
+{{- $repository := include "trainmedic.inRegistry" (dict "root" .root "reference" .image.repository) -}}
+{{- if .image.digest -}}
+{{ $repository }}@{{ .image.digest }}
+{{- else -}}
+{{ $repository }}:{{ default .tag .image.tag }}
 {{- end -}}
 {{- end -}}
 
 {{- define "trainmedic.image" -}}
-{{- include "trainmedic.imageOf" (dict "image" .Values.image "tag" .Chart.AppVersion) -}}
+{{- include "trainmedic.imageOf" (dict "root" . "image" .Values.image "tag" .Chart.AppVersion) -}}
 {{- end -}}
 
 {{/* The agent's own image if its values name one, otherwise the release's. */}}
 {{- define "trainmedic.agentImage" -}}
 {{- if .Values.agent.image.repository -}}
-{{- include "trainmedic.imageOf" (dict "image" .Values.agent.image "tag" .Chart.AppVersion) -}}
+{{- include "trainmedic.imageOf" (dict "root" . "image" .Values.agent.image "tag" .Chart.AppVersion) -}}
 {{- else -}}
 {{- include "trainmedic.image" . -}}
 {{- end -}}
@@ -66,6 +83,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "trainmedic.redisSecret" -}}
 {{- default (printf "%s-redis" (include "trainmedic.fullname" .)) .Values.redis.existingSecret -}}
+{{- end -}}
+
+{{/* The account of a component: takes the component's values and the account's name by default. */}}
+{{- define "trainmedic.account" -}}
+{{- default .name .component.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "trainmedic.serverAccount" -}}
+{{- include "trainmedic.account" (dict "component" .Values.server "name" (printf "%s-server" (include "trainmedic.fullname" .))) -}}
+{{- end -}}
+
+{{- define "trainmedic.agentAccount" -}}
+{{- include "trainmedic.account" (dict "component" .Values.agent "name" (printf "%s-agent" (include "trainmedic.fullname" .))) -}}
+{{- end -}}
+
+{{- define "trainmedic.redisAccount" -}}
+{{- include "trainmedic.account" (dict "component" .Values.redis "name" (printf "%s-redis" (include "trainmedic.fullname" .))) -}}
 {{- end -}}
 
 {{- define "trainmedic.address" -}}

@@ -17,6 +17,7 @@ from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
 from trainmedic_server.engine import verdict_alert
+from trainmedic_server.engine.runbooks import Runbooks
 
 PLAIN = {"cause": "gpu", "confidence": "high", "node": "node-2", "ranks": [9], "advice": "isolate_node"}
 LABELS = verdict_alert.labels_of("llm-1", PLAIN)
@@ -45,6 +46,16 @@ async def test_the_alert_of_a_verdict_that_comes_back_is_own_and_says_what_the_v
     verdict = verdict_alert.verdict_of(alert)
     assert verdict is not None
     assert (verdict.ranks, verdict.advice, alert.annotations["verdict"]) == ((9,), "isolate_node", "v1")
+
+
+async def test_the_alert_of_a_verdict_comes_back_with_its_link() -> None:
+    """The server's own, whatever link was put there on the way."""
+    store = InMemoryStore()
+    await keep(store, VERDICT)
+    alert = posted(LABELS, {"runbook_url": "https://evil.example"})
+    own = OwnAlerts(store, store, Runbooks("https://git.example.org/on-call.md"))
+    (back,) = (await own.checked(Delivery("d", START + timedelta(minutes=1), "r", "", "", (alert,)))).alerts
+    assert back.annotations["runbook_url"] == "https://git.example.org/on-call.md#trainingfailed"
 
 
 async def test_a_posted_alert_that_no_verdict_raised_is_not_own() -> None:
