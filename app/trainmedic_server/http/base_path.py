@@ -24,6 +24,7 @@ OWN_NAMES = frozenset(
             "settings",
             "static",
             "webhook",
+            "why",
         ),
     }
 )

@@ -142,7 +142,7 @@ ABOUT_THE_ALERT = frozenset(
         "Node NODE has a broken GPU and needs somebody", "Node NODE has broken hardware and needs somebody",
         "Node NODE, on which JOB failed, needs somebody", "NODE still holds up JOB",
         "GPU GPU on NODE is still hot", "GPU GPU on NODE is still slowed down by heat",
-        "GPU GPU on NODE is held and idle",
+        "GPU GPU on NODE is held and idle", "GPU 4 does not answer",
         "JOB: GPU memory is still nearly full", "JOB: memory is still nearly full", "JOB: still slow",
         "A GPU of JOB is nearly out of memory; its next long sequence may end the job.",
         "JOB is nearly out of memory; its next long sequence may end it.", "JOB has become slow.",

@@ -60,7 +60,7 @@ async def test_a_question_comes_with_what_would_be_done_and_until_when() -> None
         }
     ]
     text = "\n".join(approvals._lines(item))
-    assert "gpu.power_limit watts=300" in text
+    assert "to 300 W" in text
     assert "node-1; 8 GPUs" in text
     assert "hardware, 2 different people; approved so far by ann" in text
 
