@@ -53,14 +53,14 @@ class JobSources:
     def begin_scan(self) -> None:
         """Start a scan of the job. Forget earlier files unless `saw` registers them."""
         met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
-        self._read = {path: said for path, said in self._read.items() if path in met}
+        self._read = {path: entry for path, entry in self._read.items() if path in met}
         self._attempts = {}
         self._launchers = {}
 
     @property
     def outside(self) -> int:
         """Number of named files that are not read, because they are outside the policy's paths."""
-        return sum(said.outside for said in self._all())
+        return sum(entry.outside for entry in self._all())
 
     def look_at(self, directory: str, names: Sequence[str]) -> None:
         """Read the metadata of a directory's sources files. Raises OSError, LogRefused."""
@@ -76,9 +76,9 @@ class JobSources:
         mark = (facts.inode, facts.size, facts.written_ns)
         if path not in self._read or self._read[path][0] != mark:
             self._read[path] = (mark, self._of_file(path))
-        said = self._read[path][1]
-        if said is not None:
-            self._attempts.setdefault(directory, {})[name] = said
+        entry = self._read[path][1]
+        if entry is not None:
+            self._attempts.setdefault(directory, {})[name] = entry
 
     def saw_launcher(self, directory: str, node: str | None) -> None:
         """Register a launcher's log in the attempt's `directory`. `node` is None if its name is truncated."""
@@ -89,22 +89,22 @@ class JobSources:
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
         """Return the origin of a rank's records, if one of this node's sources files in `attempt` has this rank."""
-        return next((said.origin for said in self._of_attempt(attempt) if said.rank == rank), None)
+        return next((entry.origin for entry in self._of_attempt(attempt) if entry.rank == rank), None)
 
     def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
-        return next((said.origin for said in self._of_attempt(attempt) if said.local_rank == local_rank), None)
+        return next((entry.origin for entry in self._of_attempt(attempt) if entry.local_rank == local_rank), None)
 
     def is_of_another_job(self, attempt: str, job: str) -> bool:
         """Return whether this node's sources files in `attempt` name only other jobs. The directory was then renamed by
         another user, and its name is meaningless.
         """
-        stated = {said.origin.job for said in self._of_attempt(attempt)}
+        stated = {entry.origin.job for entry in self._of_attempt(attempt)}
         return bool(stated) and job not in stated
 
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
-        for said in self._all():
-            for path, source in said.files:
-                yield path, replace(said.origin, source=source), said.named_by
+        for entry in self._all():
+            for path, source in entry.files:
+                yield path, replace(entry.origin, source=source), entry.named_by
 
     def _of_attempt(self, attempt: str) -> list[_RankSources]:
         return list(self._attempts.get(attempt, {}).values())

@@ -36,7 +36,7 @@ class FailureRecord:
 
 def moments(events: Sequence[Event]) -> JobMoments:
     """Return failures, ends, and downtimes after reported failures. A disappearance has no downtime."""
-    told = [(event.kind, event.at.timestamp()) for event in events]
+    moments = [(event.kind, event.at.timestamp()) for event in events]
     restarted: list[Stretch] = []
     for failure in _failures(events):
         begin = failure.at.timestamp()
@@ -44,25 +44,25 @@ def moments(events: Sequence[Event]) -> JobMoments:
         if failure.kind == FAILED and failure.down_seconds is not None and is_another:
             restarted.append(Stretch(begin, begin + failure.down_seconds))
     return JobMoments(
-        failed=tuple(at for kind, at in told if kind in (FAILED, GONE)),
-        ended=tuple(at for kind, at in told if kind == ENDED),
+        failed=tuple(at for kind, at in moments if kind in (FAILED, GONE)),
+        ended=tuple(at for kind, at in moments if kind == ENDED),
         restarted=restarted,
     )
 
 
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
     """Return failures with their verdicts, oldest first. A verdict without a reported one counts as a failure."""
-    told = _failures(events)
+    failures = _failures(events)
     of_failure: dict[int, VerdictRecord] = {}
     alone = []
     for verdict in verdicts:
-        near = [number for number, failure in enumerate(told) if _may_be_of(verdict, failure)]
-        best = min(near, key=lambda number: abs(told[number].at - verdict.at), default=None)
+        near = [number for number, failure in enumerate(failures) if _may_be_of(verdict, failure)]
+        best = min(near, key=lambda number: abs(failures[number].at - verdict.at), default=None)
         if best is None:
             alone.append(FailureRecord(verdict.at, DIAGNOSED, verdict.summary, None, verdict))
         elif best not in of_failure or verdict.at > of_failure[best].at:
             of_failure[best] = verdict
-    whole = [replace(failure, verdict=of_failure.get(number)) for number, failure in enumerate(told)]
+    whole = [replace(failure, verdict=of_failure.get(number)) for number, failure in enumerate(failures)]
     return sorted([*whole, *alone], key=lambda failure: failure.at)
 
 

@@ -130,16 +130,16 @@ def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: fl
 
 
 def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
-    short = [told for told in moments.restarted if told.seconds < 2 * every]
-    return [told for told in short if any(there.begin <= told.begin and told.end <= there.end for there in present)]
+    short = [restart for restart in moments.restarted if restart.seconds < 2 * every]
+    return [gone for gone in short if any(there.begin <= gone.begin and gone.end <= there.end for there in present)]
 
 
 def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
     """Return the last report on the process before the gap, and the time of the first one; without reports None and the
     gap's beginning.
     """
-    told = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
-    within = [(at, word) for at, word in told if gap.begin - _SOON <= at <= gap.end]
+    endings = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
+    within = [(at, word) for at, word in endings if gap.begin - _SOON <= at <= gap.end]
     return (max(within)[1], min(within)[0]) if within else (None, gap.begin)
 
 
