@@ -170,7 +170,8 @@ def _figure(
     return Markup(
         '<figure class="picture"><figcaption>{}</figcaption>'
         '<svg viewBox="{}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>{}'
-        "<details><summary>As a table</summary><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></details></figure>"
+        "<details><summary>As a table</summary><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></details>"
+        "</figure>"
     ).format(caption, box, label, Markup("").join(parts), below, head, body)
 
 
