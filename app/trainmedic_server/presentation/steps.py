@@ -43,8 +43,10 @@ def _power(params: Document, on: str) -> str:
 def _rollback(params: Document, on: str) -> str:
     skipped = params.get("skip_batches")
     more = f", and skip {skipped} {'batch' if skipped == 1 else 'batches'} of data" if skipped else ""
-    where = "the last good checkpoint"
-    if params.get("step") is not None:
+    where = "the newest checkpoint from before the alert began"
+    if params.get("before") is not None:
+        where = f"the newest checkpoint from before {plain(params['before'])}"
+    elif params.get("step") is not None:
         where = f"the checkpoint at or before step {params['step']}"
     elif params.get("steps_back") is not None:
         where = f"a checkpoint at least {count(params['steps_back'], 'step')} back"
@@ -52,8 +54,9 @@ def _rollback(params: Document, on: str) -> str:
 
 
 def _workers(params: Document, on: str) -> str:
-    number = params.get("count", params.get("at_most"))
-    return f"use {plain(number)} data loader workers for each rank of {on}{'' if 'count' in params else ' at most'}"
+    number, most = params.get("count"), params.get("at_most")
+    told = f"{plain(most)} data loader workers at most" if number is None else f"{plain(number)} data loader workers"
+    return f"use {told} for each rank of {on}"
 
 
 def _on_node(text: str) -> Says:
