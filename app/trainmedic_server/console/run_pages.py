@@ -25,7 +25,7 @@ from trainmedic_server.presentation.rows import Row
 _DEFAULT_SINCE = "24h"
 _FILTERS = (
     *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
-    *("target", "open", "by"),
+    *("target", "open", "by", "parent"),
 )
 _SHORT = {"alert": "alertname", "owed": "owes_undo"}
 SAVED = (

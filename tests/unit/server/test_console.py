@@ -20,6 +20,7 @@ from tests.support.clocks import START
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
 from trainmedic_server.console.playbook_pages import start_of
+from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import StepState, StepStatus
 from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.ports.outside import Presence
@@ -394,3 +395,22 @@ def test_fields_of_inputs_become_inputs_of_the_start() -> None:
         "labels": {"rack": "r7"},
         "inputs": {"node": "n1"},
     }
+
+
+async def test_a_group_is_shown_with_its_counts_and_leads_to_its_members() -> None:
+    """And a member to its parent."""
+    world = World()
+    async with world.client() as client:
+        for node in ("node-1", "node-2"):
+            entry = alert(labels={"alertname": "GPUHot", "node": node}, fingerprint=node[-1] * 16)
+            await client.post("/webhook", json=payload(entry))
+        parent, member = world.history.records.values()
+        counts = GroupCounts(4, not_begun=1, succeeded=1, failed=2, owing=1, batch=2)
+        world.history.records[parent.run.id] = replace(parent, run=replace(parent.run, group=counts))
+        world.history.records[member.run.id] = replace(member, run=replace(member.run, parent=parent.run.id, batch=1))
+        shown = (await client.get(f"/runs/{parent.run.id}", headers=HTML)).text
+        assert "<b>1</b> succeeded, <b>2</b> failed, <b>1</b> not begun" in shown
+        assert "1 owe an undo" in shown
+        assert f'href="/runs?parent={parent.run.id}&amp;status=failed' in shown
+        told = (await client.get(f"/runs/{member.run.id}", headers=HTML)).text
+        assert f'Part of a group: <a href="/runs/{parent.run.id}">its parent run</a>, batch 2.' in told
