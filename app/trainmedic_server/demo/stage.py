@@ -29,7 +29,7 @@ LEARNED_STEPS = 60
 _GPUS = 4
 _PLAYBOOKS = Path(__file__).parent / "playbooks"
 _FAN_SECONDS = {FaultKind.HEAT: 20.0, FaultKind.ASK: 60.0}
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
 _ALERTMANAGER = {
     "route": {
         "receiver": "demo",
