@@ -59,6 +59,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     root = slurm_cluster.fetched(request.param)
     directory = tmp_path_factory.mktemp("slurm")
     given = {
+        "SLURM_CONF": "${SLURM_CONF:-/mnt/slurm.conf}",  # slurmd does not pass it to the health check
         "GPUS": "8",
         "CHECK_SECONDS": "100",
         "ASK_SECONDS": "100",
