@@ -11,6 +11,7 @@ STATE_DIR=/run/trainmedic-slurm
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # shellcheck disable=SC1091
 [ ! -r "$directory/settings" ] || . "$directory/settings"
+[ -z "${SLURM_CONF:-}" ] || export SLURM_CONF # slurmd passes it to the epilog and prolog, not to the health check
 
 OURS="trainmedic:health" # beginning of the reason of a drain by these scripts
 
