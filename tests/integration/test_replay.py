@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.support.live import OPEN, Server
-from tests.support.programs import PYTHON_PATH, eventually, inherited
+from tests.support.programs import eventually
+from trainmedic_core.command import main
 
 PLAYBOOK = """
 playbook: watch
@@ -66,11 +66,9 @@ class History:
         eventually(lambda: all(run["status"] not in OPEN for run in self.server.runs()), 60, "all runs closed")
 
     def replayed(self, playbooks: Path, *words: str) -> dict[str, Any]:
-        argv = [sys.executable, "-m", "trainmedic_server", "playbook", "replay", "--playbooks", str(playbooks)]
-        argv += [*words, "--output", "json", "--server", f"http://127.0.0.1:{self.server.port}"]
-        environment = {**inherited(), "PYTHONPATH": PYTHON_PATH}
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0, done.stderr
+        argv = ["playbook", "replay", "--playbooks", str(playbooks), *words, "--output", "json"]
+        done = CliRunner().invoke(main, [*argv, "--server", f"http://127.0.0.1:{self.server.port}"])
+        assert done.exit_code == 0, done.output
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 

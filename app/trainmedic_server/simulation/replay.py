@@ -280,7 +280,7 @@ class Replay:
         heapq.heappush(self._pending, (at, order, next(self._numbers), pending))
 
     def _follows(self, pending: _Pending, now: datetime) -> bool:
-        """Return whether the recorded decision holds: the playbook's decisions until now were the recorded ones, so that
+        """Return whether the recorded decision holds: all decisions of the playbook until now were as recorded, so that
         its guards see the same. The breaker also sees the runs of other playbooks.
         """
         if not pending.is_same or pending.key[0] in self._diverged or self._runs.may_have_open_breaker(now):

@@ -28,15 +28,15 @@ TELL = """
 playbook: tell
 on: {alert: Slow}
 target: job
-guards: {max_runs: {count: 4, per: 15m}}
+guards: {max_runs: {count: RUNS, per: 15m}}
 steps:
   - {action: test.tell, with: {text: slow}}
   - {id: over, wait_for: resolved}
 """
 
 
-def texts(cooldown: str = "4m", undo: str = "on_resolve") -> tuple[str, str]:
-    return CAP.replace("COOLDOWN", cooldown).replace("UNDO", undo), TELL
+def texts(cooldown: str = "4m", undo: str = "on_resolve", runs: int = 4) -> tuple[str, str]:
+    return CAP.replace("COOLDOWN", cooldown).replace("UNDO", undo), TELL.replace("RUNS", str(runs))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def unrecorded() -> list[RecordedAlert]:
 
 
 @pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.OBSERVE])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_guards_decide_the_same(seed: int, mode: Mode) -> None:
     """Every decision is known, because the history holds when their runs ended."""
     catalog = catalog_of(*texts())
@@ -77,7 +77,7 @@ def test_the_guards_decide_the_same(seed: int, mode: Mode) -> None:
     assert decisions >= {*acted, "cooldown", "rate_limited"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_repeated_alerts_decide_the_same_or_are_not_known(seed: int) -> None:
     """The same playbooks decide as recorded. After another decision, reports whose times are not recorded make no
     decision wrong.
@@ -91,14 +91,14 @@ def test_repeated_alerts_decide_the_same_or_are_not_known(seed: int) -> None:
 
 
 @pytest.mark.parametrize("repeat", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_other_playbooks_would_have_decided_so(
     outcomes: dict[tuple[str, str], Outcome], seed: int, repeat: bool
 ) -> None:
-    """The history of one cooldown, replayed with another one and with runs of other lengths: each known decision is
+    """The history of one set of guards, replayed with another one and with runs of other lengths: each known decision is
     that of an engine with those playbooks.
     """
-    told, other = reports(seed, 60, repeat=repeat), catalog_of(*texts("9m", "never"))
+    told, other = reports(seed, 60, repeat=repeat), catalog_of(*texts("9m", "never", 3))
     items = played(catalog_of(*texts("2m", "never")), told, replies(seed))
     replayed(other, items)
     truth = played(other, told, replies(seed + 100))
