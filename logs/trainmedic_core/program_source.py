@@ -90,7 +90,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """The source reaps it, so its process ID is not reused before."""
+    """A started program and its pipes. Its process ID is valid until `kill`, because the source waits for it."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source

@@ -30,7 +30,7 @@ class ShippedSource(Protocol):
 
 
 class ShipPositions:
-    """Written by `settle` in one transaction. Not thread-safe."""
+    """Positions of all shipped files, stored by `settle` in one transaction. Not thread-safe."""
 
     can_take = True
 
@@ -43,7 +43,7 @@ class ShipPositions:
         self.is_first = not self._written
         """True if nothing was ever shipped from here."""
         self.has_begun = False
-        """A followed file has no stored position yet, which alone identifies it after a rename."""
+        """True if a followed file has no stored position yet. Without one it is not recognised after a rename."""
 
     def kept(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._written.items()}

@@ -28,6 +28,8 @@ _AT_ONCE = 200
 
 
 class IntakeAlertSender:
+    """Sender that passes alerts to this server's intake, without an Alertmanager."""
+
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
         self._clock = clock
@@ -37,7 +39,7 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """Firing alerts are repeated after ``repeat_every``."""
+    """Loop that sends due alerts. Firing alerts are repeated after ``repeat_every``."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class FindingAlertSender:
         self._touched = asyncio.Event()
 
     def touch(self) -> None:
+        """Send soon: an alert has become due."""
         self._touched.set()
 
     async def run(self) -> None:

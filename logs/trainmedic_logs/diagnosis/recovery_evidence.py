@@ -55,6 +55,8 @@ _Voice = tuple[str, int | None]
 
 
 class RecoveryEvidence(Struct):
+    """Findings that the training survived, by ID, from its later lines. A voice is a stream and one of its ranks."""
+
     outlived: set[str] = field(default_factory=set)
     """As in `Facts`, like `followed` and `excused`."""
     followed: Counter[str] = field(default_factory=Counter)
@@ -80,6 +82,7 @@ class RecoveryEvidence(Struct):
         return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
+        """Return the outlived findings, and forget them."""
         gone, self.outlived = self.outlived, set()
         for each in gone:
             self.followed.pop(each, None)
@@ -87,6 +90,7 @@ class RecoveryEvidence(Struct):
         return gone
 
     def found(self, line: Line, findings: list[Finding]) -> None:
+        """Take a line with its findings, which then wait for evidence."""
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at

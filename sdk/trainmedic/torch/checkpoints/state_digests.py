@@ -1,6 +1,6 @@
 """Digests of all that verification compares: parameters, optimizer states and attributes.
 
-Optimizers with nonstandard state have them from their ``state_dict``.
+The state of a nonstandard optimizer is read from its ``state_dict``, not by parameter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
 _FORM = ":"
-"""Follows the name of such an optimizer; other names are followed by ``.``."""
+"""In a digest's name, it follows the name of a nonstandard optimizer; ``.`` follows other names."""
 
 
 def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
