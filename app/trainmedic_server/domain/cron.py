@@ -18,8 +18,8 @@ _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 
 def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
     """Return the schedule's first time after `instant`, in UTC.
 
-    As in Debian's cron, a time that the clock skips comes when it has skipped it, and a repeated time comes once, unless
-    minute or hour begin with ``*``. Raises ValueError.
+    As in Debian's cron, a time that the clock skips comes right after it, and a repeated time comes once, unless minute
+    or hour begin with ``*``. Raises ValueError.
     """
     if len(expression.split()) != 5:
         raise ValueError(f"{expression!r} does not have the five fields of a schedule; {_FIELDS}")

@@ -58,7 +58,7 @@ def test_window_longer_than_its_interval_is_always_open() -> None:
         ({"schedule": "0 0 2 * * 2", "duration": "1h"}, "does not have the five fields"),
         ({"schedule": "0 25 * * *", "duration": "1h"}, "bad hour"),
         ({"schedule": "0 0 30 2 *", "duration": "1h"}, "bad day-of-month"),
-        ({"schedule": "0 2 * * 2", "duration": "0s"}, "greater than 0"),
+        ({"schedule": "0 2 * * 2", "duration": "0s"}, "greater than"),
         ({"schedule": "0 2 * * 2", "duration": "1h", "timezone": "Europe/Atlantis"}, "no time zone"),
         ({"schedule": "0 2 * * 2", "duration": "1h", "timezone": "../etc/passwd"}, "no time zone"),
         ({"schedule": "0 2 * * 2", "duration": "1h", "timezone": "Europe"}, "no time zone"),
