@@ -59,7 +59,7 @@ Schedule = Annotated[
 TimeZone = Annotated[str, AfterValidator(_timezone), Field(max_length=100, description="Such as Europe/Berlin.")]
 
 
-class Window(BaseModel):
+class CronWindow(BaseModel):
     """A window of time that opens at each time of a schedule."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,6 +72,6 @@ class Window(BaseModel):
         return f"{self.schedule} ({self.timezone})"
 
 
-def holds_at(window: Window, instant: datetime) -> bool:
+def holds_at(window: CronWindow, instant: datetime) -> bool:
     """Return whether the window is open. Its end is outside."""
     return next_after(window.schedule, window.timezone, instant - window.duration) <= instant

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainmedic_server.domain import cron
-from trainmedic_server.domain.cron import Window
+from trainmedic_server.domain.cron import CronWindow
 
 BERLIN = "Europe/Berlin"
 
@@ -39,7 +39,7 @@ def test_repeated_time_comes_once() -> None:
 
 
 def test_window_holds_from_its_start_until_its_end() -> None:
-    window = Window(schedule="0 22 * * 5", duration=timedelta(hours=4), timezone=BERLIN)
+    window = CronWindow(schedule="0 22 * * 5", duration=timedelta(hours=4), timezone=BERLIN)
     assert not cron.holds_at(window, at("2026-01-09T20:59:59"))
     assert cron.holds_at(window, at("2026-01-09T21:00"))
     assert cron.holds_at(window, at("2026-01-10T00:59:59.999"))
@@ -47,7 +47,7 @@ def test_window_holds_from_its_start_until_its_end() -> None:
 
 
 def test_window_longer_than_its_interval_is_always_open() -> None:
-    window = Window(schedule="0 * * * *", duration=timedelta(hours=2))
+    window = CronWindow(schedule="0 * * * *", duration=timedelta(hours=2))
     assert all(cron.holds_at(window, at("2026-01-09T00:00") + timedelta(minutes=13 * n)) for n in range(200))
 
 
@@ -66,4 +66,4 @@ def test_window_longer_than_its_interval_is_always_open() -> None:
 )
 def test_wrong_window_is_refused(given: dict[str, str], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
-        Window.model_validate(given)
+        CronWindow.model_validate(given)
