@@ -31,6 +31,7 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.value_types import Each, ValueType
 from trainmedic_server.errors import ActionFailure, NoLongerWanted, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import (
     Action,
@@ -57,6 +58,7 @@ __all__ = [
     "Cluster",
     "CommandAction",
     "Duration",
+    "Each",
     "HttpCaller",
     "HttpReply",
     "Inverse",
@@ -74,4 +76,5 @@ __all__ = [
     "TargetKind",
     "TemplateChecked",
     "TemporaryFailure",
+    "ValueType",
 ]

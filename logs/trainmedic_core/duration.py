@@ -18,6 +18,8 @@ _UNITS = {
 }
 _GRAMMAR = re.compile(PATTERN)
 _PART = re.compile(r"(\d+)(ms|[ywdhms])")
+_LONG_PART = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ms|[ywdhms]|sec|min|hr)[a-z]*\s*", re.IGNORECASE)
+_SHORT = {"sec": "s", "min": "m", "hr": "h"}
 
 
 def parse(text: str) -> timedelta:
@@ -25,11 +27,25 @@ def parse(text: str) -> timedelta:
     if text == "0":
         return timedelta(0)
     if not _GRAMMAR.match(text):
-        raise ValueError(f"{text!r} is not a duration; write it as Prometheus does: 90s, 10m, 1h30m")
+        raise ValueError(f"{text!r} is not a duration; {_meant(text)}")
     try:
         return sum((int(count) * _UNITS[unit] for count, unit in _PART.findall(text)), timedelta(0))
     except OverflowError:
         raise ValueError(f"{text!r} is too long a duration") from None
+
+
+def _meant(text: str) -> str:
+    """Return how a duration such as ``1.5 hours`` is written."""
+    at, total = 0, timedelta(0)
+    while at < len(text) <= 40 and (part := _LONG_PART.match(text, at)):
+        unit = part[2].lower()
+        total += float(part[1]) * _UNITS[_SHORT.get(unit, unit)]
+        at = part.end()
+    if at == len(text) and total:
+        return f"write {write(total)}"
+    if "{{" in text:
+        return "no template is possible here: 90s, 10m, 1h30m"
+    return "write it as Prometheus does: 90s, 10m, 1h30m"
 
 
 def write_rounded(value: timedelta) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -33,6 +33,10 @@ _PLAIN = {
     "model_type": "must be a mapping (name: value)",
     "model_attributes_type": "must be a mapping (name: value)",
     "finite_number": "must be a finite number",
+    **dict.fromkeys(
+        ("datetime_type", "datetime_parsing", "datetime_from_date_parsing", "timezone_aware"),
+        "must be a time with its zone; write 2026-01-31T12:00:00Z, or a template such as {{ alert.startsAt }}",
+    ),
 }
 _STEP_KINDS = ("action", "wait_for", "approve")
 _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"
@@ -54,14 +58,20 @@ class ValidationFault(Struct, frozen=True):
         return self.type == "extra_forbidden"
 
 
-def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = ()) -> M | list[FileProblem]:
+Cure = Callable[[DocumentPath, str, Any], str | None]
+"""Returns how a value at a path, refused with pydantic's error type, is written. None if unknown."""
+
+
+def validate(
+    model: type[M], document: YamlDocument, tagged: Collection[str] = (), cure: Cure | None = None
+) -> M | list[FileProblem]:
     """Return the document as a `model`, or its problems. `tagged` names the lists of steps, whose entries pydantic
     marks with the tag of their kind.
     """
     try:
         return model.model_validate(document.value)
     except ValidationError as error:
-        return problems(document, (), faults(error, model, document.value, tagged))
+        return problems(document, (), faults(error, model, document.value, tagged, cure))
 
 
 def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
@@ -76,7 +86,11 @@ def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[Vali
 
 
 def faults(
-    error: ValidationError, model: type[BaseModel], value: Any, tagged: Collection[str] = ()
+    error: ValidationError,
+    model: type[BaseModel],
+    value: Any,
+    tagged: Collection[str] = (),
+    cure: Cure | None = None,
 ) -> list[ValidationFault]:
     """Return errors of `value`, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
@@ -88,7 +102,11 @@ def faults(
             continue
         if detail["type"] in ("too_short", "string_too_short") and place.value:
             continue  # pydantic counts only valid entries; the faults of the others are reported
-        kept.append(ValidationFault(place.path, detail["type"], _words(detail, model, tagged)))
+        message = _words(detail, model, tagged)
+        if cure is not None and (better := cure(place.path, detail["type"], place.value)):
+            is_of_key = detail["type"] == "extra_forbidden"
+            message = f"unknown key {place.path[-1]!r}; {better}" if is_of_key else f"{message}; {better}"
+        kept.append(ValidationFault(place.path, detail["type"], message))
     return kept
 
 
@@ -171,7 +189,11 @@ def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]
         return "must not be empty"
     if kind in ("tuple_type", "list_type") and isinstance(value, dict):
         return f"must be a list{_as_list(loc, value, tagged)}"
+    if kind in ("tuple_type", "list_type") and isinstance(value, (str, int)) and loc[-1] not in tagged:
+        return f"must be a list: [{value}]"
     if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and (number := _NUMBER.match(value)):
+        if value.rstrip().endswith("%") and any("factor" in str(part) for part in loc):
+            return f"must be a number; write {float(number[1]) / 100:g}"
         return f"{_PLAIN[kind]}; write {number[1]}"
     return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
 

@@ -15,6 +15,8 @@ class TargetKind(StrEnum):
     NODE = "node"
     JOB = "job"
     CLUSTER = "cluster"
+    GROUP = "group"
+    """Many nodes, GPUs or jobs, by a selector: the target of a parent run."""
 
 
 LONGEST_NAME = 512
@@ -29,10 +31,14 @@ class Target(Struct, frozen=True, dict=True):
     """UUID, PCI address or index, as in the alert; the agent resolves it."""
     job: str | None = None
     """Name under which the job takes commands."""
+    group: str | None = None
+    """Canonical selector, such as ``nodes:pool=h100``."""
 
     @once
     def key(self) -> str:
-        """Text form: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
+        """Text form: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``,
+        ``nodes:pool=h100``.
+        """
         match self.kind:
             case TargetKind.GPU:
                 return f"gpu:{self.node}/{self.gpu}"
@@ -42,6 +48,8 @@ class Target(Struct, frozen=True, dict=True):
                 return f"job:{self.job}"
             case TargetKind.CLUSTER:
                 return "cluster"
+            case TargetKind.GROUP:
+                return self.group or ""
 
     @classmethod
     def of_key(cls, key: str) -> Target:
@@ -58,12 +66,19 @@ class Target(Struct, frozen=True, dict=True):
                 return cls(TargetKind.NODE, node=name)
             case "gpu" if node and gpu and is_fine:
                 return cls(TargetKind.GPU, node=node, gpu=gpu)
-        raise ValueError(f"{key!r} is not a target, such as job:llm-1, node:node-1, gpu:node-1/0 or cluster")
+            case "nodes" | "gpus" | "jobs" if name and is_fine:
+                return cls(TargetKind.GROUP, group=key)
+        raise ValueError(
+            f"{key!r} is not a target, such as job:llm-1, node:node-1, gpu:node-1/0, cluster or nodes:pool=h100"
+        )
 
     def overlaps(self, other: Target) -> bool:
         """Return whether runs on both could change the same thing. The cluster overlaps everything, a node its GPUs.
         GPUs of one node with different kinds of names (UUID, index) may be the same, so they overlap.
+        A group overlaps only itself: its members are locked one by one.
         """
+        if TargetKind.GROUP in (self.kind, other.kind):
+            return self == other
         if TargetKind.CLUSTER in (self.kind, other.kind):
             return True
         if self.kind is TargetKind.JOB or other.kind is TargetKind.JOB:

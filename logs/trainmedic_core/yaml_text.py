@@ -42,6 +42,7 @@ _LONGEST_SHOWN = 500
 _BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
+_COMMENT = re.compile(r"[ \t]+(#[^\s#][^\n]*)")
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 """Characters that YAML forbids, and U+0085, U+2028, U+2029 and U+FEFF, which the parser treats as YAML 1.1 does."""
 
@@ -66,6 +67,8 @@ class YamlDocument(Struct, frozen=True):
     text: str
     marks: Mapping[DocumentPath, TextPosition]
     keys: Mapping[DocumentPath, TextPosition]
+    remarks: Mapping[DocumentPath, str]
+    """Comments such as ``#3`` directly after a plain text, which may be meant as its end."""
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
         """Return a problem at `path` or its nearest existing parent."""
@@ -146,7 +149,7 @@ class _Reader:
             elif isinstance(event, DocumentEndEvent):
                 if self._root is not None and began is not None:
                     text = self.text[self.text.rfind("\n", 0, began) + 1 : event.start_mark.index]
-                    yield YamlDocument(self.source, self._root, text, self._marks, self._keys)
+                    yield YamlDocument(self.source, self._root, text, self._marks, self._keys, self._remarks)
             elif isinstance(event, NodeEvent):
                 began = event.start_mark.index if began is None else began
                 self._node(event)
@@ -157,6 +160,7 @@ class _Reader:
         self._root: Any = None
         self._marks: dict[DocumentPath, TextPosition] = {}
         self._keys: dict[DocumentPath, TextPosition] = {}
+        self._remarks: dict[DocumentPath, str] = {}
         self._stack: list[_Frame] = []
         self._anchors: dict[str, tuple[Any, int]] = {}
 
@@ -180,6 +184,10 @@ class _Reader:
             assert isinstance(event, ScalarEvent)
             self._count(1, event)
             value = self._scalar(event)
+            if not event.style and isinstance(value, str):
+                remark = _COMMENT.match(self.text, event.end_mark.index)
+                if remark is not None:
+                    self._remarks[path] = remark[1]
             if event.anchor is not None:
                 self._anchors[event.anchor] = (value, 1)
             self._put(value)
@@ -311,7 +319,8 @@ def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
     if _BRACES.search(held := lines[begin] if context.startswith("while parsing a flow") else line):
         return _unquoted(held)
     if opened := {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}.get(context):
-        return f"the '{opened}' is not closed"
+        comment = "; a '#' after a blank begins a comment" if " #" in lines[begin] else ""
+        return f"the '{opened}' is not closed{comment}"
     if context == "while parsing a flow node" and index >= len(text):
         return "a '[' or a '{' is not closed"
     is_past_an_entry = context in ("while parsing a block mapping", "while parsing a block collection")

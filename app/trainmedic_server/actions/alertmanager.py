@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
+from trainmedic_server.domain.value_types import TEXT, TEXTS, Shape
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource
@@ -57,7 +58,7 @@ class SilenceAlert(_AlertmanagerAction):
     name: ClassVar[str] = "alertmanager.silence"
     summary: ClassVar[str] = "Silence this alert in the Alertmanager for a while; undo ends the silence."
     Params: ClassVar[type[BaseModel]] = SilenceParams
-    outputs: ClassVar[frozenset[str]] = frozenset({"silence_id", "ends_at", "matchers"})
+    outputs: ClassVar[Mapping[str, Shape]] = {"silence_id": TEXT, "ends_at": TEXT, "matchers": TEXTS}
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SilenceParams, call.params)
@@ -89,7 +90,7 @@ class ExpireSilence(Irreversible, _AlertmanagerAction):
     summary: ClassVar[str] = "End a silence in the Alertmanager."
     gives_back: ClassVar[bool] = True
     Params: ClassVar[type[BaseModel]] = ExpireParams
-    outputs: ClassVar[frozenset[str]] = frozenset({"silence_id"})
+    outputs: ClassVar[Mapping[str, Shape]] = {"silence_id": TEXT}
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(ExpireParams, call.params)

@@ -26,7 +26,7 @@ class BasicAction:
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
+    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind) - {TargetKind.GROUP}
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
     """It changes only files on disks of the target's node (`ports.actions.DiskAction`)."""
@@ -35,8 +35,10 @@ class BasicAction:
     is_hold: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
-    outputs: ClassVar[frozenset[str]] = frozenset()
-    """Keys of the output on a target other than a job; other keys are rejected in playbooks. Empty: unknown."""
+    outputs: ClassVar[Collection[str]] = frozenset()
+    """Keys of the output, or a mapping of them to their types (`domain.value_types`). Playbooks are checked against
+    them. Keys alone do not apply to a job. Empty: unknown.
+    """
 
     def __init__(self, services: Services) -> None:
         self.services = services

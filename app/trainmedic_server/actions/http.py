@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainmedic.wire.reading import read_json
 from trainmedic_server.actions.base import BasicAction, Irreversible
+from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, Shape
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.outside import HttpReply
@@ -149,7 +150,12 @@ class HttpRequest(Irreversible, BasicAction):
     summary: ClassVar[str] = "Make one HTTP call."
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = HttpParams
-    outputs: ClassVar[frozenset[str]] = frozenset({"status", "headers", "body", "json"})
+    outputs: ClassVar[Mapping[str, Shape]] = {
+        "status": NUMBER,
+        "headers": dict.fromkeys(KEPT_HEADERS, TEXT),
+        "body": TEXT,
+        "json": ANY,
+    }
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(HttpParams, call.params)

@@ -16,6 +16,7 @@ from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, BasicAction, check_wanted, clearance_of
 from trainmedic_server.domain import promql
+from trainmedic_server.domain.value_types import NUMBER, TEXT, Shape
 from trainmedic_server.errors import MetricsUnavailable, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.metric_history import MetricHistory
@@ -46,6 +47,13 @@ class JobLoad(BasicAction):
     harmful: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = JobLoadParams
+    outputs: ClassVar[Mapping[str, Shape]] = {
+        "throughput": NUMBER,
+        "unit": TEXT,
+        "target": NUMBER,
+        "utilization_percent": NUMBER,
+        "over_seconds": NUMBER,
+    }
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         metrics = self.services.metrics

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
 from trainmedic_core.target import TargetKind
+from trainmedic_server.actions.agent_outputs import NODE_FACTS, POWER_LIMIT
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams, command_id_for
-from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
+from trainmedic_server.domain.value_types import Shape
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
 """Lifetime of a power cap after its last renewal: longer than a restart of the server or Redis, but short if the server
@@ -24,12 +26,30 @@ RENEW = "gpu.renew_lease"
 """No action, so playbooks cannot use it."""
 
 
+def percentage(value: float | None, info: ValidationInfo) -> float | None:
+    """Reject a share such as 0.8. Stored values are accepted. Raises ValueError."""
+    if info.context is not ON_RECORD and value is not None and value < 1:
+        raise ValueError(f"{value:g} means {value:g} %; write {value * 100:g}")
+    return value
+
+
 class PowerLimitParams(PlacedParams):
     """Exactly one of ``watts``, ``percent`` and ``restore``."""
 
     watts: float | None = Field(None, gt=0, le=10_000, description="The limit, in watts.")
-    percent: float | None = Field(None, gt=0, le=100, description="The limit, in percent of the card's default.")
+    percent: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="The limit, in percent of the card's default.",
+        json_schema_extra={"minimum": 1},
+    )
     restore: Literal[True] | None = Field(None, description="Back to the limit from before the cap.")
+
+    @field_validator("percent")
+    @classmethod
+    def _is_a_percentage(cls, percent: float | None, info: ValidationInfo) -> float | None:
+        return percentage(percent, info)
 
     @model_validator(mode="after")
     def _says_one_limit(self) -> PowerLimitParams:
@@ -44,20 +64,7 @@ class GpuPowerLimit(PlacedAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.GPU, TargetKind.JOB})
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = PowerLimitParams
-    outputs: ClassVar[frozenset[str]] = frozenset(
-        {"gpu", "requested_watts", "limit_watts", "previous_watts", "default_watts", "min_watts", "max_watts"}
-        | {
-            "draw_watts",
-            "clamped",
-            "lease_seconds",
-            "lease_until",
-            "note",
-            "nothing_to_undo",
-            "known",
-            "reason",
-            "gpus",
-        }
-    )
+    outputs: ClassVar[Mapping[str, Shape]] = POWER_LIMIT
     per_gpu: ClassVar[bool] = True
     lease: ClassVar[timedelta] = LEASE
 
@@ -172,7 +179,9 @@ class CleanParams(ActionParams):
     rules: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         min_length=1, description="Names of cleaning rules in the agent's policy, in this order."
     )
-    until_free_percent: float | None = Field(None, gt=0, lt=100, description="Stop once this much is free.")
+    until_free_percent: float | None = Field(
+        None, gt=0, lt=100, description="Stop once this much is free.", json_schema_extra={"minimum": 1}
+    )
     dry_run: bool = Field(False, description="Only report what would be deleted.")
     filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
@@ -180,6 +189,11 @@ class CleanParams(ActionParams):
         description="File systems that need space. The agent does not clean roots on other file systems. Labels of "
         "alerts will do.",
     )
+
+    @field_validator("until_free_percent")
+    @classmethod
+    def _is_a_percentage(cls, percent: float | None, info: ValidationInfo) -> float | None:
+        return percentage(percent, info)
 
 
 class DiskClean(Irreversible, CommandAction):
@@ -238,10 +252,7 @@ class NodeFacts(Irreversible, PlacedAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU, TargetKind.JOB})
     harmful: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(seconds=15)
-    outputs: ClassVar[frozenset[str]] = frozenset(
-        {"node", "cpu", "memory", "swap", "disks", "uptime_seconds", "driver", "gpu_problems", "gpus_known", "problems"}
-        | {"gpu", "gpus"}
-    )
+    outputs: ClassVar[Mapping[str, Shape]] = NODE_FACTS
 
 
 ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, DiskPruneContainers, NodeFacts)

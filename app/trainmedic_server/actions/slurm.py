@@ -18,6 +18,7 @@ from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.retrying import RetryingAction
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
     ClusterUnavailable,
     ObjectMissing,
@@ -65,7 +66,7 @@ class SlurmAction(RetryingAction):
 
 class _NodeAction(SlurmAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
-    outputs: ClassVar[frozenset[str]] = frozenset({"node", "state", "reason", "note"})
+    outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("node", "state", "reason", "note"), TEXT)
 
     async def find(self, call: Call) -> SlurmNode:
         """Return the target's node, named by NodeName, host name or address. Raises ObjectMissing if Slurm has none,
@@ -208,7 +209,14 @@ class SlurmJobParams(ActionParams):
 
 
 class _JobAction(SlurmAction):
-    outputs: ClassVar[frozenset[str]] = frozenset({"job_id", "state", "held", "restarts", "nodes", "note"})
+    outputs: ClassVar[Mapping[str, Shape]] = {
+        "job_id": ANY,
+        "state": TEXT,
+        "held": BOOLEAN,
+        "restarts": NUMBER,
+        "nodes": ANY,
+        "note": TEXT,
+    }
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
 
     def job_id(self, call: Call) -> str:

@@ -36,4 +36,7 @@ def load(path: Path) -> WrittenTopology:
             message = f"{address!r}: {node!r} does not map an address to a node name"
             raise ConfigurationError(f"inventory {document.problem((address,), message)}")
         written[address.strip().removeprefix("[").removesuffix("]")] = node.strip()
-    return inventory.parse(written)
+    try:
+        return inventory.parse(written)
+    except ValueError as error:
+        raise ConfigurationError(f"inventory {path}: {error}") from error

@@ -36,7 +36,8 @@ class GrafanaAnnotations:
 
     async def take(self, events: Sequence[Event]) -> None:
         run_ids = {event.run_id for event in events if event.run_id is not None}
-        for run in await self._store.transact(lambda tx: tx.runs(run_ids)):
+        # a group has one annotation, its parent's
+        for run in await self._store.transact(lambda tx: tx.runs({run.story for run in tx.runs(run_ids)})):
             if run.acted_at is None:
                 continue
             try:

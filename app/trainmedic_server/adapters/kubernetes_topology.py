@@ -158,8 +158,21 @@ class KubernetesTopology:
 def _node(node: Object) -> ClusterNode:
     addresses = (node.get("status") or {}).get("addresses") or ()
     return ClusterNode(
-        node["metadata"]["name"], tuple(str(entry["address"]) for entry in addresses if entry.get("address"))
+        node["metadata"]["name"],
+        tuple(str(entry["address"]) for entry in addresses if entry.get("address")),
+        _attributes(node["metadata"].get("labels") or {}),
     )
+
+
+def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the labels, also under their names without the prefix (``example.com/rack`` as ``rack``) if only one label
+    has it.
+    """
+    short: dict[str, list[str]] = {}
+    for name, value in labels.items():
+        short.setdefault(str(name).rpartition("/")[2], []).append(str(value))
+    alone = {name: values[0] for name, values in short.items() if len(values) == 1}
+    return {**alone, **{str(name): str(value) for name, value in labels.items()}}
 
 
 def _pod(pod: Object) -> Pod | None:

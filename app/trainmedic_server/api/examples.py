@@ -42,6 +42,9 @@ ITEM: dict[str, Any] = {
     "decided_at": None,
     "started_by": None,
     "repeats": None,
+    "parent": None,
+    "batch": None,
+    "group": None,
     "original_alert_name": None,
     "original_labels": None,
 }
@@ -133,5 +136,6 @@ RUN: dict[str, Any] = {
         "origin": "rule",
         "series": [[1769860320.0, 79.0], [1769860920.0, 88.0], [1769861520.0, 72.0]],
     },
+    "members": [],
     "next": None,
 }

@@ -32,7 +32,7 @@ from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
-_TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
+_TARGET = re.compile(r"cluster\Z|(job|node|gpu|jobs|nodes|gpus):.")
 _OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
 WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
 _PIECE = 100  # runs read at once for a page
@@ -192,6 +192,9 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         until: TimeText | None = None,
         is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
         owes_undo: Annotated[bool | None, Query(description="Closed runs with a pending undo.")] = None,
+        parent: Annotated[
+            str | None, Query(max_length=64, description="Members of this group's parent run, by its full ID.")
+        ] = None,
     ) -> HistoryFilter:
         _check(target or ())
         since_then, until_then = span_of(since, until, clock.now())
@@ -209,6 +212,7 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
             until=until_then,
             is_open=is_open,
             owes_undo=owes_undo,
+            parent=parent,
         )
 
     return conditions  # type: ignore[return-value]
@@ -248,7 +252,9 @@ def _check(targets: Sequence[str]) -> None:
     """Raise PayloadError for impossible targets: an empty page would mislead."""
     for target in targets:
         if not _TARGET.match(target):
-            raise PayloadError.at([("target", "must be like job:llm-1, node:node-1, gpu:node-1/0 or cluster")])
+            raise PayloadError.at(
+                [("target", "must be like job:llm-1, node:node-1, gpu:node-1/0, cluster or nodes:pool=h100")]
+            )
 
 
 def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:

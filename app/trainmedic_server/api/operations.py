@@ -17,6 +17,7 @@ from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.auth.auth import Authenticator, Principal, requires
 from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.inputs import InputType, Value
 from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind
@@ -85,11 +86,23 @@ class JobLifeView(ApiModel):
 Counted = Annotated[bool, Query(description="false: omit its runs, which take a moment in a long history.")]
 
 
+class InputView(ApiModel):
+    type: InputType
+    default: Value | None = Field(description="null if there is none.")
+    required: bool
+
+
+class ManualView(ApiModel):
+    by: list[str] = Field(description="Who may start it; empty for any operator.")
+    inputs: dict[str, InputView]
+
+
 class PlaybookSummary(ApiModel):
     name: str
     summary: str
     mode: Mode
     alerts: list[str] = Field(description="Alertnames that it reacts to.")
+    manual: ManualView | None = Field(None, description="How people start it; null if alerts do.")
     proof: list[str] = Field(
         default_factory=list,
         description="Proof that an alert must give in addition to its name: one of these is enough.",
@@ -258,6 +271,7 @@ def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) ->
         "summary": spec.summary,
         "mode": spec.mode,
         "alerts": list(spec.on.alertnames),
+        "manual": None if spec.on.manual is None else spec.on.manual.model_dump(mode="json"),
         "proof": [str(each) for each in spec.on.proofs],
         "target": spec.target_kind,
         "source": playbook.source,

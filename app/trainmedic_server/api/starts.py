@@ -15,6 +15,7 @@ from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.view import ApiModel, View
 from trainmedic_server.auth.auth import Authenticator, Principal, requires
 from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.inputs import MOST_INPUTS, Value
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.engine.admission_changes import ByHand
@@ -56,7 +57,11 @@ class StartBody(RetryBody):
     )
 
     playbook: Text
-    target: Text = Field(description="Such as job:llm-1, node:node-1, gpu:node-1/0 or cluster.")
+    target: Text | None = Field(
+        None,
+        description="Such as job:llm-1, node:node-1, gpu:node-1/0 or cluster. null if the playbook derives it.",
+    )
+    inputs: dict[Text, Value] = Field(default_factory=dict, max_length=MOST_INPUTS, description="By name.")
     labels: dict[Text, str] = Field(
         default_factory=dict, max_length=100, description="Labels that the alert must have, or that replace an alert's."
     )
@@ -91,10 +96,11 @@ def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
         """With the same guards, locks and breaker as for an alert. The decision is recorded with its author."""
         body = await read_body(bodies, request, StartBody)
         try:
-            order = StartOrder(body.playbook, Target.of_key(body.target), body.labels, body.dry_run)
+            target = Target.of_key(body.target) if body.target is not None else None
         except ValueError as error:
             raise PayloadError.at([("target", str(error))]) from None
-        by = ByHand(actor.name, body.note.strip(), key=body.key)
+        order = StartOrder(body.playbook, target, body.labels, body.dry_run, body.inputs)
+        by = ByHand(actor.name, body.note.strip(), key=body.key, groups=actor.groups)
         return _view(await engine.start_run(order, by), is_dry=body.dry_run)
 
     @routes.post(
@@ -108,7 +114,7 @@ def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
         """Start another run for this one's alert, which still fires, with the present playbook."""
         body = await read_body(bodies, request, RetryBody)
         whole_id = await run_ids.whole(present, run_id)
-        by = ByHand(actor.name, body.note.strip(), repeats=whole_id, key=body.key)
+        by = ByHand(actor.name, body.note.strip(), repeats=whole_id, key=body.key, groups=actor.groups)
         return _view(await engine.retry(whole_id, by), is_dry=False)
 
     return routes

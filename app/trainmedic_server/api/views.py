@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
+from msgspec.structs import asdict
 from pydantic import ConfigDict, Field
 
 from trainmedic_core.plain_text import json_bytes
@@ -21,6 +22,21 @@ from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.reports.compiling import NO_PROMETHEUS
 
 _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
+
+
+class GroupView(View):
+    """Counts of a group's members; all but `owing` and `batch` add up to `total`."""
+
+    total: int
+    not_begun: int
+    open: int
+    succeeded: int
+    failed: int
+    skipped: int = Field(description="Not started: vanished, in cooldown, or busy.")
+    cancelled: int
+    observed: int
+    owing: int = Field(description="Closed with a pending undo.")
+    batch: int | None = Field(description="The last batch that began, from 1; null before.")
 
 
 class HistoryItem(View):
@@ -52,7 +68,9 @@ class HistoryItem(View):
     owes_undo: bool = Field(description="Whether an undo is pending.")
     undo_error: str | None = Field(description="Why the last undo failed; null if none was tried.")
     undone_at: datetime | None = Field(description="When all pending undos were done.")
-    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null if it does not wait.")
+    waiting_on: str | None = Field(
+        description="target, resolved, retry, approval, resume or members; null if it does not wait."
+    )
     deadline: datetime | None = Field(
         description="When the present activity of an open run ends by itself; null if never."
     )
@@ -60,6 +78,9 @@ class HistoryItem(View):
     decided_at: datetime | None = Field(description="Time of the last approval or rejection.")
     started_by: str | None = Field(description="Who started it manually; null if an alert did.")
     repeats: str | None = Field(description="The run that it retries.")
+    parent: str | None = Field(description="The parent run of a group's member.")
+    batch: int | None = Field(description="Batch of a member, from 1.")
+    group: GroupView | None = Field(description="Counts of a parent run's members; null for other runs.")
     original_alert_name: str | None = Field(
         description="The alertname that Alertmanager sent; null if no alert map changed the alert."
     )
@@ -180,10 +201,10 @@ class EffectView(View):
 
 
 def effect_view(run: Run, effect: Effect | None, are_measured: bool) -> EffectView | None:
-    """Return the run's effect, or why it is missing; None if the run changed nothing. `are_measured`: this server
-    measures effects.
+    """Return the run's effect, or why it is missing; None if the run changed nothing or belongs to a group.
+    `are_measured`: this server measures effects.
     """
-    if run.acted_at is None:
+    if run.acted_at is None or run.is_group or run.parent is not None:
         return None
     if effect is not None:
         return EffectView.model_validate(effect)
@@ -241,6 +262,7 @@ class RunView(HistoryItem):
     events: list[EventView]
     orders: list[OrderView]
     effect: EffectView | None = Field(description="Effect on the alert's metric; null if nothing was changed.")
+    members: list[str] = Field(description="The fixed list of a parent run, as targets; empty for other runs.")
     next: NextView | None = Field(description="What it does next, as far as known; null if it is over.")
 
 
@@ -270,6 +292,7 @@ def record(
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
         effect=effect_view(run, stored.effect, are_measured),
+        members=list(stored.members),
         next=upcoming,
     )
 
@@ -318,6 +341,9 @@ def _line(run: Run) -> dict[str, Any]:
         "decided_at": _decided_at(run),
         "started_by": run.started_by,
         "repeats": run.repeats,
+        "parent": run.parent,
+        "batch": run.batch + 1 if run.batch is not None else None,
+        "group": asdict(run.group) if run.group is not None else None,
         "original_alert_name": run.original_alert_name,
         "original_labels": None if run.original_labels is None else dict(run.original_labels),
     }

@@ -15,10 +15,10 @@ from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.domain import job_lookup, proof, target_resolution
+from trainmedic_server.domain import inputs, job_lookup, proof, selectors, target_resolution
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
-from trainmedic_server.domain.playbook import Playbook
+from trainmedic_server.domain.playbook import GroupTarget, Playbook
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import Match, Scope
@@ -51,6 +51,8 @@ class YamlPlaybook(Struct, frozen=True):
     matchers: tuple[Matcher, ...] = ()
     condition: Expression | None = None
     parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)
+    selectors: Mapping[str, tuple[Expression | TextTemplate | str, ...]] = field(default_factory=dict)
+    """Of a group, by attribute."""
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: EffectQuery | None = None
@@ -61,6 +63,8 @@ class YamlPlaybook(Struct, frozen=True):
 
     def match(self, alert: Alert) -> Match:
         """Check alertname, matchers, ``when`` and ``proof``, in this order."""
+        if self.definition.on.manual is not None:
+            return Match(False, "people start it, no alert does")
         if alert.name not in self.definition.on.alertnames:
             return Match(
                 False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"
@@ -90,6 +94,8 @@ class YamlPlaybook(Struct, frozen=True):
     def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         if isinstance(self.definition.target, TargetKind):
             return target_resolution.resolve(self.definition.target, alert.labels, topology, self.identity)
+        if isinstance(self.definition.target, GroupTarget):
+            return self._group_of(self.definition.target, alert, topology)
         parts: dict[str, str] = {}
         for name, template in self.parts.items():
             value = self._part(name, template, alert)
@@ -109,6 +115,18 @@ class YamlPlaybook(Struct, frozen=True):
                 return job
             parts["job"] = job
         return Target(self.definition.target.kind, **parts)
+
+    def _group_of(self, written: GroupTarget, alert: Alert, topology: Topology) -> Target | Unresolved:
+        terms: dict[str, list[str]] = {}
+        for name, templates in self.selectors.items():
+            for template in templates:
+                value = self._part(f"{written.plural}.{name}", template, alert)
+                if isinstance(value, Unresolved):
+                    return value
+                terms.setdefault(name, []).append(value)
+        selector = selectors.of_written(written.plural, terms or selectors.ALL)
+        selection = selectors.resolve(selector, topology)
+        return selection if isinstance(selection, Unresolved) else selector.target
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
         """Raises ExpressionError."""
@@ -152,6 +170,7 @@ class YamlPlaybook(Struct, frozen=True):
             "labels": data["labels"],
             "annotations": data["annotations"],
             "vars": self.definition.vars,
+            "inputs": inputs.of_annotations(alert.annotations) if self.definition.on.manual else {},
         }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -16,13 +17,15 @@ from trainmedic_core.allowance import Allowance, TooLarge
 from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
-from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.catalog import attachments, definition_check, effect_query, matchers, scope_check
+from trainmedic_server.catalog import attachments, cures, definition_check, effect_query, matchers, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
+from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
+from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.domain.inputs import InputType
 from trainmedic_server.domain.playbook import (
     APPROVAL,
     MOST_MATCHERS,
@@ -34,7 +37,12 @@ from trainmedic_server.domain.playbook import (
     UndoTrigger,
     default_id,
 )
-from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
+from trainmedic_server.domain.selectors import MEMBER_KINDS
+from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
+from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
+
+_PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
+"""Keys with text for people, in which a ``#3`` is hardly a comment."""
 
 
 def compile_document(
@@ -61,7 +69,7 @@ class _Compilation:
     manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
-        definition = model_errors.validate(Playbook, self.document, PHASES)
+        definition = model_errors.validate(Playbook, self.document, PHASES, cures.of_fault)
         if isinstance(definition, list):
             self.problems.extend(definition)
         raw = self.document.value
@@ -69,15 +77,20 @@ class _Compilation:
             return self.problems
         self._vars = raw["vars"] if isinstance(raw.get("vars"), dict) else {}
         self._kind = scope_check.kind_of(raw.get("target"))
+        self._is_group = isinstance(raw.get("target"), dict) and bool(raw["target"].keys() & MEMBER_KINDS.keys())
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
-        before_run = VisibleNames(ALERT_NAMES, self._vars)
+        declared = _mapping(trigger.get("manual")).get("inputs")
+        self._inputs = {str(name): _of_input(spec) for name, spec in _mapping(declared).items()}
+        before_run = self._visible(ALERT_NAMES)
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
+        selectors = self._selectors(raw.get("target"), before_run)
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         effect = self._effect(raw.get("effect"))
         self._constants(self._vars, ("vars",))
+        self._cut_texts()
         if isinstance(definition, Playbook):
             for path, message in definition_check.problems(definition):
                 self._problem(path, message)
@@ -93,10 +106,22 @@ class _Compilation:
             matchers=label_matchers,
             condition=condition,
             parts=parts,
+            selectors=selectors,
             steps=steps,
             identity=self.identity,
             effect=effect,
         )
+
+    def _visible(
+        self,
+        names: tuple[str, ...],
+        kind: TargetKind | None = None,
+        before: Collection[str] = (),
+        outputs: Mapping[str, Mapping[str, Shape]] = MappingProxyType({}),
+        later: Collection[str] = (),
+    ) -> VisibleNames:
+        too = (scope_check.INPUTS,) if self._inputs else ()
+        return VisibleNames((*names, *too), self._vars, kind, before, outputs, later, self._inputs)
 
     # --- trigger, target, effect
 
@@ -105,9 +130,13 @@ class _Compilation:
         for index, text in enumerate(written[:MOST_MATCHERS] if isinstance(written, list) else ()):
             if isinstance(text, str):
                 try:
-                    parsed.extend(matchers.parse(text))
+                    written_here = matchers.parse(text)
                 except ValueError as error:
                     self._problem(("on", "matchers", index), f"on.matchers[{index}]: {error}")
+                    continue
+                for cure in filter(None, map(matchers.meant_as_pattern, written_here)):
+                    self._problem(("on", "matchers", index), f"on.matchers[{index}]: {cure}")
+                parsed.extend(written_here)
         if len(parsed) > MOST_MATCHERS:
             self._problem(("on", "matchers"), f"on.matchers: a playbook has at most {MOST_MATCHERS} matchers")
         # Cheap matchers first: regular expressions cost more and exclude less.
@@ -121,6 +150,23 @@ class _Compilation:
             for name, text in written.items()
             if name in TargetParts.model_fields and isinstance(text, str)
         }
+
+    def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:
+        if not self._is_group:
+            return {}
+        plural = next(name for name in MEMBER_KINDS if name in written)
+        conditions = written[plural] if isinstance(written[plural], dict) else {}
+        return {
+            name: tuple(
+                self._text(text, ("target", plural, name, *place), names)
+                for place, text in _texts(values, ())
+            )
+            for name, values in conditions.items()
+        }  # fmt: skip
+
+    def _kind_in(self, phase: str) -> TargetKind | None:
+        """Return the kind of target of a phase's steps: those at the end of a group are its parent run's."""
+        return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
     def _effect(self, written: Any) -> effect_query.EffectQuery | None:
         if not isinstance(written, dict) or not isinstance(written.get("query"), str):
@@ -143,6 +189,15 @@ class _Compilation:
         elif evaluation.is_template(value):
             self._problem(path, "variables are constants; a template in one is not rendered")
 
+    def _cut_texts(self) -> None:
+        for path, comment in self.document.remarks.items():
+            if path and path[-1] in _PROSE:
+                self._problem(
+                    path,
+                    f"{path[-1]}: the text ends before {cut(comment, 40)!r}, which YAML reads as a comment; "
+                    "put the text in quotes",
+                )
+
     # --- steps
 
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
@@ -152,7 +207,7 @@ class _Compilation:
             for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
-        outputs: dict[str, Collection[str]] = {}
+        outputs: dict[str, Mapping[str, Shape]] = {}
         for position, (phase, index, entry, step_id) in enumerate(entries):
             if not isinstance(entry, dict):
                 continue
@@ -160,15 +215,18 @@ class _Compilation:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
+            seen = (phase,) if self._is_group else ("steps", phase)
+            before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
-            names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, outputs, later)
-            outputs[step_id] = _output_keys(entry, self.actions, self._kind)
+            kind = self._kind_in(phase)
+            names = self._visible(_names_for(kind), kind, before, outputs, later)
+            outputs[step_id] = _outputs(entry, self.actions, kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
-        names = VisibleNames(STEP_NAMES, self._vars, self._kind)
+        kind = self._kind_in(APPROVAL)
+        names = self._visible(_names_for(kind), kind)
         message = self._text(text, ("approval", "message"), names) if isinstance(text, str) else ""
         return {(APPROVAL, 0): CompiledStep(APPROVAL, message=message)}
 
@@ -191,7 +249,7 @@ class _Compilation:
         raw = self._with_manifest(action, written if isinstance(written, dict) else {}, path)
         template = self._template(raw, (*path, "with"), names, f"with of step {step_id}")
         if action is None:
-            hint = did_you_mean(entry["action"], self.actions.names())
+            hint = did_you_mean(entry["action"], self.actions.names()) or _of_prefix(entry["action"], self.actions)
             self._problem((*path, "action"), f"there is no action {entry['action']!r}{hint}")
             return CompiledStep(step_id, when, template)
         self._suits(action, entry, path)
@@ -217,9 +275,16 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        if self._kind is not None and self._kind not in action.targets:
+        phase = str(path[0])
+        kind = self._kind_in(phase)
+        if kind is TargetKind.GROUP and action.harmful:
+            message = (
+                f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
+            )
+            self._problem((*path, "action"), message)
+        elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
-            self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {self._kind}")
+            self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
         if entry.get("undo") not in (None, UndoTrigger.NEVER) and not can_be_undone(action):
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
@@ -234,7 +299,9 @@ class _Compilation:
         try:
             params = action.Params.model_validate(filled)
         except ValidationError as error:
-            wrong = model_errors.faults(error, action.Params, filled)
+            wrong = model_errors.faults(
+                error, action.Params, filled, cure=lambda inner, kind, _: cures.of_parameter(action.name, inner, kind)
+            )
             # A rendered number is written out where text is required.
             faults = [
                 fault for fault in wrong if _is_final(fault, templates if fault.type == "string_type" else unknown)
@@ -292,7 +359,7 @@ class _Compilation:
             wrong = scope_check.check(tree, names)
             made = evaluation.compile_parsed(tree, name)
         except Malformed as error:
-            self._problem(path, f"{path[-1]}: {error}")
+            self._problem(path, f"{path[-1]}: {error}{cures.of_expression(text)}")
             return None
         for each in wrong:
             self._problem(path, f"{path[-1]}: {each}")
@@ -315,6 +382,13 @@ def _id_of(entry: Any, index: int, phase: str) -> str:
     return default_id(index, phase)
 
 
+def _of_prefix(name: str, actions: Actions) -> str:
+    """Return the actions with the same first word, or those whose last word is the name."""
+    first = name.partition(".")[0]
+    near = [each for each in actions.names() if first in (each.partition(".")[0], each.rpartition(".")[2])]
+    return f"; there are {', '.join(near)}" if near else "; 'trainmedic playbook schema' and docs/reference list them"
+
+
 def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
     if isinstance(value, dict):
         for key, each in value.items():
@@ -335,11 +409,27 @@ def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | i
     )
 
 
-def _output_keys(entry: Any, actions: Actions, kind: TargetKind | None) -> Collection[str]:
+def _mapping(written: Any) -> Mapping[Any, Any]:
+    return written if isinstance(written, dict) else {}
+
+
+def _of_input(written: Any) -> Shape:
+    kind = _mapping(written).get("type")
+    return {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}.get(kind, TEXT)
+
+
+def _names_for(kind: TargetKind | None) -> tuple[str, ...]:
+    return GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES
+
+
+def _outputs(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:
+    """Return the types in the output of a step. Empty if unknown, as for a job's nodes, whose outputs are merged."""
     name = entry.get("action") if isinstance(entry, dict) else None
     action = actions.action_class(name) if isinstance(name, str) else None
-    keys: Collection[str] = getattr(action, "outputs", ())
-    return keys if kind is not None and kind is not TargetKind.JOB else ()
+    outputs: Collection[str] = getattr(action, "outputs", ())
+    if kind in (None, TargetKind.JOB) and (isinstance(action, MultiNodeAction) or not isinstance(outputs, Mapping)):
+        return {}
+    return value_types.of_outputs(outputs)
 
 
 def _with_misplaced(

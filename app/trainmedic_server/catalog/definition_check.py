@@ -2,22 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from trainmedic_core.problems import DocumentPath
-from trainmedic_server.domain.playbook import PHASES, Approval, ApproveStep, Escalation, Playbook, Question
+from trainmedic_core import duration
+from trainmedic_core.problems import DocumentPath, shown
+from trainmedic_server.domain import inputs
+from trainmedic_server.domain.playbook import (
+    PHASES,
+    ActionStep,
+    Approval,
+    ApproveStep,
+    Escalation,
+    Playbook,
+    Question,
+    Step,
+    UndoTrigger,
+    WaitStep,
+)
 
+SILENCE, EXPIRE_SILENCE = "alertmanager.silence", "alertmanager.expire_silence"
+_NO_NAME = re.compile(r"\.[*+]|\w\*$|^\*|\w\|\w|^\^|\{\{|\w,\w")
 _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 
 
 def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    yield from _alertnames(definition)
     yield from _durations(definition)
+    for phase in PHASES:
+        yield from _waits_during_silence(phase, getattr(definition, phase))
+    yield from _group(definition)
+    yield from _manual(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             if isinstance(step, ApproveStep):
                 yield from _question((phase, index, "approve"), (phase, index), step.question, step)
+
+
+def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    names = definition.on.alert or ()
+    for index, name in enumerate((names,) if isinstance(names, str) else names):
+        if _NO_NAME.search(name):
+            path: DocumentPath = ("on", "alert") if isinstance(names, str) else ("on", "alert", index)
+            yield path, f"on.alert: {shown(name)} is compared as it is, not as a pattern; write a list of names"
+
+
+def _waits_during_silence(phase: str, steps: Sequence[Step]) -> Iterator[tuple[DocumentPath, str]]:
+    """Alertmanager reports no end of a silenced alert, so a shorter wait always times out."""
+    silence: timedelta | None = None
+    for index, step in enumerate(steps):
+        if isinstance(step, ActionStep) and step.action == SILENCE:
+            silence = _constant_duration(step.with_.get("duration"))
+        elif isinstance(step, ActionStep) and step.action == EXPIRE_SILENCE:
+            silence = None
+        elif isinstance(step, WaitStep) and silence and step.timeout is not None and step.timeout <= silence:
+            yield (
+                (phase, index, "wait_for"),
+                f"wait_for: always times out: an earlier step silences the alert for {duration.write(silence)}, "
+                "and its end is not reported during that time; wait before the silence, or longer",
+            )
+
+
+def _constant_duration(written: object) -> timedelta | None:
+    try:
+        return duration.parse(written) if isinstance(written, str) else None
+    except ValueError:
+        return None
+
+
+def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    if definition.group is None:
+        if definition.rollout is not None:
+            yield ("rollout",), "rollout: only for a group, such as target: {nodes: {pool: h100}}"
+        return
+    if definition.effect is not None:
+        yield ("effect",), "effect: is not measured for a group"
+    for index, step in enumerate(definition.steps):
+        if isinstance(step, ApproveStep):
+            yield (
+                ("steps", index, "approve"),
+                "approve: the members of a group do not ask; with mode: approve, a person approves the whole list once",
+            )
+
+
+def _manual(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """Check the inputs' defaults, and that no step waits for the end of an alert that there is not."""
+    manual = definition.on.manual
+    if manual is None:
+        return
+    for name, spec in manual.inputs.items():
+        if spec.default is not None:
+            if spec.required:
+                yield ("on", "manual", "inputs", name, "default"), "default: a required input has none"
+            for _, message in inputs.read({name: spec}, {}).problems:
+                yield ("on", "manual", "inputs", name, "default"), f"default: {message}"
+    for phase in PHASES:
+        for index, step in enumerate(getattr(definition, phase)):
+            if isinstance(step, WaitStep):
+                yield (phase, index, "wait_for"), "wait_for: resolved needs an alert, and people start this playbook"
+            if isinstance(step, ActionStep) and step.undo is UndoTrigger.ON_RESOLVE:
+                message = "undo: on_resolve needs an alert, and people start this playbook; use on_failure or never"
+                yield (phase, index, "undo"), message
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:

@@ -90,6 +90,22 @@ def _matcher(label: str, operator: str, value: str) -> Matcher:
     return Matcher(label, operator, value, Pattern(value))
 
 
+_PATTERN = re.compile(r"[\w.-]+(\|[\w.-]+)+|.*\.[*+].*|\^.*|.*\w\*|\*")
+
+
+def meant_as_pattern(matcher: Matcher) -> str | None:
+    """Return the error of a value that is compared as it is but looks like a pattern or template."""
+    if matcher.pattern is not None:
+        return None
+    if "{{" in matcher.value:
+        return f"{shown(matcher.value)} is compared as it is: a matcher has no template; write the condition in on.when"
+    if not _PATTERN.fullmatch(matcher.value):
+        return None
+    pattern = matcher.value if ".*" in matcher.value else matcher.value.replace("*", ".*")
+    sign = "=~" if matcher.operator == "=" else "!~"
+    return f'{shown(matcher.value)} is compared as it is; write {matcher.label}{sign}"{pattern}"'
+
+
 def _tokens(text: str) -> list[tuple[str, str]]:
     text = text.rstrip()
     at = 0
@@ -112,6 +128,8 @@ def _unquoted(token: str) -> str:
 
 def _malformed(tokens: list[tuple[str, str]]) -> str:
     written = " ".join(token for _, token in tokens[:4])
+    if [kind for kind, _ in tokens[:3]] == ["bare", "operator", "operator"]:
+        return f'{shown(written)} is not a matcher; write one sign: {tokens[0][1]}="…"'
     if len(tokens) > 1 and tokens[0][0] == "bare" and tokens[1][0] == "operator" and len(tokens) == 2:
         return f'{shown(written)} has no value; write {tokens[0][1]}{tokens[1][1]}"" for an empty one'
     return f'{shown(written)} is not a matcher; write a label, =, !=, =~ or !~, and a value: severity="critical"'

@@ -12,10 +12,19 @@ from trainmedic_core.expressions import names, template_syntax
 from trainmedic_core.expressions.template_syntax import SyntaxTree
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import TargetKind
+from trainmedic_server.catalog import cures, expression_types
+from trainmedic_server.domain import value_types
 from trainmedic_server.domain.run import StepStatus
+from trainmedic_server.domain.selectors import MEMBER_KINDS
+from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each, Shape
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
+INPUTS = "inputs"
+"""Only in playbooks that declare inputs."""
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
+
+GROUP_NAMES = (*STEP_NAMES, "group")
+"""In the steps of a group's parent run."""
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 _STEP = ("status", "params", "output", "error", "attempts")
@@ -27,24 +36,31 @@ _TARGET = {
     TargetKind.NODE: ("kind", "key", "node"),
     TargetKind.JOB: ("kind", "key", "job"),
     TargetKind.CLUSTER: ("kind", "key"),
+    TargetKind.GROUP: ("kind", "key"),
 }
+_GROUP = ("total", "succeeded", "failed", "skipped", "not_begun")
 
 
 class VisibleNames(Struct, frozen=True):
-    """``steps`` are the IDs of finished steps, ``later`` those of all others."""
+    """``steps`` are the IDs of finished steps, ``later`` those of all others. ``outputs`` are known to the leaf."""
 
     names: Collection[str]
     vars: Mapping[str, Any] = field(default_factory=dict)
     kind: TargetKind | None = None
     steps: Collection[str] = ()
-    outputs: Mapping[str, Collection[str]] = field(default_factory=dict)
+    outputs: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     later: Collection[str] = ()
+    inputs: Mapping[str, Shape] = field(default_factory=dict)
 
 
 def kind_of(target: Any) -> TargetKind | None:
     if isinstance(target, str):
-        return TargetKind(target) if target in list(TargetKind) else None
+        is_kind = target in list(TargetKind) and target != TargetKind.GROUP
+        return TargetKind(target) if is_kind else None
     if isinstance(target, dict):
+        for plural, kind in MEMBER_KINDS.items():
+            if plural in target:
+                return kind
         for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
             if kind in target:
                 return kind
@@ -55,7 +71,8 @@ def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
     """Return the errors in the names. Raises Malformed."""
     used = template_syntax.free_names(tree)
     unknown = used - set(scope.names)
-    wrong = [_unknown_name(name, scope, tree.text) for name in sorted(unknown)]
+    compared = set(_compared(tree)) if unknown else set()
+    wrong = [_unknown_name(name, scope, tree.text, compared) for name in sorted(unknown)]
     if "job" in used - unknown and scope.kind not in (None, TargetKind.JOB):
         wrong.append(f"there is no job here: the target is a {scope.kind}")
     assigned = {name.name for name in tree.all_of(nodes.Name) if name.ctx != "load"}
@@ -65,16 +82,52 @@ def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
             if mistake is not None and mistake not in wrong:
                 wrong.append(mistake)
     wrong.extend(_unknown_statuses(tree))
-    wrong.extend(names.texts_beside_numbers(tree))
-    return wrong
+    wrong.extend(expression_types.check(tree, _shapes(scope)))
+    bare = expression_types.bare_variables(tree)
+    wrong.extend(filter(None, (expression_types.always_true(name, scope.vars.get(name)) for name in bare)))
+    return list(dict.fromkeys(wrong))
 
 
-def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
+def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
+    alert: Mapping[str, Shape] = {**dict.fromkeys(_ALERT, TEXT), "labels": TEXTS, "annotations": TEXTS}
+    step: Mapping[str, Shape] = {"status": TEXT, "error": TEXT, "attempts": NUMBER}
+    return {
+        "alert": alert,
+        "alerts": Each(alert),
+        "labels": TEXTS,
+        "annotations": TEXTS,
+        "target": dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT),
+        "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER)}},
+        "run": dict.fromkeys(_RUN, TEXT),
+        "vars": value_types.of_constant(dict(scope.vars)),
+        "inputs": scope.inputs,
+        "group": dict.fromkeys(_GROUP, NUMBER),
+        "steps": {name: {**step, "output": scope.outputs.get(name) or ANY} for name in scope.steps},
+    }
+
+
+def _unknown_name(name: str, scope: VisibleNames, text: str, is_compared: Collection[str]) -> str:
     dashed = next((step for step in (*scope.steps, *scope.vars) if f"-{name}" in step and step in text), None)
     if dashed is not None:
         owner = "steps" if dashed in scope.steps else "vars"
         return f"a name with a dash is written in brackets: {owner}[{dashed!r}]"
+    if name in scope.steps:
+        return f"there is no name {name!r} here; write steps.{name}"
+    if name in scope.vars:
+        return f"there is no name {name!r} here; write vars.{name}"
+    if name in cures.NAMES:
+        return f"there is no name {name!r} here; {cures.NAMES[name]}"
+    if name in is_compared:
+        return f'there is no name {name!r} here; text is put in quotes: "{name}"'
     return names.unknown_name(name, scope.names)
+
+
+def _compared(tree: SyntaxTree) -> Iterator[str]:
+    """Yield the names on the right of comparisons, also in lists."""
+    for compare in tree.all_of(nodes.Compare):
+        for operand in compare.ops:
+            listed = operand.expr.items if isinstance(operand.expr, (nodes.List, nodes.Tuple)) else [operand.expr]
+            yield from (each.name for each in listed if isinstance(each, nodes.Name))
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
@@ -84,16 +137,21 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("the playbook has no variable", member, scope.vars)
         case ("vars", *inner):
             return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
+        case ("inputs",):
+            return _missing("the playbook has no input", member, scope.inputs)
         case ("steps",):
             return _unknown_step(member, scope)
-        case ("steps", _):
-            return _missing("a step has no", member, _STEP)
-        case ("steps", step, "output") if scope.outputs.get(step):
-            return _missing(f"the output of step {step!r} has no", member, scope.outputs[step])
+        case ("steps", step):
+            cure = cures.STEP_MEMBERS.get(member, "").replace("{id}", step)
+            if not cure and member in scope.outputs.get(step, {}):
+                cure = f"write steps.{step}.output.{member}"
+            return f"a step has no {member!r}; {cure}" if cure else _missing("a step has no", member, _STEP)
         case ("alert",):
-            return _missing("an alert has no", member, _ALERT)
+            return _missing("an alert has no", member, _ALERT, f"; of a label, write labels.{member}")
         case ("run",):
             return _missing("a run has no", member, _RUN)
+        case ("group",):
+            return _missing("a group has no", member, _GROUP)
         case ("job",):
             return _missing("a job has no", member, _JOB)
         case ("job", "verdict"):
@@ -105,10 +163,10 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return None
 
 
-def _missing(prefix: str, member: str, members: Collection[str] | None) -> str | None:
-    if members is None or member in members or member in ("get", "items", "keys", "values"):
+def _missing(prefix: str, member: str, members: Collection[str] | None, otherwise: str = "") -> str | None:
+    if members is None or member in members or member in expression_types.METHODS:
         return None
-    hint = did_you_mean(member, members) or (f"; there are {', '.join(members)}" if members else "")
+    hint = did_you_mean(member, members) or otherwise or (f"; there are {', '.join(members)}" if members else "")
     return f"{prefix} {member!r}{hint}"
 
 

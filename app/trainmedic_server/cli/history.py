@@ -27,7 +27,7 @@ _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
     "waiting_on", "deadline", "approved_by", "decided_at",
-    "started_by", "repeats", "original_alert_name", "original_labels",
+    "started_by", "repeats", "parent", "batch", "group", "original_alert_name", "original_labels",
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20
@@ -72,6 +72,7 @@ _FILTERS = (
     _time("--since", "Start: a time, or a duration before now (90m, 7d)."),
     _time("--until", "End: a time, or a duration before now."),
     click.option("--open", flag_value="true", default=None, help="Show only open runs."),
+    click.option("--parent", metavar="RUN", help="Members of this group, by its run's full ID."),
     click.option("--owes-undo", flag_value="true", default=None, help="Show only closed runs with a pending undo."),
 )
 

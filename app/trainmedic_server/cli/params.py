@@ -37,8 +37,12 @@ def pairs_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) 
     pairs = [value.partition("=") for value in values]
     for value, (name, sign, _) in zip(values, pairs, strict=True):
         if not sign or not name:
-            raise click.UsageError(f"--label {value!r} must be NAME=VALUE, such as job_name=llm-1", ctx=ctx)
+            raise click.UsageError(f"{_flag(param)} {value!r} must be NAME=VALUE, such as job_name=llm-1", ctx=ctx)
     return [(name, value) for name, _, value in pairs]
+
+
+def _flag(param: click.Parameter) -> str:
+    return param.opts[0] if param.opts else "--label"
 
 
 def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:

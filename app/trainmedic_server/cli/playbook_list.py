@@ -32,7 +32,13 @@ def list_playbooks(client: Client, output: str) -> None:
         return
     allowed = Mode(client.get("now")["mode"])
     lines = [
-        (item["name"], _mode(item["mode"], allowed), ", ".join(item["alerts"]), *_ended(item["runs"]), item["summary"])
+        (
+            item["name"],
+            _mode(item["mode"], allowed),
+            ", ".join(item["alerts"]) or "started by people",
+            *_ended(item["runs"]),
+            item["summary"],
+        )
         for item in reply["items"]
     ]
     table.show(_HEADER, lines)

@@ -60,7 +60,17 @@ def retry(client: Client, run_id: str, note: str) -> None:
 
 @runs.command()
 @click.argument("playbook")
-@click.option("--target", required=True, metavar="KIND:NAME", help="Such as job:llm-1, node:node-1, gpu:node-1/0.")
+@click.option(
+    "--target", metavar="KIND:NAME", help="Such as job:llm-1. Unneeded if the playbook derives it from inputs."
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=labels_of,
+    help="An input of a playbook with 'on: manual'. Repeatable.",
+)
 @click.option(
     "--label",
     "labels",

@@ -131,6 +131,10 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         )
     if run.get("message"):
         yield "message", plain(run["message"])
+    if run.get("group"):
+        yield "members", plain(runs.group(run["group"]))
+    if run.get("parent"):
+        yield "member of", f"{short_id(run['parent'])}, batch {plain(run.get('batch'))}"
     if run.get("effect"):
         told = runs.effect(run["effect"])
         measured = ", ".join(filter(None, (*told.values, told.reason)))

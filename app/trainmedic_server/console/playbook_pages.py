@@ -15,6 +15,7 @@ from trainmedic_server.http.problems import HttpProblem
 
 UNCOUNTED = {"counted": "false"}
 _MOST_OFFERED = 300
+_INPUT = "input."
 
 
 async def playbooks(page: PageRequest) -> Response:
@@ -74,7 +75,13 @@ async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
 def start_of(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
     pieces = [piece.partition("=") for piece in fields.get("labels", "").replace(",", " ").split()]
     labels = {label: value for label, _, value in pieces}
-    return {"playbook": name, "target": fields.get("target", "").strip(), "labels": labels}
+    given = {
+        field.removeprefix(_INPUT): value
+        for field, value in fields.items()
+        if field.startswith(_INPUT) and value.strip()
+    }
+    body = {"playbook": name, "target": fields.get("target", "").strip() or None, "labels": labels}
+    return body | ({"inputs": given} if given else {})
 
 
 async def _targets(page: PageRequest, kind: str) -> list[str]:

@@ -65,7 +65,12 @@ class Terms(Struct, frozen=True):
         return cls(steps=steps, **_tuples(written))
 
     def may_be_answered_by(self, name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
-        return not self.by or any(_is_meant(entry, name, groups) for entry in self.by)
+        return is_named(self.by, name, groups)
+
+
+def is_named(by: Sequence[str], name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
+    """Return whether `by` names the operator. An empty `by` names all."""
+    return not by or any(_is_meant(entry, name, groups) for entry in by)
 
 
 def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:

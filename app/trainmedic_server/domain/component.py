@@ -54,6 +54,7 @@ _OF_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.NODE: Component.NODE,
     TargetKind.JOB: Component.TRAINING,
     TargetKind.CLUSTER: Component.NODE,
+    TargetKind.GROUP: Component.NODE,
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LONGEST_NAME = 200

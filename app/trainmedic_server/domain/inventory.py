@@ -6,6 +6,8 @@
 - ``gpu:<GPU>``: the GPU's job, according to its agent; GPU as UUID, ``<node>/<index>`` or ``<node>/<PCI address>``
 - ``told:node:<node>``: the node's job, according to the job
 - ``told:gpu:<GPU>``: the GPU's job, according to the job
+- ``attributes:<nodes>``: attributes for selectors, as ``rack=r1, pool=h100``; nodes as a host list, ``gpu-[01-16]``
+- ``gpus:<nodes>``: the number of GPUs, or their names, of nodes without an agent
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainmedic_core import gpu_names
+from trainmedic_server.domain import host_lists, selectors
 from trainmedic_server.domain.topology import Jobs, WrittenTopology
 
 _FIELDS = {
@@ -23,20 +26,46 @@ _FIELDS = {
     "gpu:": "observed_by_gpu",
 }
 
+ATTRIBUTES, GPUS = "attributes:", "gpus:"
+_MOST_GPUS = 256
+
 
 def parse(written: Mapping[str, str | Sequence[str]]) -> WrittenTopology:
-    """Parse the inventory. Addresses with several names are ignored."""
+    """Parse the inventory. Addresses with several names are ignored. Raises ValueError for wrong attributes."""
     nodes_by_address: dict[str, str] = {}
+    attributes: dict[str, dict[str, str]] = {}
+    gpus: dict[str, tuple[str, ...]] = {}
     jobs: dict[str, dict[str, Jobs]] = {name: {} for name in _FIELDS.values()}
     for key, names in written.items():
         prefix = next((prefix for prefix in _FIELDS if key.startswith(prefix)), None)
-        if prefix is not None:
+        if key.startswith(ATTRIBUTES):
+            for node in host_lists.expand(key.removeprefix(ATTRIBUTES)):
+                attributes.setdefault(node, {}).update(
+                    pair for text in _texts(names) for pair in selectors.described(text)
+                )
+        elif key.startswith(GPUS):
+            gpus |= dict.fromkeys(host_lists.expand(key.removeprefix(GPUS)), _gpus(_texts(names)))
+        elif prefix is not None:
             name = key.removeprefix(prefix)
             name = _gpu_key(name) if prefix.endswith("gpu:") else name
             jobs[_FIELDS[prefix]][name] = frozenset((names,) if isinstance(names, str) else names)
         elif isinstance(names, str):
             nodes_by_address[key] = names
-    return WrittenTopology(nodes_by_address, **jobs)
+    return WrittenTopology(nodes_by_address, **jobs, attributes_by_node=attributes, gpus_by_node=gpus)
+
+
+def _texts(names: str | Sequence[str]) -> Sequence[str]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _gpus(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, or indexes for a number."""
+    names = [name.strip() for text in texts for name in text.split(",")]
+    if len(names) == 1 and names[0].isdigit():
+        if int(names[0]) > _MOST_GPUS:
+            raise ValueError(f"a node has at most {_MOST_GPUS} GPUs, not {names[0]}")
+        return tuple(map(str, range(int(names[0]))))
+    return tuple(filter(None, names))
 
 
 def _gpu_key(name: str) -> str:

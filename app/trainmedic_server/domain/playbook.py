@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from trainmedic_core.fields import Duration, Expression, Identifier
 from trainmedic_core.target import TargetKind
+from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.proof import AlertProof
+from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 
 class _Model(BaseModel):
@@ -26,12 +40,26 @@ MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
 
 
-class Trigger(_Model):
-    """Alerts that the playbook reacts to."""
+Approver = Annotated[str, Field(min_length=1, max_length=128)]
+Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 
-    alert: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="The alertname, or a list of them."
+
+class Manual(_Model):
+    """Start by people only."""
+
+    by: Approvers = Field((), description="Who may start it: user:NAME, group:NAME, or a name of either; default: any.")
+    inputs: dict[InputName, Input] = Field(default_factory=dict, max_length=MOST_INPUTS)
+
+
+class Trigger(_Model):
+    """The playbook's beginning: alerts that it reacts to, or a start by people."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["alert"]}, {"required": ["manual"]}]})
+
+    alert: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        None, description="The alertname, or a list of them."
     )
+    manual: Manual | None = Field(None, description="Only people start it.")
     matchers: tuple[str, ...] = Field(
         (), max_length=MOST_MATCHERS, description="Alertmanager matchers; all of them must hold."
     )
@@ -47,7 +75,18 @@ class Trigger(_Model):
 
     @property
     def alertnames(self) -> tuple[str, ...]:
-        return (self.alert,) if isinstance(self.alert, str) else self.alert
+        """Empty if no alert begins the playbook."""
+        return (self.alert,) if isinstance(self.alert, str) else self.alert or ()
+
+    @model_validator(mode="after")
+    def _is_one_beginning(self) -> Trigger:
+        if self.manual is None and self.alert is None:
+            raise ValueError("'alert' is missing")
+        if self.manual is not None and self.alert is not None:
+            raise ValueError("names one beginning: alert or manual, not both")
+        if self.manual is not None and (self.matchers or self.when or self.proof):
+            raise ValueError("matchers, when and proof are conditions on an alert; manual has none")
+        return self
 
 
 class TargetParts(_Model):
@@ -74,6 +113,145 @@ class TargetParts(_Model):
         if self.job is not None:
             return TargetKind.JOB
         return TargetKind.GPU if self.gpu is not None else TargetKind.NODE
+
+
+Attribute = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,252}$")]
+_Values = Annotated[
+    Annotated[str, Field(min_length=1), Tag("str")]
+    | Annotated[tuple[str, ...], Field(min_length=1, max_length=1000), Tag("tuple[str]")],
+    Discriminator(lambda value: "tuple[str]" if isinstance(value, (list, tuple)) else "str"),
+]
+
+
+def _written_out(value: Any) -> Any:
+    """All is never the meaning of nothing."""
+    if value == "on_node":
+        raise ValueError("on_node is no group; this release has no several targets in a run")
+    if not value or (isinstance(value, str) and value != "all"):
+        raise ValueError("name conditions, such as {pool: h100}, or write all")
+    return value
+
+
+Selected = Annotated[
+    Annotated[Literal["all"], Tag("literal")] | Annotated[dict[Attribute, _Values], Field(max_length=20), Tag("dict")],
+    Discriminator(lambda value: "dict" if isinstance(value, dict) else "literal"),
+    BeforeValidator(_written_out),
+]
+"""``all``, or conditions on topology attributes: the value, or a list of possible ones."""
+
+
+class GroupTarget(_Model):
+    """A group of targets, resolved once when the run starts. Each member gets a run of its own."""
+
+    gpus: Selected = "all"
+    nodes: Selected = "all"
+    """By attributes; ``name`` is a node name or host list."""
+    jobs: Selected = "all"
+    """By attributes of their nodes, ``name`` (of the job) or ``on_nodes`` (a host list)."""
+
+    @model_validator(mode="after")
+    def _is_one_group(self) -> GroupTarget:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("name one of gpus, nodes and jobs: a playbook works on one group")
+        return self
+
+    @property
+    def plural(self) -> str:
+        return next(iter(self.model_fields_set))
+
+    @property
+    def kind(self) -> TargetKind:
+        """Kind of the members."""
+        return MEMBER_KINDS[self.plural]
+
+    @property
+    def selected(self) -> Selected:
+        written: Selected = getattr(self, self.plural)
+        return written
+
+
+def _kind_of_target(value: Any) -> str:
+    if isinstance(value, GroupTarget) or (isinstance(value, dict) and value.keys() & MEMBER_KINDS.keys()):
+        return "GroupTarget"
+    return "TargetParts" if isinstance(value, (dict, TargetParts)) else "enum[TargetKind]"
+
+
+def _one_kind(value: Any) -> Any:
+    if value == TargetKind.GROUP:
+        raise ValueError("write a group as its selector, such as target: {nodes: {pool: h100}}")
+    if value not in _KINDS:
+        raise PydanticCustomError("enum", "must be one of {expected}", {"expected": ", ".join(map(repr, _KINDS))})
+    return value
+
+
+_KINDS = tuple(str(kind) for kind in TargetKind if kind is not TargetKind.GROUP)
+OneTargetKind = Annotated[
+    TargetKind, BeforeValidator(_one_kind), WithJsonSchema({"type": "string", "enum": list(_KINDS)})
+]
+
+
+class Percentage(float):
+    """Share of a group's members, over 0 to 100."""
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, str) and value.endswith("%"):
+        try:
+            share = float(value[:-1])
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 100:
+            raise ValueError(f"{value!r} is no percentage from 0% to 100%")
+        return Percentage(share)
+    if isinstance(value, (Percentage, int)) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError(f"{value!r} must be a whole number from 0, or a percentage such as 10%")
+
+
+def _read_batch(value: Any) -> float:
+    size = _share(value)
+    if size <= 0:
+        raise ValueError("must be more than 0")
+    return size
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) or value is None else (value,)
+
+
+_ShareSchema = WithJsonSchema(
+    {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?%$"}]}
+)
+Batch = Annotated[float, PlainValidator(_read_batch), _ShareSchema]
+"""Members: a number, or a percentage of the group."""
+Share = Annotated[float, PlainValidator(_share), _ShareSchema]
+
+
+class Rollout(_Model):
+    """How a group's members follow each other."""
+
+    serial: Annotated[tuple[Batch, ...], BeforeValidator(_listed), Field(min_length=1, max_length=100)] | None = Field(
+        None, description="Size of each batch: a number, a percentage, or a list whose last entry repeats. "
+        "Default: 1, then double. Percentages round up."
+    )  # fmt: skip
+    max_errors: Share = Field(
+        0, description="Failed members of the whole run, beyond which no further one starts. Percentages round down."
+    )
+    order: Literal["idle_first", "name", "random"] = Field(
+        "name", description="idle_first: members without a job first."
+    )
+
+    def batch(self, index: int, members: int) -> int:
+        """Return the size of a batch, numbered from 0."""
+        if self.serial is None:
+            return min(1 << min(index, 32), members)
+        entry = self.serial[min(index, len(self.serial) - 1)]
+        size = math.ceil(round(entry * members / 100, 9)) if isinstance(entry, Percentage) else int(entry)
+        return max(1, min(size, members))
+
+    def errors_allowed(self, members: int) -> int:
+        most = self.max_errors
+        return int(round(most * members / 100, 9)) if isinstance(most, Percentage) else int(most)
 
 
 class RateLimit(_Model):
@@ -133,8 +311,6 @@ class WaitStep(_Step):
     on_timeout: Literal["fail", "continue"] = "fail"
 
 
-Approver = Annotated[str, Field(min_length=1, max_length=128)]
-Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 LastResort = Literal["fail", "continue", "reject", "approve"]
 
 
@@ -233,8 +409,15 @@ class Playbook(_Model):
     mode: Mode = Mode.ENFORCE
     """The most it may do; the server's mode may allow less."""
     on: Trigger
-    target: TargetKind | TargetParts
-    """A kind, resolved from the alert's labels, or templates for names."""
+    target: Annotated[
+        Annotated[OneTargetKind, Tag("enum[TargetKind]")]
+        | Annotated[TargetParts, Tag("TargetParts")]
+        | Annotated[GroupTarget, Tag("GroupTarget")],
+        Discriminator(_kind_of_target),
+    ]
+    """A kind, resolved from the alert's labels, templates for names, or the selector of a group."""
+    rollout: Rollout | None = None
+    """Only for a group. None for the defaults."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     guards: Guards = Guards()
     approval: Approval = Approval()
@@ -255,7 +438,12 @@ class Playbook(_Model):
 
     @property
     def target_kind(self) -> TargetKind:
-        return self.target.kind if isinstance(self.target, TargetParts) else self.target
+        """Kind of what the steps work on: in a group, of its members."""
+        return self.target if isinstance(self.target, TargetKind) else self.target.kind
+
+    @property
+    def group(self) -> GroupTarget | None:
+        return self.target if isinstance(self.target, GroupTarget) else None
 
 
 PHASES = ("steps", "on_success", "on_failure")

@@ -10,8 +10,9 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import BY_HAND, Identity
+from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.modes import Mode, UndoTrigger
 from trainmedic_server.domain.pause import OperatorPause
 
@@ -210,7 +211,8 @@ class Run(Struct, frozen=True):
     acted_at: datetime | None = None
     """When its first harmful attempt was persisted; None if it changed nothing."""
     waiting_on: str | None = None
-    """While open and idle: ``target``, ``resolved``, ``retry``, ``approval`` or ``resume`` (paused). Otherwise None."""
+    """While open and idle: ``target``, ``resolved``, ``retry``, ``approval``, ``resume`` (paused) or ``members`` (of a
+    group). Otherwise None."""
     message: str = ""
     """For a person: current wait or problem, finally the outcome."""
     touched: tuple[str, ...] = ()
@@ -219,6 +221,14 @@ class Run(Struct, frozen=True):
     """Operator of a manual start; None for an alert."""
     repeats: str | None = None
     request_key: str | None = None
+    parent: str | None = None
+    """ID of the parent run of a group's member. Its alerts and orders count for the member too."""
+    batch: int | None = None
+    """Batch of a member, from 0."""
+    group: GroupCounts | None = None
+    """Of a parent run. Filled only on reading the history."""
+    members_owe: bool = False
+    """True for a closed parent run of which a member owes an undo, as of the reading."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
 
@@ -253,6 +263,20 @@ class Run(Struct, frozen=True):
         return self.target.key if self.target else ""
 
     @property
+    def is_group(self) -> bool:
+        return self.target is not None and self.target.kind is TargetKind.GROUP
+
+    @property
+    def story(self) -> str:
+        """ID of the run whose alerts count: a member's parent, or itself."""
+        return self.parent or self.id
+
+    @property
+    def is_vouched_for(self) -> bool:
+        """True for a member whose list a person has approved: the breaker does not count it."""
+        return self.parent is not None and self.mode is Mode.APPROVE
+
+    @property
     def has_alert(self) -> bool:
         """False if started manually without a firing alert."""
         return not self.alert.fingerprint.startswith(BY_HAND)
@@ -263,7 +287,7 @@ class Run(Struct, frozen=True):
 
     @property
     def owes_undo(self) -> bool:
-        return any(step.undo and step.undo.status.is_owed for step in self.steps)
+        return self.members_owe or any(step.undo and step.undo.status.is_owed for step in self.steps)
 
     @property
     def undone_at(self) -> datetime | None:

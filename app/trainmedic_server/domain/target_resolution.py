@@ -37,11 +37,16 @@ def resolve(
             return node if isinstance(node, Unresolved) else Target(kind, node=node)
         case TargetKind.GPU:
             return _gpu(AlertLabels(labels), topology, identity)
+        case TargetKind.GROUP:
+            return Unresolved("target_unknown", "labels name no group; a playbook selects it")
 
 
 def bounded(target: Target) -> Target | Unresolved:
     """Return the target, unless a name is too long for a database index."""
-    for part, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
+    for part, name in (
+        *(("node", target.node), ("GPU", target.gpu), ("job", target.job)),
+        ("selector", target.group),
+    ):
         if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
             begins = f"{name[:40]!r}…"
             return Unresolved("target_unknown", f"the {part}'s name is longer than {LONGEST_NAME} bytes: {begins}")

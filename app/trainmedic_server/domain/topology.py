@@ -32,6 +32,8 @@ _NO_JOBS: Jobs = frozenset()
 class ClusterNode(Struct, frozen=True):
     name: str
     addresses: tuple[str, ...]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """For selectors of groups, such as ``pool`` and ``rack``."""
 
 
 class Pod(Struct, frozen=True):
@@ -264,11 +266,17 @@ class WrittenTopology(Struct, frozen=True, dict=True):
     reported_by_gpu: JobsByName = field(default_factory=dict)
     observed_by_node: JobsByName = field(default_factory=dict)
     observed_by_gpu: JobsByName = field(default_factory=dict)
+    attributes_by_node: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gpus_by_node: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """GPUs of nodes without an agent."""
 
     @cached_property
     def names(self) -> NodeNames:
         aliases = {spelled(address): frozenset({node}) for address, node in self.nodes_by_address.items()}
-        named = (self.nodes_by_address.values(), self.reported_by_node, self.observed_by_node)
+        named = (
+            *(self.nodes_by_address.values(), self.reported_by_node, self.observed_by_node),
+            *(self.attributes_by_node, self.gpus_by_node),
+        )
         return NodeNames(frozenset(chain.from_iterable(named)), aliases)
 
 
@@ -295,12 +303,29 @@ class Topology(Struct, frozen=True, dict=True):
             return False
         known = self.known
         return bool(
-            known.agents.names or known.remembered.names or known.cluster.names or self.written.nodes_by_address
+            (known.agents.names or known.remembered.names or known.cluster.names)
+            or (self.written.nodes_by_address or self.written.attributes_by_node)
         )
 
     @property
     def nodes(self) -> Set[str]:
-        return self.agents.gpus_by_node.keys() | {node.name for node in self.cluster.nodes}
+        listed = {node.name for node in self.cluster.nodes}
+        return self.agents.gpus_by_node.keys() | listed | self.written.attributes_by_node.keys()
+
+    @cached_property
+    def attributes_by_node(self) -> Mapping[str, Mapping[str, str]]:
+        """All nodes by the name to use, with their attributes. The inventory's values override the cluster's."""
+        attributes: dict[str, dict[str, str]] = {node: {} for node in self.agents.gpus_by_node}
+        for node in self.cluster.nodes:
+            attributes.setdefault(self.known.name_of(node.name), {}).update(node.attributes)
+        for name in self.written.names.names:
+            attributes.setdefault(self.known.name_of(name), {}).update(self.written.attributes_by_node.get(name, {}))
+        return attributes
+
+    def gpus_on(self, node: str) -> tuple[str, ...] | None:
+        """Return the UUIDs of a node's GPUs as its agent reports them, else the inventory's names. None if unknown."""
+        reported = self.agents.gpus_by_node.get(node)
+        return self.written.gpus_by_node.get(node) if reported is None else tuple(gpu.uuid for gpu in reported)
 
     def node_at(self, address: str) -> str | None:
         """Return the node with this IP address, or with a pod that has it."""

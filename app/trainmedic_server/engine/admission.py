@@ -12,16 +12,18 @@ from datetime import datetime
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain import group, group_events, selectors
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.playbook import PHASES, ActionStep, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
+from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
@@ -72,6 +74,8 @@ class Admitter:
         self._controls: Controls | None = None
         self._to_drive: dict[str, StartedRun] = {}
         self._touched: set[str] = set()
+        self._frozen: dict[str, Sequence[str]] = {}
+        self._selections: dict[str, Selection | Unresolved] = {}
 
     def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
         """Return all changes, without first plans for runs that changed again in the same transaction."""
@@ -91,6 +95,7 @@ class Admitter:
             controls=self._controls,
             started=list(to_drive.values()),
             touched=self._touched,
+            frozen=self._frozen,
         )
 
     def take_touched(self) -> set[str]:
@@ -252,12 +257,25 @@ class Admitter:
         definition, controls = candidate.playbook.definition, self._facts.controls
         mode, why = self._mode(candidate.playbook)
         facts = self._guard_facts(candidate.key)
+        selection: Selection | None = None
+        if target.kind is TargetKind.GROUP:
+            selected = self._selection(target)
+            if isinstance(selected, Unresolved):
+                return guards.GuardDecision(Decision(selected.reason), selected.why)
+            selection = selected
+            facts = replace(facts, last_ended_at=None)  # the cooldown is each member's
         pause = pausing.holding(controls, definition.name, target, alert.every_label, self._now, self._facts.topology)
         outcome = guards.decide(
             definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause
         )
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
+        if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
+            nodes = selectors.nodes_of(selection.members, self._facts.topology)
+            acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
+            reason = guards.refuses_group(nodes, acted_on, known_nodes, self._limits)
+            if reason is not None:
+                return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         if outcome.decision is Decision.STARTED and target.node is not None:
             reason = guards.trips_breaker(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
@@ -266,6 +284,62 @@ class Admitter:
                 self._open_breaker(reason)
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         return outcome
+
+    def _selection(self, target: Target) -> Selection | Unresolved:
+        if target.key not in self._selections:
+            try:
+                selected = selectors.resolve(Selector.of(target), self._facts.topology)
+            except ValueError as error:
+                selected = Unresolved(Decision.TARGET_UNKNOWN, str(error))
+            self._selections[target.key] = selected
+        return self._selections[target.key]
+
+    def start_member(
+        self,
+        parent: Run,
+        record: AlertRecord,
+        candidate: Candidate,
+        target: Target,
+        batch: int,
+        vouched: bool,
+        gone: str | None,
+    ) -> str | None:
+        """Give a member its run, or the record of why it has none. Return why it must wait; None if it need not.
+
+        `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished.
+        """
+        outcome = self._guard_member(candidate, gone)
+        if outcome.decision is Decision.STARTED and target.node is not None and not vouched:
+            reason = guards.trips_breaker(
+                {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
+            )
+            if reason is not None:
+                return reason
+        run = self._new_run(record, candidate, outcome, parent)
+        run = replace(run, parent=parent.id, batch=batch)
+        if run.mode is not Mode.OBSERVE:
+            run = replace(run, mode=Mode.APPROVE if vouched else Mode.ENFORCE)
+        self._runs[run.id] = run
+        self._add_event(run.id, DECIDED[run.decision](record.alert.name, run.playbook, target.key, outcome.why or None))
+        if run.status is not Status.NOT_STARTED:
+            self._count(candidate, run)
+        if run.is_open:
+            self._to_drive[run.id] = StartedRun(run, candidate.playbook, record)
+        return None
+
+    def _guard_member(self, candidate: Candidate, gone: str | None) -> guards.GuardDecision:
+        if gone is not None:
+            return guards.GuardDecision(Decision.TARGET_UNKNOWN, gone)
+        if candidate.key in self._facts.open_runs:
+            holder = self._facts.open_runs[candidate.key]
+            return guards.GuardDecision(Decision.TARGET_BUSY, f"run {holder} of the playbook is open on it")
+        mode, why = self._mode(candidate.playbook)
+        cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)
+        facts = self._guard_facts(candidate.key)
+        outcome = guards.decide(
+            cooldown, mode, facts, self._facts.controls, self._limits, self._now, self._now, self._ago
+        )
+        return guards.GuardDecision(outcome.decision, why) if outcome.decision is Decision.OBSERVE_ONLY else outcome
 
     def mode_of(self, playbook: CompiledPlaybook) -> Mode:
         return self._mode(playbook)[0]
@@ -297,22 +371,52 @@ class Admitter:
         run = self._new_run(record, candidate, outcome)
         self._runs[run.id] = run
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, run.status, run.decision))
+        frozen = self._freeze(run)
         content = DECIDED[run.decision](record.alert.name, run.playbook, candidate.key[1], outcome.why or None)
         if self._by_hand is None:
             self._add_event(run.id, content)
         else:
             content = replace(content, by_hand=True, repeats=run.repeats, note=self._by_hand.note)
             self._add_event(run.id, content, self._by_hand.actor)
+        if frozen is not None:
+            self._add_event(run.id, frozen)
         if run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
             self._to_drive[run.id] = StartedRun(run, candidate.playbook, record)
         return run
 
-    def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
+    def _freeze(self, run: Run) -> group_events.GroupFrozen | None:
+        """Fix the list of a parent that starts or is observed."""
+        if not run.is_group or run.status is Status.NOT_STARTED:
+            return None
+        assert run.target is not None
+        selection = self._selection(run.target)
+        assert isinstance(selection, Selection)
+        keys = [member.key for member in selection.members]
+        self._frozen[run.id] = keys
+        shown, left_out = keys[: group.SHOWN], selection.left_out[: group.SHOWN]
+        return group_events.GroupFrozen(run.target_key, len(keys), group.digest(keys), shown, left_out)
+
+    def _would(self, run: Run, playbook: CompiledPlaybook) -> str:
+        """Return what mode observe has not done, for a person."""
+        if not run.is_group or run.target is None:
+            return f"would have applied {run.action_taken or 'nothing'}"
+        selection = self._selection(run.target)
+        count = len(selection.members) if isinstance(selection, Selection) else 0
+        actions = [step.action for step in playbook.definition.steps if isinstance(step, ActionStep)]
+        return f"would have applied {', '.join(actions) or 'nothing'} to {count} members"
+
+    def _new_run(
+        self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None
+    ) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
         mode = self.mode_of(playbook)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
+        asks = mode is Mode.APPROVE and parent is None
+        phases: Sequence[str] = PHASES
+        if playbook.definition.group is not None:
+            phases = step_sequence.PARENT_PHASES if parent is None else step_sequence.MEMBER_PHASES
         run = Run(
             id=self._new_id(),
             playbook=playbook.definition.name,
@@ -326,7 +430,7 @@ class Admitter:
             alert_labels=dict(record.alert.labels),
             original_labels=None if record.alert.original is None else dict(record.alert.original),
             created_at=self._now,
-            steps=step_sequence.initial_steps(playbook, ask_first=mode is Mode.APPROVE) if starts else (),
+            steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
             message=outcome.why,
         )
@@ -335,7 +439,7 @@ class Admitter:
             run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
         if decision is Decision.OBSERVE_ONLY:
             run = plan.observe(run, playbook, self._names(run, playbook, record.alert))
-            would = f"would have applied {run.action_taken or 'nothing'}"
+            would = self._would(run, playbook)
             run = replace(run, message=f"{would}; {outcome.why}" if outcome.why else would)
         return run
 

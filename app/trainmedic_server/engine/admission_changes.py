@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, Run
-from trainmedic_server.engine.plan_values import Instruction
+from trainmedic_server.engine.plan_values import Instruction, OutsideState
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
@@ -32,11 +32,17 @@ class AdmissionChanges(Struct, frozen=True):
     controls: Controls | None
     started: Sequence[StartedRun]
     touched: Set[str]
+    frozen: Mapping[str, Sequence[str]] = {}
+    """Lists of new parent runs."""
+    outside: OutsideState | None = None
+    """What the parent of started members has read; None for other runs."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
         """Write everything except playbook texts."""
         tx.save_alerts(list(self.records.values()))
         tx.add_runs(self.runs)
+        for run_id, members in self.frozen.items():
+            tx.freeze(run_id, members)
         tx.link(self.links)
         tx.append(self.events)
         if self.nodes:
@@ -50,3 +56,5 @@ class ByHand(Struct, frozen=True):
     note: str = ""
     repeats: str | None = None
     key: str | None = None
+    groups: frozenset[str] = frozenset()
+    """Of the actor; not recorded."""

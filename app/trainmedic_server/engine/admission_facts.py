@@ -10,7 +10,7 @@ from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission, matching
 from trainmedic_server.engine.admission import AdmissionFacts
-from trainmedic_server.engine.matching import PreparedDelivery
+from trainmedic_server.engine.matching import Candidate, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import Transaction
 
@@ -37,6 +37,7 @@ def read(
     identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
     identities |= {each.identity for each in rejected if each.identity is not None}
     nodes = matching.nodes_named(prepared)
+    has_nodes = bool(nodes) or matching.names_group(prepared)
     controls = tx.controls()
     counts_from = controls.breaker_counts_from(ago(limits.breaker_window))
     return AdmissionFacts(
@@ -46,7 +47,26 @@ def read(
         open_runs=tx.open_runs_for(keys) if keys else {},
         guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago)) if keys else {},
         controls=controls,
-        nodes_acted_on=tx.nodes_acted_on(counts_from) if nodes else set(),
-        known_nodes=tx.known_nodes() | nodes | topology.nodes if nodes else set(),
+        nodes_acted_on=tx.nodes_acted_on(counts_from) if has_nodes else set(),
+        known_nodes=tx.known_nodes() | nodes | topology.nodes if has_nodes else set(),
+        topology=topology,
+    )
+
+
+def for_members(
+    tx: Transaction, candidates: Sequence[Candidate], limits: EngineLimits, ago: Ago, topology: Topology
+) -> AdmissionFacts:
+    """Read the data for members of a group. Their alerts are the parent's."""
+    keys = {candidate.key for candidate in candidates}
+    controls = tx.controls()
+    return AdmissionFacts(
+        records={},
+        firing={},
+        linked={},
+        open_runs=tx.open_runs_for(keys),
+        guards=tx.guard_facts(keys, {}),
+        controls=controls,
+        nodes_acted_on=tx.nodes_acted_on(controls.breaker_counts_from(ago(limits.breaker_window))),
+        known_nodes=tx.known_nodes() | topology.nodes,
         topology=topology,
     )

@@ -10,7 +10,7 @@ from trainmedic_core import errors
 from trainmedic_server.domain import approval
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.approval import Terms, Unanswered
-from trainmedic_server.domain.playbook import ApproveStep
+from trainmedic_server.domain.playbook import APPROVAL, ApproveStep
 from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import after_resolve, preview
 from trainmedic_server.engine.plan_values import RunDraft, Wait
@@ -75,11 +75,18 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
         draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None
     context = draft.context
-    steps = preview.steps_after(state, draft.run, draft.playbook, names, context.actions, context.topology())
+    if draft.group is not None and state.phase == APPROVAL:
+        firing = [record.alert for record in draft.outside.alerts]
+        steps = preview.steps_of_group(
+            draft.group.members, draft.run, draft.playbook, firing, context.actions, context.topology()
+        )
+    else:
+        steps = preview.steps_after(state, draft.run, draft.playbook, names, context.actions, context.topology())
     asked = Terms.of(state).asked + 1 if state.params else 1
     void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
     terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
-    message = message or _default_question(draft.run, draft.playbook.definition.summary)
+    count = len(draft.group.members) if draft.group is not None else None
+    message = message or _default_question(draft.run, draft.playbook.definition.summary, count)
     deadline = draft.now + definition.timeout if definition.timeout else None
     draft.run = replace(draft.run, message=message)
     draft.add_event(_told(kinds.ApprovalRequested, state.id, message, deadline, terms))
@@ -97,8 +104,9 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     )
 
 
-def _default_question(run: Run, summary: str) -> str:
-    asked = f"May {run.playbook} act on {run.target_key}?"
+def _default_question(run: Run, summary: str, members: int | None) -> str:
+    of = f"{members} members of " if members is not None else ""
+    asked = f"May {run.playbook} act on {of}{run.target_key}?"
     return f"{asked} {summary}" if summary else asked
 
 

@@ -1,7 +1,8 @@
 """The breaker: blocks runs that would touch too many nodes.
 
 A run's target node counts at admission; others count before each attempt, all or none. Nodes that the run touched
-before never block it. After a person closes it, only later acts count. Undos do not.
+before never block it. A group never opens it, and members of a list that a person approved do not count. After a
+person closes it, only later acts count. Undos do not.
 """
 
 from __future__ import annotations
@@ -74,15 +75,17 @@ class Breaker:
         new = nodes - tx.touched_nodes(run.id) - own
         if new and controls.breaker_open:
             return controls.breaker_reason or "the breaker is open", None
-        if new:
+        if new and not run.is_vouched_for:
             acted_on = tx.nodes_acted_on(self._counts_from(controls))
             reason = guards.trips_breaker(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
+            if reason is not None and run.parent is not None:
+                return reason, None  # a group never opens the breaker
             if reason is not None:
                 opened = replace(controls, breaker_open=True, breaker_opened_at=now, breaker_reason=reason)
                 tx.save_controls(opened)
                 tx.append([recorded(BreakerOpened(reason, run.id), now)])
                 return reason, opened
-        tx.touch_nodes(run.id, nodes, now)
+        tx.touch_nodes(run.id, nodes, now, count=not run.is_vouched_for)
         tx.remember_nodes(nodes, now)
         return None, None
 

@@ -36,6 +36,8 @@ def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> 
 
 
 def _claim(target: Target, names: Iterable[str], actions: Actions) -> Claim:
+    if target.kind is TargetKind.GROUP:
+        return Claim(target, nothing=True)  # its members are locked; they would wait for a parent that waits for them
     if target.node is None or target.kind not in (TargetKind.NODE, TargetKind.GPU):
         return Claim(target)  # even a checkpoint of a job could disturb another run's steps
     classes = [actions.action_class(name) for name in names]

@@ -26,6 +26,7 @@ from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Attempt, Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import after_resolve, claims, plan, steps
 from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.engine.group_follower import GroupFollower
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
     AttemptOutcome,
@@ -38,6 +39,7 @@ from trainmedic_server.engine.plan_values import (
     Wait,
 )
 from trainmedic_server.engine.recorder import RunSnapshot, Seen, rejections
+from trainmedic_server.engine.rollout import StartMembers
 from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
@@ -74,6 +76,7 @@ class Driver:
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
+        self._group = GroupFollower(services, run) if run.is_group else None
 
     def touch(self) -> None:
         """Make the driver reload external changes before it plans again."""
@@ -111,9 +114,13 @@ class Driver:
     async def drive(self) -> None:
         structlog.contextvars.bind_contextvars(run_id=self.run.id, playbook=self.run.playbook)  # only of its own task
         try:
+            if self._group is not None and self.run.is_open:
+                await self._group.follow()
             if not self.run.is_open or await self._take_target():
                 await self._carry_through()
         finally:
+            if self._group is not None:
+                self._group.leave()
             self._services.locks.release(self.run.id)
             self._note_planned()
 
@@ -138,12 +145,27 @@ class Driver:
             case Wait(until):
                 self._release_if_closed()
                 await self._rest(until)
+                if self._group is not None:
+                    self._group.try_again()
+            case StartMembers() as order:
+                await self._start_members(order)
             case PerformAttempt() as act:
                 return act, await self._perform(act)
         return None
 
+    async def _start_members(self, order: StartMembers) -> None:
+        assert self._group is not None
+        assert self._context.playbook is not None
+        self._services.fence()
+        touches = self._times_touched
+        started = await self._group.start(order, self.run, self._context.playbook, self._outside)
+        self._then = None
+        if touches != self._times_touched:  # the members may not know what the parent has not read yet
+            self._services.touch(started)
+
     def _draft(self) -> RunDraft:
-        return RunDraft(self.run, self._outside, self._context, self._now())
+        group = self._group.progress if self._group is not None else None
+        return RunDraft(self.run, self._outside, self._context, self._now(), group)
 
     async def _take_target(self) -> bool:
         """Lock the target, waiting if necessary; False if the run was closed instead."""
@@ -320,6 +342,7 @@ class Driver:
                 self.touch()
                 return False
         self.run = after
+        self._services.group_news.tell(after, before)
         for action, command_id in _ended_between(before, after):
             if self._services.actions.action_class(action) is not None:
                 self._services.actions.get(action).outcome_saved(command_id)
@@ -342,10 +365,16 @@ class Driver:
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None:
                 self._outside = OutsideState(snapshot.alerts, snapshot.orders)
+                if self._group is not None:
+                    await self._group.wake_members(self._outside)
+        if self._group is not None:
+            self._group.news.clear()
         self._outside = self._outside.under(self._services.controls(), self._pause())
 
     async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._touched.wait()), *others}
+        if self._group is not None:
+            waits.add(asyncio.ensure_future(self._group.news.wait()))
         if until is not None:
             waits.add(asyncio.ensure_future(self._services.clock.sleep_until(until)))
         try:

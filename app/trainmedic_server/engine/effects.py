@@ -48,9 +48,10 @@ class EffectRecorder:
     async def take(self, events: Sequence[Event]) -> None:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs, known = await self._store.transact(lambda tx: (tx.runs(run_ids), tx.effects.of_runs(run_ids)))
+        measured = filter(_is_measured, runs)
         new = [
             await self._due(run, run.acted_at)
-            for run in runs  # rare: the first act was cancelled, and another one followed
+            for run in measured  # rare: the first act was cancelled, and another one followed
             if run.acted_at is not None and (run.id not in known or known[run.id].acted_at != run.acted_at)
         ]
         if new:
@@ -77,6 +78,10 @@ class EffectRecorder:
             return self._catalog.compile(text, run.playbook) if text is not None else None
         except errors.PlaybookError:
             return None
+
+
+def _is_measured(run: Run) -> bool:
+    return run.parent is None and not run.is_group
 
 
 class EffectMeasuring:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 
 from msgspec import Struct
 
@@ -11,7 +11,9 @@ from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Controls, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import pausing
+from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.breaker import Breaker
+from trainmedic_server.engine.group_news import GroupNews
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.plan_values import PlanningContext
 from trainmedic_server.engine.recorder import Recorder
@@ -45,6 +47,11 @@ class EngineServices(Struct, frozen=True):
     controls: Callable[[], Controls]
     breaker: Breaker
     fence: Fence
+    on_admitted: Callable[[AdmissionChanges], None]
+    """Starts and touches the runs of durable changes."""
+    touch: Callable[[Iterable[str]], None]
+    """Makes the drivers of these runs reload."""
+    group_news: GroupNews
     topology: Callable[[], Topology] = Topology
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
     """Reloads it for an unknown target. Waits briefly and never raises."""

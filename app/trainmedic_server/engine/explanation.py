@@ -11,15 +11,16 @@ from msgspec.structs import replace
 
 from trainmedic_core import duration
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.domain import target_resolution
+from trainmedic_server.domain import selectors, target_resolution
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.playbook import Guards, Mode
+from trainmedic_server.domain.playbook import Guards, Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import forecast, matching
+from trainmedic_server.engine import forecast, matching, rollout, step_sequence
 from trainmedic_server.engine.admission import AdmissionFacts, Admitter
 from trainmedic_server.engine.forecast import StepPlan
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
@@ -30,6 +31,8 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
 
 _IMAGINED = "imagined-"
+_SHOWN = 5
+"""Members and batches shown of a group."""
 _ACTING = (Decision.STARTED, Decision.JOINED)
 
 
@@ -128,7 +131,8 @@ def alone(
     """Explain the alerts as if there were no earlier runs, switches or other targets."""
     mapped = [alert_map.apply(alert) for alert in alerts]
     delivery = prepared(playbooks_for, mapped, topology)
-    facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), matching.nodes_named([delivery]), topology)
+    known_nodes = matching.nodes_named([delivery]) | topology.nodes
+    facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), known_nodes, topology)
     playbooks = [playbook for each in mapped for playbook in playbooks_for(each.alert.name)]
     return explain(
         playbooks,
@@ -189,12 +193,40 @@ def _reacting(
     if not isinstance(target, Target):
         return explanation
     facts = guard_facts.get(candidate.key, GuardFacts()) if context.is_live else None
+    members = _members(target, context.topology)
+    steps = forecast.step_plans(
+        playbook, context.actions, alert, members[0] if members else target, mode, context.now, context.verdicts
+    )
     return replace(
         explanation,
         target=target.key,
         waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
-        guards=_guards(definition.guards, facts, context.ago),
-        steps=forecast.step_plans(playbook, context.actions, alert, target, mode, context.now, context.verdicts),
+        guards=(*_rollout(definition, members), *_guards(definition.guards, facts, context.ago)),
+        steps=tuple(step for step in steps if not members or step.phase in step_sequence.MEMBER_PHASES),
+    )
+
+
+def _members(target: Target, topology: Topology) -> Sequence[Target]:
+    """Return the members that a group has now; empty for other targets."""
+    if target.kind is not TargetKind.GROUP:
+        return ()
+    selection = selectors.resolve(Selector.of(target), topology)
+    return selection.members if isinstance(selection, Selection) else ()
+
+
+def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]:
+    """Return sentences on a group's list and batches; the steps are shown for its first member."""
+    if not members:
+        return ()
+    settings, total = definition.rollout or rollout.DEFAULTS, len(members)
+    shown, more = ", ".join(member.key for member in members[:_SHOWN]), total - _SHOWN
+    sizes = [settings.batch(index, total) for index in range(_SHOWN)]
+    begin = list(itertools.takewhile(lambda index: sum(sizes[:index]) < total, range(_SHOWN)))
+    batches = ", ".join(str(min(sizes[index], total - sum(sizes[:index]))) for index in begin)
+    return (
+        f"members: {total}: {shown}{f' and {more} more' if more > 0 else ''}; the steps are those of the first",
+        f"rollout: batches of {batches}{', …' if sum(sizes) < total else ''}; "
+        f"at most {settings.errors_allowed(total)} may fail",
     )
 
 

@@ -62,6 +62,14 @@ def decide(
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
+def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
+    """Return why a group on `nodes` is refused whole, or None. Unlike a single run, it does not open the breaker."""
+    reason = trips_breaker(nodes, acted_on, known_nodes, limits)
+    if reason is None:
+        return None
+    return f"{reason}; with mode: approve, a person can approve the whole list"
+
+
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
     """Return why acting on `nodes` opens the breaker, or None. `acted_on` already count within its window."""
     new = nodes - acted_on

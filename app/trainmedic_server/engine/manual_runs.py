@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
-from trainmedic_server.domain import target_resolution
+from trainmedic_server.domain import approval, inputs, target_resolution
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import Retried
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.playbook import APPROVAL
+from trainmedic_server.domain.playbook import APPROVAL, GroupTarget, TargetParts
 from trainmedic_server.domain.run import Run, Status, StepState
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, claims, preview, scope, step_sequence
@@ -36,9 +36,11 @@ _MOST_FIRING = 10_000
 
 class StartOrder(Struct, frozen=True):
     playbook: str
-    target: Target
+    target: Target | None
+    """None to resolve it from the playbook's own target, which may use the inputs."""
     labels: Mapping[str, str] = field(default_factory=dict)
     dry_run: bool = False
+    inputs: Mapping[str, inputs.Value] = field(default_factory=dict)
 
 
 class Started(Struct, frozen=True):
@@ -55,24 +57,28 @@ class ManualStarter:
         self._on_admitted = on_admitted
 
     async def start(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
+        """Start a run, or return the result of a dry run.
+
+        Raises NotFound, Conflict, NotEntitled, PayloadError for inputs, StoreUnavailable.
+        """
         playbook = self._playbook(order.playbook)
-        kind = playbook.definition.target_kind
-        if kind is not order.target.kind:
-            raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
+        _check_entitled(playbook, by)
+        given = _inputs(playbook, order)
         topology = self._services.topology()
-        target = target_resolution.confirmed(order.target, topology)
-        if isinstance(target, Target):
-            order = replace(order, target=target)
+        target = _target(playbook, order, self._stand_in(order, given), topology)
+        wanted = target if isinstance(target, Target) else order.target
+        if order.target is not None:
+            order = replace(order, target=wanted)
+        stand_in = self._stand_in(order, given)
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
-            earlier = _of_request(tx, by, order.playbook, order.target)
+            earlier = _of_request(tx, by, order.playbook, wanted, given)
             if earlier is not None:
                 return earlier, None
-            record = self._firing(tx, playbook, order, topology) or self._stand_in(order)
+            record = self._firing(tx, playbook, replace(order, target=wanted), topology) or stand_in
             return self._decide(tx, playbook, target, record, by, topology, write=not order.dry_run)
 
-        return await self._done(work, playbook, order.target)
+        return await self._done(work, playbook, wanted)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of an unsuccessful one, with the current playbook.
@@ -83,7 +89,10 @@ class ManualStarter:
         known = await self._services.store.transact(lambda tx: tx.run(run_id))
         if known is None:
             raise errors.NotFound(f"there is no run {run_id}")
+        if known.is_group:
+            raise errors.Conflict(f"run {run_id} is that of a group; retry its failed members, or start it again")
         playbook = self._playbook(known.playbook)
+        _check_entitled(playbook, by)
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
             earlier, run = _of_request(tx, by, known.playbook, known.target), tx.run(run_id)
@@ -172,25 +181,73 @@ class ManualStarter:
                 fitting.append(replace(record, alert=alert))
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
 
-    def _stand_in(self, order: StartOrder) -> AlertRecord:
+    def _stand_in(self, order: StartOrder, given: inputs.ReadInputs) -> AlertRecord:
         now = self._services.clock.now()
         target = order.target
-        named = {"job_name": target.job, "node": target.node, "gpu": target.gpu}
+        named = {"job_name": target.job, "node": target.node, "gpu": target.gpu} if target is not None else {}
         labels = {"alertname": ALERT_NAME, **{name: value for name, value in named.items() if value}, **order.labels}
-        alert = Alert(f"{BY_HAND}{self._services.new_id()[-12:]}", AlertStatus.FIRING, labels, {}, now)
+        alert = Alert(
+            f"{BY_HAND}{self._services.new_id()[-12:]}", AlertStatus.FIRING, labels, given.as_annotations, now
+        )
         return AlertRecord(alert, now, now)
 
 
-def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | None) -> Started | None:
+def _check_entitled(playbook: CompiledPlaybook, by: ByHand) -> None:
+    """Raises NotEntitled."""
+    manual = playbook.definition.on.manual
+    if manual is not None and not approval.is_named(manual.by, by.actor, by.groups):
+        raise errors.NotEntitled(f"{playbook.definition.name} is started by {' or '.join(manual.by)}")
+
+
+def _inputs(playbook: CompiledPlaybook, order: StartOrder) -> inputs.ReadInputs:
+    """Raises PayloadError with all wrong inputs."""
+    manual = playbook.definition.on.manual
+    if manual is None and order.inputs:
+        raise errors.PayloadError.at([("inputs", f"{order.playbook} takes no inputs; only 'on: manual' has some")])
+    given = inputs.read(manual.inputs if manual is not None else {}, order.inputs)
+    if given.problems:
+        raise errors.PayloadError.at([(f"inputs.{name}", message) for name, message in given.problems])
+    return given
+
+
+def _target(
+    playbook: CompiledPlaybook, order: StartOrder, stand_in: AlertRecord, topology: Topology
+) -> Target | Unresolved:
+    """Raises Conflict if the playbook works on another kind, PayloadError if the target is missing."""
+    definition = playbook.definition
+    group = definition.group
+    kind = TargetKind.GROUP if group is not None else definition.target_kind
+    if order.target is not None:
+        if group is not None and not order.target.key.startswith(f"{group.plural}:"):
+            raise errors.Conflict(f"{order.playbook} works on a group, such as {group.plural}:rack=r1")
+        if kind is not order.target.kind:
+            raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
+        return target_resolution.confirmed(order.target, topology)
+    is_derived = definition.on.manual is not None and isinstance(definition.target, (TargetParts, GroupTarget))
+    if not is_derived and kind is not TargetKind.CLUSTER:
+        raise errors.PayloadError.at([("target", f"is missing; {order.playbook} works on a {kind}")])
+    return playbook.target_of(stand_in.alert, topology)
+
+
+def _of_request(
+    tx: Transaction, by: ByHand, playbook: str, target: Target | None, given: inputs.ReadInputs | None = None
+) -> Started | None:
     """Return the result of an earlier request with this key. Raises Conflict if it differed."""
     run_id = tx.run_of_request(by.key) if by.key is not None else None
     run = tx.run(run_id) if run_id is not None else None
     if run is None:
         return None
     is_other = run.target is not None and run.target != target  # the record of a refusal has no target
+    if given is not None and given.values:
+        alerts = [record.alert for record in tx.alerts_of([run.id]).get(run.id, ())]
+        is_other |= all(alert.annotations.get(inputs.ANNOTATION) != _text_of(given) for alert in alerts)
     if is_other or (run.playbook, run.started_by, run.repeats) != (playbook, by.actor, by.repeats):
         raise errors.Conflict(f"the key {by.key!r} was used for another request, which has started run {run.id}")
     return Started(run, (), is_repeated=True)
+
+
+def _text_of(given: inputs.ReadInputs) -> str | None:
+    return given.as_annotations.get(inputs.ANNOTATION)
 
 
 def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:

@@ -8,7 +8,7 @@ from itertools import islice
 from msgspec import Struct
 
 from trainmedic_core.once import once
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.reaction import NoReaction, Reaction
@@ -131,6 +131,11 @@ def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
 
 def _not_accepted(why: str) -> Reaction:
     return Reaction("", NoReaction.NOT_ACCEPTED, why)
+
+
+def names_group(prepared: Iterable[PreparedDelivery]) -> bool:
+    targets = (candidate.target for entry in prepared for candidate in entry.candidates)
+    return any(isinstance(target, Target) and target.kind is TargetKind.GROUP for target in targets)
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:

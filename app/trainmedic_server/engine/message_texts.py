@@ -68,7 +68,7 @@ def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
     """Return the message on an event, if any. `run` is its run's current state."""
     if event.run_id is None:
         return _of_server(event)
-    if run is None:
+    if run is None or (run.parent is not None and event.kind not in _OF_MEMBERS):
         return None
     draft = _of_run(event, run, kinds_told.get(run.id, set()))
     return replace(draft, component=component_of_run(run)) if draft is not None else None
@@ -117,6 +117,9 @@ def _of_server(event: Event) -> Draft | None:
         case _:
             return None
 
+
+_OF_MEMBERS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
+"""Reported of a group's members. The parent reports everything else, once."""
 
 KINDS = names(
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),

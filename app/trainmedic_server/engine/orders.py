@@ -39,18 +39,27 @@ def accept(
             if not run.is_open:
                 raise errors.Conflict(f"run {run.id} is closed already; it is {run.status}")
         case OrderKind.UNDO:
-            if not undoing.can_be_undone(run):
+            if not _can_be_undone(tx, run):
                 raise errors.Conflict(f"run {run.id} has applied nothing that can be undone")
         case OrderKind.CLOSE_UNDO:
             if run.is_open:
                 raise errors.Conflict(f"run {run.id} is open; cancel it first, then close its pending undo")
-            if not undoing.can_be_closed(run):
+            if not _can_be_closed(tx, run):
                 raise errors.Conflict(f"run {run.id} has no pending undo to close")
-    accepted = [order, undo] if undo is not None and undoing.can_be_undone(run) else [order]
+    accepted = [order, undo] if undo is not None and _can_be_undone(tx, run) else [order]
     for new_order in accepted:
         tx.add_order(new_order)
         content = _ORDERED[new_order.kind](new_order.note, new_order.step)
         tx.append([recorded(content, new_order.at, run.id, new_order.actor)])
+
+
+def _can_be_undone(tx: Transaction, run: Run) -> bool:
+    """A group is undone through its members."""
+    return undoing.can_be_undone(run) or bool(run.is_group and tx.members_with_undo(run.id, undoing.OPEN_TO_ORDERS))
+
+
+def _can_be_closed(tx: Transaction, run: Run) -> bool:
+    return undoing.can_be_closed(run) or bool(run.is_group and tx.members_with_undo(run.id, undoing.OPEN_TO_CLOSING))
 
 
 def _answered_step(

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from trainmedic_core import duration
 from trainmedic_server.domain.event_kinds import Closed, StepResumed
+from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import after_resolve, approval_steps, preview, step_sequence, steps, undoing
+from trainmedic_server.engine import after_resolve, approval_steps, group_plan, preview, step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
     AttemptOutcome,
@@ -25,6 +26,7 @@ from trainmedic_server.engine.plan_values import (
     RunPlan,
     Wait,
 )
+from trainmedic_server.engine.rollout import RolloutOver, StartMembers
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
@@ -82,11 +84,21 @@ def why_stale(draft: RunDraft) -> str | None:
 
 def newest_beginning(run: Run, outside: OutsideState) -> datetime:
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
-    return max([*began, run.created_at] if run.started_by else began, default=run.created_at)
+    is_later = run.started_by or run.parent  # a member counts from its batch
+    return max([*began, run.created_at] if is_later else began, default=run.created_at)
 
 
 def has_begun(run: Run) -> bool:
-    return run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
+    return (
+        run.acted_at is not None
+        or run.waiting_on == group_plan.MEMBERS
+        or any(step.status is not StepStatus.PENDING for step in run.steps)
+    )
+
+
+def is_under_way(draft: RunDraft) -> bool:
+    """Return whether the run, or a member of its group, has begun."""
+    return has_begun(draft.run) or (draft.run.is_group and group_plan.has_begun(draft.run, draft.group))
 
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
@@ -99,7 +111,7 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
     return replace(run, status=Status.OBSERVED, steps=tuple(map(observed, run.steps)))
 
 
-def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
+def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | None:
     """Return what to do next; None once the run is closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
@@ -108,22 +120,28 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
             return then
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
     if order is not None and not approval_steps.is_rejected(draft):
-        _close(draft, Status.CANCELLED, f"cancelled by {order.actor}")
+        last = group_plan.wait_for_last(draft)
+        if last is not None:
+            return last
+        message = f"cancelled by {order.actor}"
+        if draft.group is not None and draft.group.begun:
+            message = f"{message}; {draft.group.counts}"
+        _close(draft, Status.CANCELLED, message)
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
-    if was_held or not has_begun(draft.run):
+    if (was_held and not draft.run.is_group) or not is_under_way(draft):
         reason = why_stale(draft)
         if reason:
             _cancel_or_not_start(draft, reason, Decision.STALE)
             return None
     while draft.run.is_open:
-        then = _next_step(draft)
-        if then is not None:
-            return then
+        ahead = _next_step(draft)
+        if ahead is not None:
+            return ahead
     return None
 
 
-def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
+def _next_step(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | None:
     """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
@@ -135,12 +153,29 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
         _close(draft, Status.CANCELLED, broken.error or str(Status.CANCELLED))
         return None
     state = step_sequence.next_step(draft.run, draft.playbook, broken)
+    error = None
+    if draft.run.is_group and broken is None and (state is None or state.phase != APPROVAL):
+        assert draft.group is not None
+        if draft.group.refused:
+            _cancel_or_not_start(draft, draft.group.refused, Decision.BREAKER_OPEN)
+            return None
+        ahead = group_plan.proceed(draft)
+        if not isinstance(ahead, RolloutOver):
+            return ahead
+        error = ahead.error or None
+        state = step_sequence.next_step(draft.run, draft.playbook, error)
     if state is not None:
         then = steps.proceed(draft, state)
         if draft.refused is not None:
             _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
         return then
-    if broken is None:
+    if error is not None:
+        _close(draft, Status.FAILED, error)
+    elif draft.run.is_group and broken is None:
+        status, message, decision = group_plan.outcome(draft)
+        draft.run = replace(draft.run, decision=decision or draft.run.decision)
+        _close(draft, status, message, decision)
+    elif broken is None:
         _close(draft, Status.SUCCEEDED, _summary(draft.run))
     else:
         _close(draft, Status.FAILED, f"step {broken.id}: {broken.error}")

@@ -26,6 +26,7 @@ from trainmedic_server.domain.run import (
 )
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import scope
+from trainmedic_server.engine.rollout import GroupProgress, StartMembers
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
@@ -78,7 +79,7 @@ class Idle(Struct, frozen=True):
     """The run is closed and nothing is due."""
 
 
-Instruction = PerformAttempt | Wait | Idle
+Instruction = PerformAttempt | Wait | Idle | StartMembers
 
 
 class RunPlan(Struct, frozen=True):
@@ -126,11 +127,20 @@ class PlanningContext(Struct, frozen=True):
 
 
 class RunDraft:
-    def __init__(self, run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> None:
+    def __init__(
+        self,
+        run: Run,
+        outside: OutsideState,
+        context: PlanningContext,
+        now: datetime,
+        group: GroupProgress | None = None,
+    ) -> None:
+        """`group` is that of an open parent run."""
         self.run = run
         self.outside = outside
         self.context = context
         self.now = now
+        self.group = group
         self.events: list[Event] = []
         self.refused: tuple[Decision, str] | None = None
 
@@ -181,6 +191,9 @@ class RunDraft:
             self.run = replace(self.run, message=why)
         return Wait(pause.until(self.now))
 
+    def _group_data(self) -> Mapping[str, Any] | None:
+        return None if self.group is None else self.group.counts.as_data()
+
     def refuse(self, decision: Decision, reason: str) -> None:
         """Block the run before its first act. ``plan`` closes it."""
         self.refused = (decision, reason)
@@ -189,5 +202,7 @@ class RunDraft:
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
         url, topology = self.context.external_url, self.context.topology
         return scope.LazyScope(
-            lambda: scope.build(run, playbook, alerts, external_url=url, verdicts=topology().verdicts)
+            lambda: scope.build(
+                run, playbook, alerts, external_url=url, verdicts=topology().verdicts, group=self._group_data()
+            )
         )

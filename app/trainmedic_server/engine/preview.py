@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec.structs import replace
 
 from trainmedic_core import errors
 from trainmedic_core.target import Target
-from trainmedic_server.domain import places
+from trainmedic_server.domain import group, places, selectors
+from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import step_sequence
+from trainmedic_server.engine import scope, step_sequence
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouchingAction
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
@@ -44,6 +45,35 @@ def steps_after(
     first = 0 if asking.phase == APPROVAL else asking.index + 1
     ahead = [state for state in run.steps if state.phase == phase and state.index >= first and state.kind == "action"]
     return tuple(_ahead(ahead, run.target, playbook, names, actions, topology))
+
+
+def steps_of_group(
+    members: Sequence[str],
+    run: Run,
+    playbook: CompiledPlaybook,
+    alerts: Sequence[Alert],
+    actions: Actions,
+    topology: Topology,
+) -> tuple[StepAhead, ...]:
+    """Return the steps of a group's members, as the first one would run them, with the places of all."""
+    targets = [Target.of_key(member) for member in members]
+    states = step_sequence.initial_steps(playbook, ask_first=False, phases=step_sequence.MEMBER_PHASES)
+    example = replace(run, target=targets[0], steps=states)
+    names = scope.build(example, playbook, alerts, hindsight=False, verdicts=topology.verdicts)
+    nodes = tuple(sorted(selectors.nodes_of(targets, topology)))
+    gpus = selectors.gpus_of(targets, topology)
+    note = f"for each of {len(members)} members, list {group.digest(members)}; shown for {members[0]}"
+    ahead = _ahead(
+        [state for state in states if state.kind == "action"], targets[0], playbook, names, actions, topology
+    )
+    return tuple(_for_all(each, members[: group.SHOWN], nodes, gpus, note) for each in ahead)
+
+
+def _for_all(step: StepAhead, members: Sequence[str], nodes: tuple[str, ...], gpus: int | None, note: str) -> StepAhead:
+    note = f"{note}; {step.note}" if step.note else note
+    if not step.targets:
+        return replace(step, note=note)
+    return replace(step, targets=tuple(members), nodes=nodes, gpus=gpus, note=note)
 
 
 def _ahead(

@@ -7,7 +7,7 @@ lose no known outcome.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 _BATCH = 200
 """Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``)."""
 
+_FOR_MEMBERS = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 T = TypeVar("T")
 
 log = telemetry.logger(__name__)
@@ -42,6 +43,15 @@ class Seen(Struct, frozen=True):
 
 def rejections(orders: Sequence[OperatorOrder]) -> int:
     return sum(order.kind is OrderKind.REJECT for order in orders)
+
+
+def _orders_of(run: Run, orders: Mapping[str, Sequence[OperatorOrder]]) -> tuple[OperatorOrder, ...]:
+    """Return the run's orders. A member also follows its parent's, except answers to questions."""
+    own = orders.get(run.id, ())
+    if run.parent is None:
+        return tuple(own)
+    of_parent = [order for order in orders.get(run.parent, ()) if order.kind in _FOR_MEMBERS]
+    return tuple(sorted([*own, *of_parent], key=lambda order: order.id))  # IDs sort by time
 
 
 class _Change(Struct, frozen=True):
@@ -76,11 +86,11 @@ class Recorder:
 
     async def _write(self, changes: Sequence[_Change]) -> list[bool]:
         def work(tx: Transaction) -> list[bool]:
-            alerts = tx.alert_counts([change.run.id for change in changes if change.seen.alerts is not None])
+            alerts = tx.alert_counts([change.run.story for change in changes if change.seen.alerts is not None])
             asked = [change.run.id for change in changes if change.seen.rejections is not None]
             orders = tx.orders_of(asked) if asked else {}
             is_kept = [
-                change.seen.alerts in (None, alerts.get(change.run.id, 0))
+                change.seen.alerts in (None, alerts.get(change.run.story, 0))
                 and change.seen.rejections in (None, rejections(orders.get(change.run.id, ())))
                 for change in changes
             ]
@@ -93,12 +103,10 @@ class Recorder:
 
     async def _read(self, run_ids: Sequence[str]) -> list[RunSnapshot | None]:
         def work(tx: Transaction) -> dict[str, RunSnapshot]:
-            unique_ids = set(run_ids)
-            alerts, orders = tx.alerts_of(unique_ids), tx.orders_of(unique_ids)
-            return {
-                run.id: RunSnapshot(run, tuple(alerts.get(run.id, ())), tuple(orders.get(run.id, ())))
-                for run in tx.runs(unique_ids)
-            }
+            runs = tx.runs(set(run_ids))
+            stories = {run.story for run in runs}
+            alerts, orders = tx.alerts_of(stories), tx.orders_of(stories | {run.id for run in runs})
+            return {run.id: RunSnapshot(run, tuple(alerts.get(run.story, ())), _orders_of(run, orders)) for run in runs}
 
         snapshots = await self.transact(work)
         return [snapshots.get(run_id) for run_id in run_ids]

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core.target import Target
-from trainmedic_server.domain import links
+from trainmedic_server.domain import inputs, links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.run import Run, StepState
@@ -76,6 +76,7 @@ def build(
     hindsight: bool = True,
     external_url: str = "",
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
+    group: Mapping[str, Any] | None = None,
 ) -> Scope:
     """Return the scope of a run's steps. The first alert is the run's initial one.
 
@@ -84,6 +85,7 @@ def build(
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}
     return {
+        **({"group": group} if group is not None else {}),
         "alert": first.as_data(),
         "alerts": [alert.as_data() for alert in alerts],
         "labels": dict(first.labels),
@@ -91,6 +93,7 @@ def build(
         "target": of_target(run.target),
         "job": of_job(run.target, first, verdicts),
         "vars": dict(playbook.definition.vars),
+        "inputs": inputs.of_annotations(first.annotations) if playbook.definition.on.manual else {},
         "steps": steps,
         "run": {
             "id": run.id,

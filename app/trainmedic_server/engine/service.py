@@ -27,6 +27,7 @@ from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.engine_services import EngineServices, nothing_to_renew
 from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
+from trainmedic_server.engine.group_news import GroupNews
 from trainmedic_server.engine.heartbeat import Heartbeat
 from trainmedic_server.engine.intake import DeliveryIntake
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
@@ -96,6 +97,9 @@ class Engine:
             new_id=self._new_id,
             controls=controls,
             fence=fence,
+            on_admitted=self._on_admitted,
+            touch=lambda run_ids: self._workers.touch(run_ids),
+            group_news=GroupNews(),
             topology=topology,
             alert_map=alert_map,
             renew_topology=renew_topology,
@@ -263,7 +267,7 @@ class Engine:
         if changes.controls is not None:
             self._put_in_force(changes.controls)
         for started in changes.started:
-            self._workers.start(started)
+            self._workers.start(started, changes.outside)
         self._workers.touch(changes.touched)
 
     async def _change(self, change: Callable[[Controls], tuple[Controls, Sequence[Event]]]) -> Controls:

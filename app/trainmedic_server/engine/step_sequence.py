@@ -17,10 +17,17 @@ def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
     return _entries(playbook, state.phase)[state.index]
 
 
-def initial_steps(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
+PARENT_PHASES = ("on_success", "on_failure")
+MEMBER_PHASES = ("steps",)
+"""Of a group's parent run, and of its members."""
+
+
+def initial_steps(
+    playbook: CompiledPlaybook, *, ask_first: bool, phases: Sequence[str] = PHASES
+) -> tuple[StepState, ...]:
     """Return a new run's pending steps, with mode approve's question first if `ask_first`."""
     states = [StepState(APPROVAL, 0, APPROVAL, "approve")] if ask_first else []
-    for phase in PHASES:
+    for phase in phases:
         for index, entry in enumerate(_entries(playbook, phase)):
             action = entry.action if isinstance(entry, ActionStep) else None
             states.append(StepState(phase, index, step_id(entry, index, phase), _kind(entry), action))
@@ -54,9 +61,9 @@ def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
     return next((step for step in regular if is_fatal(step, step_definition(playbook, step))), None)
 
 
-def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | None) -> StepState | None:
+def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | None) -> StepState | None:
     """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
-    ``on_success``.
+    ``on_success``. `failed` is the failed step, or why a group failed.
 
     These final phases continue after a failed action, because later steps may notify a person, but not after a
     rejection or a timed-out wait or approval, on which later steps depend.

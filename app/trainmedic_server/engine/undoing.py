@@ -25,6 +25,8 @@ LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
 """Stored attempts: the first and the last ones."""
 _WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
+OPEN_TO_ORDERS = (*_WAITS_FOR_PERSON, UndoStatus.RUNNING)
+OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
 _ENDED = {
     Status.FAILED: "the run failed",
     Status.CANCELLED: "the run was cancelled",
@@ -99,13 +101,11 @@ def with_duties_of_closed(run: Run, actions: Actions) -> Run:
 
 
 def can_be_undone(run: Run) -> bool:
-    possible = (*_WAITS_FOR_PERSON, UndoStatus.RUNNING)
-    return any(step.undo and step.undo.status in possible for step in run.steps)
+    return any(step.undo and step.undo.status in OPEN_TO_ORDERS for step in run.steps)
 
 
 def can_be_closed(run: Run) -> bool:
-    possible = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
-    return any(step.undo and step.undo.status in possible for step in run.steps)
+    return any(step.undo and step.undo.status in OPEN_TO_CLOSING for step in run.steps)
 
 
 def _can_be_closed(undo: Undo) -> bool:

@@ -18,7 +18,7 @@ from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus, Undo, UndoStatus
 from trainmedic_server.domain.upcoming import HeldBy, Upcoming
-from trainmedic_server.engine import scope, step_sequence
+from trainmedic_server.engine import group_plan, scope, step_sequence
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 
@@ -35,6 +35,8 @@ def of_run(
         return _next_undo(run, alerts)
     if playbook is None:
         return Upcoming(note="its playbook cannot be read")
+    if run.is_group and run.waiting_on == group_plan.MEMBERS:
+        return Upcoming(waits_for=str(run.group) if run.group else "its members", note=run.message or None)
     failed = step_sequence.failed_step(run, playbook)
     at = step_sequence.next_step(run, playbook, failed)
     if at is None:
@@ -47,6 +49,8 @@ def of_run(
     if at.status is StepStatus.PENDING:
         return replace(_first_of(playbook, names, _from(run, at), failed is not None), **_hold(run, held_by))
     then = _first_of(playbook, names, _from(run, at)[1:], failed is not None)
+    if run.is_group and at.phase == APPROVAL:
+        then = Upcoming(note="its members start then")
     return replace(then, now=at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts))
 
 

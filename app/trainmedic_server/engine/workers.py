@@ -11,7 +11,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_core import duration
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Decision, Run
-from trainmedic_server.engine import approval_steps, claims, plan
+from trainmedic_server.engine import approval_steps, claims, group_members, plan
 from trainmedic_server.engine.admission_changes import StartedRun
 from trainmedic_server.engine.driver import Driver
 from trainmedic_server.engine.engine_services import EngineServices
@@ -40,8 +40,9 @@ class Workers:
         self._read_before: dict[tuple[str, str], CompiledPlaybook] = {}
         self._stopped = False
 
-    def start(self, started: StartedRun) -> None:
-        run, outside = started.run, OutsideState((started.alert,))
+    def start(self, started: StartedRun, outside: OutsideState | None = None) -> None:
+        """Start a new run. `outside` is the parent's for a member of a group."""
+        run, outside = started.run, outside or OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
         claim = claims.of_run(run, self._services.actions)
@@ -77,10 +78,13 @@ class Workers:
     async def recover(self, down_for: timedelta) -> None:
         """Resume open runs and due undos of an earlier process.
 
-        Runs that have begun take their targets first. Attempts in flight resume in order of their start.
+        Runs that have begun take their targets first, parents come after their members. Attempts in flight resume in
+        order of their start.
         """
         unfinished = await self._services.store.transact(lambda tx: tx.unfinished())
-        unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
+        unfinished.sort(
+            key=lambda run: (run.is_group, run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id)
+        )
         snapshots = await asyncio.gather(*(self._services.recorder.snapshot(run.id) for run in unfinished))
         for snapshot in snapshots:
             if snapshot is not None:
@@ -117,6 +121,8 @@ class Workers:
                 log.error("cannot continue run", run_id=run.id, why=str(error))
                 run = await self._close(run, plan.fail_unreadable(self._draft(run, outside, None), str(error)))
         draft = self._draft(run, outside, playbook)
+        if run.is_open and run.is_group:
+            draft.group = await services.store.transact(lambda tx: group_members.read_progress(tx, run.id))
         reason = self._stale(draft, down_for) if run.is_open else None
         if reason is not None:
             run = await self._close(run, plan.cancel_or_not_start(draft, reason, Decision.STALE))
@@ -128,6 +134,7 @@ class Workers:
         await self._services.recorder.record(closing.run, run, closing.events)
         self._services.count_closed(closing.run)
         self._services.metrics.show_run(run, closing.run)
+        self._services.group_news.tell(closing.run, run)
         return closing.run
 
     def _draft(self, run: Run, outside: OutsideState, playbook: CompiledPlaybook | None) -> RunDraft:
@@ -145,7 +152,7 @@ class Workers:
         if down_for > limit:
             down = duration.write_rounded(down_for)
             return f"the server was down for {down}, over the maximum age of {duration.write(limit)}"
-        return None if plan.has_begun(draft.run) else plan.why_stale(draft)
+        return None if plan.is_under_way(draft) else plan.why_stale(draft)
 
     async def playbook_of(self, run: Run) -> CompiledPlaybook:
         """Return the run's version of its playbook. Raises NotFound, PlaybookError, StoreUnavailable."""
@@ -179,13 +186,13 @@ class Workers:
 
     async def _revive(self, run_id: str) -> None:
         snapshot = await self._services.recorder.snapshot(run_id)
-        if snapshot is None or not snapshot.run.steps:
+        if snapshot is None or not (snapshot.run.steps or snapshot.run.is_group):
             self._tell_of_driver(run_id, None)
             return
         outside = OutsideState(snapshot.alerts, snapshot.orders)
         driver = self._drivers[run_id] = Driver(snapshot.run, None, outside, self._services, None)
-        if run_id in self._touched_early:
-            # It was touched during the read, so the snapshot may be outdated.
+        if snapshot.run.is_group or run_id in self._touched_early:
+            # It was touched during the read, so the snapshot may be outdated. A parent tells its members.
             self._touched_early.discard(run_id)
             driver.touch()
         self._tell_of_driver(run_id, driver)

@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.effect import Effect
+from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife
-from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, UndoStatus
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.chat import ShownQuestions
@@ -122,7 +123,9 @@ class Transaction(KeptTables, Protocol):
         """
         ...
 
-    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime) -> None: ...
+    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime, *, count: bool = True) -> None:
+        """Record nodes that the run changes. `count` False only for `Run.is_vouched_for`."""
+        ...
 
     def touched_nodes(self, run_id: str) -> set[str]: ...
 
@@ -142,6 +145,20 @@ class Transaction(KeptTables, Protocol):
 
         The playbook, version, target, mode, alert and ``created_at`` never change.
         """
+        ...
+
+    def freeze(self, run_id: str, members: Sequence[str]) -> None:
+        """Store a new parent run's list of target keys. It never changes."""
+        ...
+
+    def group_list(self, run_id: str) -> tuple[str, ...]: ...
+    def members(self, run_id: str) -> list[Member]:
+        """Return a parent's members that have a run."""
+        ...
+
+    def unfinished_members(self, run_id: str) -> list[str]: ...
+    def members_with_undo(self, run_id: str, undos: Collection[UndoStatus]) -> list[str]:
+        """Return IDs of a parent's members with an undo of one of these states."""
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
@@ -260,6 +277,12 @@ class HistoryFilter(Struct, frozen=True):
     by: Values = None
     """Person who approved, rejected, cancelled or undid it."""
     has_acted: bool = False
+    parent: str | None = None
+    """Only this run's members. Without it, members are found only by node, GPU, job or target."""
+
+    @property
+    def has_members(self) -> bool:
+        return any((self.node, self.gpu, self.job, self.target)) or self.parent is not None
 
 
 class ActFilter(Struct, frozen=True):
@@ -276,6 +299,8 @@ class RunRecord(Struct, frozen=True):
     events: tuple[Event, ...]
     orders: tuple[OperatorOrder, ...] = ()
     effect: Effect | None = None
+    members: tuple[str, ...] = ()
+    """Frozen list of a parent run: target keys."""
 
 
 class History(Protocol):

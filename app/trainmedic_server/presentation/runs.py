@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from trainmedic_core.words import plain, words
 from trainmedic_server.domain import links
-from trainmedic_server.domain.run import Run, Status
+from trainmedic_server.domain.group_counts import GroupCounts
+from trainmedic_server.domain.run import OPEN, Run, Status
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
 
@@ -62,11 +63,19 @@ def done(item: Document) -> DoneWords:
 
 def what(item: Document) -> str:
     told = done(item)
+    if item.get("group") and item["status"] in OPEN:
+        return "; ".join(filter(None, (group(item["group"]), told.message)))
     if item["status"] == Status.NOT_STARTED:
         return ": ".join(filter(None, (str(item["decision"]), told.message)))
     if item["status"] == Status.FAILED:
         return f"{told.message}; did {told.action}" if told.action else told.message or "-"
     return ": ".join(filter(None, (told.action, told.message))) or "-"
+
+
+def group(counts: Document) -> str:
+    """Return the counts of a group's members."""
+    read = {name: counts.get(name) or 0 for name in GroupCounts.__struct_fields__}
+    return str(GroupCounts(**read))
 
 
 def lasted(item: Document) -> str:

@@ -10,13 +10,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from trainmedic_core import duration, model_errors
 from trainmedic_core.fields import Duration
 from trainmedic_core.problems import FileProblem
 from trainmedic_logs.simulation import log_test_format
 from trainmedic_logs.simulation.log_test_format import LogCheck, LogSuite, LogSuiteEntry, LogTest, as_list
+from trainmedic_server.domain import inventory
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
@@ -201,13 +202,18 @@ class Check(LogCheck):
     breaker_open: bool | None = None
 
 
+def _readable(written: dict[str, Any]) -> dict[str, Any]:
+    inventory.parse(written)
+    return written
+
+
 class TestEntry(LogTest):
     __test__ = False
     model_config = ConfigDict(extra="forbid")
 
     mode: Mode = Mode.ENFORCE
     max_age: Duration = timedelta(minutes=15)
-    inventory: dict[str, str | tuple[str, ...]] = Field({})
+    inventory: Annotated[dict[str, str | tuple[str, ...]], AfterValidator(_readable)] = Field({})
     alerts: tuple[AlertEntry, ...] = ()
     orders: tuple[OrderEntry, ...] = ()
     replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(as_list)]] = Field({})

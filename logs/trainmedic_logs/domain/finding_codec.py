@@ -179,6 +179,8 @@ def _checked(update: FindingUpdate) -> FindingUpdate:
         raise EnvelopeError("finding: last_at is before first_at")
     if origin.node not in ("", update.node):
         raise EnvelopeError("finding: it comes from another node than it was read on")
+    if target.kind not in _PARTS:
+        raise EnvelopeError(f"finding: its target cannot be a {target.kind}")
     parts = {name: getattr(target, name) for name in _PARTS[target.kind]}
     for name in (update.node, origin.job, origin.pod, *parts.values()):
         if name is not None and len(name.encode()) > LONGEST_NAME:

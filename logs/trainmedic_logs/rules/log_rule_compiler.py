@@ -181,7 +181,7 @@ class _Compilation:
             self._problem(("match",), "match: a rule needs a pattern, or `record`")
 
     def _whom(self, form: LogRuleForm) -> None:
-        if form.target is TargetKind.CLUSTER:
+        if form.target in (TargetKind.CLUSTER, TargetKind.GROUP):
             self._problem(("target",), "target: must be job, node or gpu")
         trusted = [name for name in form.source if name in KERNEL_SOURCES]
         if form.target is TargetKind.NODE and not trusted:

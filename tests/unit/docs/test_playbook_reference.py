@@ -40,6 +40,7 @@ def rows(text: str) -> set[str]:
         ("The document", [playbook.Playbook]),
         ("on", [playbook.Trigger]),
         ("target", [playbook.TargetParts]),
+        ("Groups", [playbook.GroupTarget, playbook.Rollout]),
         ("guards", [playbook.Guards]),
         ("effect", [playbook.MeasuredEffect]),
         ("steps", [playbook.ActionStep, playbook.WaitStep, playbook.ApproveStep]),

@@ -93,7 +93,7 @@ async def test_an_output_may_hold_values_of_the_servers(world: MakeWorld) -> Non
     w.actions["cap"].outcomes.append({"target": target, "also": [target]})
     await w.post(w.alert(node="n1"))
     await w.pass_time(120)
-    members = {"kind": "node", "node": "n1", "gpu": None, "job": None}
+    members = {"kind": "node", "node": "n1", "gpu": None, "job": None, "group": None}
     (step,) = (run := await w.run()).steps
     assert (run.status, step.output) == (Status.SUCCEEDED, {"target": members, "also": [members]})
 

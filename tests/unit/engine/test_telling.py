@@ -124,6 +124,19 @@ def metric(world: World, name: str, **labels: str) -> float:
     return world.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+async def test_a_group_is_told_once(begin: Any) -> None:
+    """One message for the whole group, however many members fail, with the counts."""
+    rack = CAPPING.replace("target: node", "target: {nodes: {rack: r1}}\nrollout: {serial: 100%}")
+    t = await begin(rack, inventory={"attributes:n[1-8]": "rack=r1"}, breaker_min_nodes=50)
+    t.world.actions["cap"].outcomes.extend([errors.PermanentFailure("no")] * 5)
+    await t.world.post(t.world.alert())
+    await t.world.pass_time(120)
+    ((title, text, *_),) = t.channels.sent
+    assert title.startswith("[")
+    assert "nodes:rack=r1" in title
+    assert "5 members failed, and max_errors is 0" in text
+
+
 async def test_a_question_is_asked_with_what_would_be_done_and_where_to_answer(begin: Any) -> None:
     """Whom it reaches can decide: question, steps, deadline, run and link."""
     t = await begin(ASKING)

@@ -28,6 +28,7 @@ from trainmedic_server.actions.kubernetes.base import (
     node_ref,
 )
 from trainmedic_server.actions.retrying import LONGEST_ASKED_FOR, REPORT_EVERY, PermissionGrace
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,
@@ -103,9 +104,15 @@ class DrainNode(ClusterAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
     Params: ClassVar[type[BaseModel]] = DrainParams
-    outputs: ClassVar[frozenset[str]] = frozenset(
-        {"node", "before", "evicted", "gone", "left", "skipped", "checkpoints"}
-    )
+    outputs: ClassVar[Mapping[str, Shape]] = {
+        "node": TEXT,
+        "before": {"cordoned": BOOLEAN},
+        "evicted": NUMBER,
+        "gone": NUMBER,
+        "left": ANY,
+        "skipped": ANY,
+        "checkpoints": ANY,
+    }
     permissions: ClassVar[tuple[Permission, ...]] = (
         Permission("", "nodes", ("get", "patch")),
         Permission("", "pods", ("list",)),

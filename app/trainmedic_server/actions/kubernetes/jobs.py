@@ -16,6 +16,7 @@ from trainmedic_server.actions.kubernetes.base import (
     Permission,
     because,
 )
+from trainmedic_server.domain.value_types import TEXT, Shape
 from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
@@ -63,7 +64,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
     summary: ClassVar[str] = "Run a Job from a manifest next to the playbook, and wait for its end."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CreateJobParams
-    outputs: ClassVar[frozenset[str]] = frozenset({"job", "uid", "result"})
+    outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("job", "uid", "result"), TEXT)
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("batch", "jobs", ("create", "get")), EVENTS)
 
     async def perform(self, call: Call) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from trainmedic_server.actions.kubernetes.base import (
     because,
     node_ref,
 )
+from trainmedic_server.domain.value_types import ANY, TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import Object, Ref
@@ -82,7 +83,7 @@ def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
 
 class _NodeAction(ClusterAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
-    outputs: ClassVar[frozenset[str]] = frozenset({"node", "before", "after", "note"})
+    outputs: ClassVar[Mapping[str, Shape]] = {"node": TEXT, "before": ANY, "after": ANY, "note": TEXT}
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "nodes", ("get", "patch")), EVENTS)
 

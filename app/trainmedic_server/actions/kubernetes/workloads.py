@@ -13,6 +13,7 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.kubernetes.base import EVENTS, ClusterAction, Permission, RestorableAction, because
 from trainmedic_server.actions.kubernetes.kinds import KNOWN, WorkloadParams, field_at
+from trainmedic_server.domain.value_types import ANY, TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
@@ -32,7 +33,7 @@ def _permissions(has: str) -> tuple[Permission, ...]:
 
 
 class _WorkloadAction(RestorableAction):
-    outputs: ClassVar[frozenset[str]] = frozenset({"object", "before", "after", "note"})
+    outputs: ClassVar[Mapping[str, Shape]] = {"object": TEXT, "before": ANY, "after": ANY, "note": TEXT}
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
     silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # Its pods end and send no more metrics.
     needs: ClassVar[str]
@@ -151,7 +152,7 @@ class DeletePod(Irreversible, ClusterAction):
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = DeletePodParams
     silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # It sends no more metrics.
-    outputs: ClassVar[frozenset[str]] = frozenset({"pod", "before", "note"})
+    outputs: ClassVar[Mapping[str, Shape]] = {"pod": TEXT, "before": {"uid": TEXT, "node": TEXT}, "note": TEXT}
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "pods", ("get", "delete")), EVENTS)
 
     async def perform(self, call: Call) -> Mapping[str, Any]:

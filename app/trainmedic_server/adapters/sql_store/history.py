@@ -23,6 +23,7 @@ from trainmedic_server.adapters.sql_store import (
     history_search,
     mapping,
     queries,
+    statements,
     tallies,
 )
 from trainmedic_server.adapters.sql_store.history_page import mapped_names, page_select
@@ -173,17 +174,20 @@ def _page(
         more = list(connection.execute(page_select(matching, limit + 1, before, mapped)))
         rows = more[:limit]
         place = (rows[-1].created_at, rows[-1].id) if len(more) > limit else None
-    return queries.with_touched_nodes(connection, queries.with_steps(connection, rows)), place
+    read = queries.with_touched_nodes(connection, queries.with_steps(connection, rows))
+    return queries.with_groups(connection, read), place
 
 
 def _record(connection: sa.Connection, run_id: str) -> RunRecord | None:
-    run = next(iter(queries.with_touched_nodes(connection, queries.runs(connection, [run_id]))), None)
+    found = queries.with_touched_nodes(connection, queries.runs(connection, [run_id]))
+    run = next(iter(queries.with_groups(connection, found)), None)
     if run is None:
         return None
     return RunRecord(
         run=run,
-        alerts=tuple(queries.alerts_of(connection, [run_id]).get(run_id, ())),
+        alerts=tuple(queries.alerts_of(connection, [run.story]).get(run.story, ())),
         events=tuple(mapping.event_of(row) for row in connection.execute(_EVENTS_OF, {"run": run_id})),
         orders=tuple(queries.orders_of(connection, [run_id]).get(run_id, ())),
         effect=next(map(effects.effect_of, connection.execute(effects.of_run(run_id))), None),
+        members=tuple(connection.execute(statements.GROUP_LIST, {"parent": run_id}).scalar() or ()),
     )

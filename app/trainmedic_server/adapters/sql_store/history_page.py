@@ -17,6 +17,7 @@ from trainmedic_server.adapters.sql_store.schema import (
     TimeColumn,
     is_closed,
     is_named,
+    is_no_member,
     is_open,
     orders,
     runs,
@@ -127,6 +128,10 @@ def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) ->
     if matching.is_open is not None:
         # Only open runs have no end. A condition on their status would not use the index of unfinished runs.
         yield from (runs.c.unfinished, runs.c.ended_at.is_(None)) if matching.is_open else (is_closed,)
+    if matching.parent is not None:
+        yield runs.c.parent == matching.parent
+    elif not matching.has_members:
+        yield is_no_member
     if matching.owes_undo is True:
         yield from (runs.c.unfinished, is_closed)
     elif matching.owes_undo is False:

@@ -11,11 +11,13 @@ from msgspec.structs import asdict, replace
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.playbook import APPROVAL, PHASES, Mode, UndoTrigger
 from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.domain.run import (
+    OPEN,
     Attempt,
     Controls,
     Decision,
@@ -97,18 +99,20 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.request_key,
         run.original_alert_name,
         None if run.original_labels is None else dict(run.original_labels),
+        run.parent,
+        run.batch,
     )
 
 
 def run_of(row: Row, steps: Sequence[StepState]) -> Run:
-    run_id, playbook, version, kind, node, gpu, job, _, mode, status, decision, *rest = row
+    run_id, playbook, version, kind, node, gpu, job, target_key, mode, status, decision, *rest = row
     fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, *rest = rest
-    waiting_on, message, _, started_by, repeats, request_key, _, original_labels = rest
+    waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch = rest
     return Run(
         id=run_id,
         playbook=playbook,
         version=version,
-        target=Target(TargetKind(kind), node, gpu, job) if kind else None,
+        target=_target_of(kind, node, gpu, job, target_key),
         mode=Mode(mode),
         status=Status(status),
         decision=Decision(decision),
@@ -125,7 +129,22 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         repeats=repeats,
         request_key=request_key,
         original_labels=original_labels,
+        parent=parent,
+        batch=batch,
+        members_owe=kind == TargetKind.GROUP and bool(unfinished) and Status(status) not in OPEN,
     )
+
+
+def _target_of(kind: str | None, node: str | None, gpu: str | None, job: str | None, key: str) -> Target | None:
+    if kind is None:
+        return None
+    return Target(TargetKind(kind), node, gpu, job, key if kind == TargetKind.GROUP else None)
+
+
+def member_of(row: Row) -> Member:
+    target, run_id, batch, status, decision, unfinished, acted_at, why = row
+    has_acted = acted_at is not None
+    return Member(target, run_id, batch or 0, Status(status), Decision(decision), bool(unfinished), has_acted, why)
 
 
 def _place(step: StepState) -> tuple[int, int]:

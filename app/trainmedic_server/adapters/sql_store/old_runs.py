@@ -15,7 +15,16 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store import prune, queries
 from trainmedic_server.adapters.sql_store.columns import encode_json
 from trainmedic_server.adapters.sql_store.effects import effects, event_positions
-from trainmedic_server.adapters.sql_store.schema import alerts, events, orders, run_alerts, runs, steps, touched_nodes
+from trainmedic_server.adapters.sql_store.schema import (
+    alerts,
+    events,
+    groups,
+    orders,
+    run_alerts,
+    runs,
+    steps,
+    touched_nodes,
+)
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.ports.archive import ArchivedRun, RunArchive
 
@@ -28,6 +37,7 @@ _OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
     "orders": (orders, [orders.c.seq]),
     "events": (events, [events.c.seq]),
     "effects": (effects, [effects.c.acted_at]),
+    "groups": (groups, []),
 }
 _LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
 

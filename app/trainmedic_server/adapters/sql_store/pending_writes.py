@@ -11,7 +11,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import mapping, run_facts, schema
+from trainmedic_server.adapters.sql_store import mapping, run_facts, schema, statements
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, StepState
@@ -35,6 +35,9 @@ class PendingWrites:
         self.added: dict[str, Run] = {}
         self.saved: dict[str, Run] = {}
         self.steps: dict[tuple[str, str, int], StepState] = {}
+        self.groups: dict[str, tuple[str, ...]] = {}
+        self.parents: set[str] = set()
+        """Parents whose ``unfinished`` may change."""
         self.links: dict[tuple[str, Identity], None] = {}
         self.orders: list[OperatorOrder] = []
         self.events: list[Event] = []
@@ -48,7 +51,7 @@ class PendingWrites:
         self.targets: set[tuple[str, str]] = set()
 
     def __bool__(self) -> bool:
-        runs = self.added or self.saved or self.steps or self.links or self.orders or self.events
+        runs = self.added or self.saved or self.steps or self.groups or self.links or self.orders or self.events
         return bool(
             runs or self.alerts or self.nodes or self.touched or self.playbooks or self.controls or self.time_gaps
         )
@@ -66,19 +69,30 @@ class PendingWrites:
     def has_run(self, run_id: str) -> bool:
         return run_id in self.saved or run_id in self.added
 
+    def _note_group(self, run: Run) -> None:
+        if run.parent is not None:
+            self.parents.add(run.parent)
+        elif run.is_group:
+            self.parents.add(run.id)
+
     def add_run(self, run: Run) -> None:
         if run.id in self.added:
             raise errors.Conflict(f"there is a run {run.id} already")
         self.added[run.id] = run
+        self._note_group(run)
         self.targets.add((run.playbook, run.target_key))
-        run_facts.count_change(self.counts, run, None)
+        if run.parent is None:  # a group counts once
+            run_facts.count_change(self.counts, run, None)
         for step in run.steps:
             self.steps[run.id, step.phase, step.index] = step
 
     def save_run(self, run: Run, before: Run) -> None:
         (self.added if run.id in self.added else self.saved)[run.id] = run
+        if (run.is_open or run.owes_undo) != (before.is_open or before.owes_undo) or run.is_group:
+            self._note_group(run)
         self.targets.add((run.playbook, run.target_key))
-        run_facts.count_change(self.counts, run, before)
+        if run.parent is None:
+            run_facts.count_change(self.counts, run, before)
         earlier: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps}
         for step in run.steps:
             kept = earlier.get(step.key)
@@ -95,6 +109,8 @@ class PendingWrites:
         for run_id, run in other.saved.items():
             (self.added if run_id in self.added else self.saved)[run_id] = run
         self.steps.update(other.steps)
+        self.groups.update(other.groups)
+        self.parents |= other.parents
         self.links.update(other.links)
         self.orders += other.orders
         self.events += other.events
@@ -115,6 +131,7 @@ class Flusher:
         self._added = BulkInsert(dialect, schema.runs)
         self._saved = BulkInsert(dialect, schema.runs, "update", _CHANGING)
         self._steps = BulkInsert(dialect, schema.steps, "update")
+        self._groups = BulkInsert(dialect, schema.groups)
         self._links = BulkInsert(dialect, schema.run_alerts, "ignore")
         self._touched = BulkInsert(dialect, schema.touched_nodes, "update")
         self._orders = BulkInsert(dialect, schema.orders)
@@ -135,7 +152,10 @@ class Flusher:
         self._nodes.run(connection, pending.nodes.items())
         self._saved.run(connection, map(mapping.run_row, pending.saved.values()))
         self._added.run(connection, map(mapping.run_row, pending.added.values()))
+        for parent in sorted(pending.parents):
+            connection.execute(statements.SETTLE_GROUP, {"group": parent})
         self._steps.run(connection, (mapping.step_row(key[0], step) for key, step in steps))
+        self._groups.run(connection, ((run_id, list(members)) for run_id, members in pending.groups.items()))
         self._links.run(connection, ((run_id, *identity) for run_id, identity in pending.links))
         self._touched.run(connection, ((*key, at) for key, at in pending.touched.items()))
         self._counts.run(connection, ((*key, count) for key, count in pending.counts.items() if count))

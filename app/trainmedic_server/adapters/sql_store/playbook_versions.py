@@ -9,14 +9,14 @@ import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import statements
 from trainmedic_server.adapters.sql_store.history import SqlHistory
-from trainmedic_server.adapters.sql_store.schema import playbook_versions, runs
+from trainmedic_server.adapters.sql_store.schema import is_no_member, playbook_versions, runs
 from trainmedic_server.ports.playbook_versions import PlaybookVersions, UsedVersion
 
 _MOST_VERSIONS = 500
 _NAME: sa.BindParameter[str] = sa.bindparam("name")
 _NEWEST_RUNS = (
     sa.select(runs.c.version, runs.c.created_at, runs.c.id)
-    .where(runs.c.playbook == _NAME)
+    .where(runs.c.playbook == _NAME, is_no_member)
     .order_by(runs.c.created_at.desc(), runs.c.id.desc())
     .limit(sa.bindparam("most_runs"))
     .subquery()

@@ -10,14 +10,14 @@ import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import mapping, queries
 from trainmedic_server.adapters.sql_store.history import SqlHistory
-from trainmedic_server.adapters.sql_store.schema import OPEN_STATUSES, agent_lives, job_lives, runs
+from trainmedic_server.adapters.sql_store.schema import OPEN_STATUSES, agent_lives, is_no_member, job_lives, runs
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.run import OperatorOrder
 from trainmedic_server.ports.present import OpenCounts, Present, StoredAgentLives
 
-_UNFINISHED = sa.select(runs.c.status, sa.func.count()).where(runs.c.unfinished).group_by(runs.c.status)
+_UNFINISHED = sa.select(runs.c.status, sa.func.count()).where(runs.c.unfinished, is_no_member).group_by(runs.c.status)
 _COLUMNS = ("name", "seen_at", "lost_at")
 
 
@@ -33,7 +33,7 @@ class SqlPresent(SqlHistory, Present):
     async def decided_since(self, since: datetime) -> dict[tuple[str, str], int]:
         statement = (
             sa.select(runs.c.decision, runs.c.status, sa.func.count())
-            .where(runs.c.created_at >= since)
+            .where(runs.c.created_at >= since, is_no_member)
             .group_by(runs.c.decision, runs.c.status)
         )
         rows = await self._read(lambda connection: connection.execute(statement).all())

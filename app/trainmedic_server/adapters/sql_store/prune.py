@@ -20,6 +20,7 @@ from trainmedic_server.adapters.sql_store.finding_tables import (
 from trainmedic_server.adapters.sql_store.schema import (
     alerts,
     events,
+    groups,
     nodes,
     orders,
     playbook_days,
@@ -43,9 +44,14 @@ _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
 _FINGERPRINTS: sa.BindParameter[Any] = sa.bindparam("fingerprints", expanding=True)
 
+_others = runs.alias("others")
+_HAS_MEMBERS = sa.exists().where(_others.c.parent == runs.c.id)
+_IS_OF_OPEN_GROUP = sa.exists().where(_others.c.id == runs.c.parent, _others.c.unfinished)
+"""The parent counts its members again after a restart."""
+
 _OLD_RUNS = (
     sa.select(runs.c.id)
-    .where(runs.c.created_at < _BEFORE, sa.not_(runs.c.unfinished))
+    .where(runs.c.created_at < _BEFORE, sa.not_(runs.c.unfinished), ~_HAS_MEMBERS, ~_IS_OF_OPEN_GROUP)
     .order_by(runs.c.created_at, runs.c.id)
     .limit(sa.bindparam("limit"))
 )
@@ -57,6 +63,7 @@ _DELETE_RUNS = (
     sa.delete(effects).where(effects.c.run_id.in_(_RUN_IDS)),
     sa.delete(shown_questions).where(shown_questions.c.run_id.in_(_RUN_IDS)),
     sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
+    sa.delete(groups).where(groups.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
 MOST_ALERTS = 100_000

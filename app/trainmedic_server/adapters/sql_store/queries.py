@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from trainmedic_server.adapters.sql_store import mapping, schema
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup, Row
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import OperatorOrder, Run, StepState
+from trainmedic_server.domain.group import Member, counted_together
+from trainmedic_server.domain.run import Decision, OperatorOrder, Run, Status, StepState
 
 _RUNS = Lookup(sa.select(schema.runs).where(schema.runs.c.id.in_(KEYS)))
 _STEPS = Lookup(sa.select(schema.steps).where(schema.steps.c.run_id.in_(KEYS)))
@@ -20,6 +21,13 @@ _ORDERS = Lookup(
     sa.select(*schema.orders.columns).where(schema.orders.c.run_id.in_(KEYS)).order_by(schema.orders.c.seq)
 )
 _TOUCHED_NODES = Lookup(sa.select(schema.touched_nodes).where(schema.touched_nodes.c.run_id.in_(KEYS)))
+_GROUPS = Lookup(sa.select(schema.groups).where(schema.groups.c.run_id.in_(KEYS)))
+_STATE = (schema.runs.c.parent, schema.runs.c.status, schema.runs.c.decision, schema.runs.c.unfinished)
+_MEMBER_STATES = Lookup(
+    sa.select(*_STATE, sa.func.max(schema.runs.c.batch), sa.func.count())
+    .where(schema.runs.c.parent.in_(KEYS))
+    .group_by(*_STATE)
+)
 SAME_ALERT = sa.and_(
     schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
     schema.run_alerts.c.starts_at == schema.alerts.c.starts_at,
@@ -82,6 +90,21 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
     for run_id, node, _ in _TOUCHED_NODES.rows(connection, nodes):
         nodes[run_id].add(node)
     return [replace(run, touched=tuple(sorted(nodes[run.id]))) for run in runs_read]
+
+
+def with_groups(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
+    """Return the runs, parents of groups with the counts of their members."""
+    parents = [run.id for run in runs_read if run.is_group]
+    if not parents:
+        return list(runs_read)
+    totals = {row[0]: len(row[1]) for row in _GROUPS.rows(connection, parents)}
+    members: dict[str, list[tuple[Member, int]]] = {}
+    for parent, *state, count in _MEMBER_STATES.rows(connection, parents):
+        status, decision, unfinished, batch = state
+        alike = Member("", "", batch or 0, Status(status), Decision(decision), bool(unfinished))
+        members.setdefault(parent, []).append((alike, count))
+    counts = {run_id: counted_together(total, members.get(run_id, ())) for run_id, total in totals.items()}
+    return [replace(run, group=counts[run.id]) if run.id in counts else run for run in runs_read]
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:

@@ -18,7 +18,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0018"
+HEAD = "0019"
 READABLE_FROM = "0016"
 """Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
 code uses.
@@ -78,8 +78,21 @@ runs = sa.Table(
     sa.Column("request_key", Text),
     sa.Column("original_alert_name", Text),
     sa.Column("original_labels", JsonColumn),
+    sa.Column("parent", Text),
+    sa.Column("batch", sa.Integer),
 )
-"""``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert."""
+"""``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``parent``
+and ``batch`` are those of a group's member.
+"""
+
+groups = sa.Table(
+    "groups",
+    metadata,
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("members", JsonColumn, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Frozen lists of parent runs: target keys, written once."""
 
 run_alerts = sa.Table(
     "run_alerts",
@@ -257,6 +270,7 @@ _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_ST
 _WAS_STARTED = f"status <> '{Status.NOT_STARTED.value}'"
 
 _IS_NAMED = "node <> ''"
+_IS_NO_MEMBER = "parent IS NULL"
 _IS_UNCERTAIN = f"status <> '{StepStatus.SUCCEEDED.value}'"
 _IS_NOT_UNDONE = f"undo_status <> '{UndoStatus.DONE.value}'"
 _IS_UNDO = f"kind = '{OrderKind.UNDO.value}'"
@@ -265,6 +279,7 @@ is_open = sa.text(_IS_OPEN)
 is_closed = sa.text(f"NOT ({_IS_OPEN})")
 was_started = sa.text(_WAS_STARTED)
 is_named = sa.text(_IS_NAMED)
+is_no_member = sa.text(f"runs.{_IS_NO_MEMBER}")
 is_uncertain = sa.text(f"steps.{_IS_UNCERTAIN}")
 is_not_undone = sa.text(_IS_NOT_UNDONE)
 is_undo = sa.text(f"orders.{_IS_UNDO}")
@@ -294,11 +309,17 @@ sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at
 # one page of the history for each filter: equality first, then the time. Runs of one moment are sorted when read,
 # because IDs would be more than half of each index. PostgreSQL includes IDs: a search by several filters reads only
 # indexes, and it has no row numbers as SQLite has
+# mostly without members: a group is one story. Pruning and the breaker need the two whole ones
 _page_index("created")
-_page_index("alert_name", runs.c.alert_name)
-_page_index("original_alert_name", runs.c.original_alert_name, where="original_alert_name IS NOT NULL")
-_page_index("playbook", runs.c.playbook, beside=[runs.c.status])  # Counting by status reads only this index.
-_page_index("status", runs.c.status)
+_page_index("alert_name", runs.c.alert_name, where=_IS_NO_MEMBER)
+_page_index(
+    "original_alert_name",
+    runs.c.original_alert_name,
+    where=f"original_alert_name IS NOT NULL AND {_IS_NO_MEMBER}",
+)
+# Counting by status reads only this index.
+_page_index("playbook", runs.c.playbook, beside=[runs.c.status], where=_IS_NO_MEMBER)
+_page_index("status", runs.c.status, where=_IS_NO_MEMBER)
 _page_index("decision", runs.c.decision)
 _page_index("node", runs.c.node, where="node IS NOT NULL")
 _page_index("gpu", runs.c.gpu, where="gpu IS NOT NULL")
@@ -316,6 +337,9 @@ partial_index(
 )
 # at most one open run for each playbook and target
 partial_index("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
+# members of a group: at most one run each
+partial_index("uq_runs_member", runs.c.parent, runs.c.target_key, where="parent IS NOT NULL", unique=True)
+partial_index("ix_runs_unfinished_members", runs.c.parent, where="unfinished = 1 AND parent IS NOT NULL")
 # one run for a repeated manual request
 partial_index("uq_runs_request", runs.c.request_key, where="request_key IS NOT NULL", unique=True)
 # work to resume after a start

@@ -11,6 +11,7 @@ from trainmedic_server.adapters.sql_store import queries, schema
 from trainmedic_server.adapters.sql_store.columns import Text, encode_json
 from trainmedic_server.adapters.sql_store.lookup import KEYS, WANTED, Lookup
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Decision, Status
 
 ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
@@ -43,7 +44,7 @@ LINKED_RUNS = Lookup(
     .where(run_alerts.c.fingerprint.in_(KEYS), queries.within(run_alerts.c.starts_at))
     .order_by(run_alerts.c.seq)
 )
-OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schema.is_open)
+OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key, runs.c.parent).where(schema.is_open)
 
 
 def _of_each(answer: sa.Select[Any]) -> Lookup:
@@ -64,22 +65,26 @@ COUNT_STARTED = (
     .where(
         runs.c.playbook == sa.bindparam("playbook"),
         schema.was_started,
+        schema.is_no_member,
         runs.c.created_at > sa.bindparam("since", type_=schema.TimeColumn),
     )
 )
 _SINCE = sa.bindparam("since", type_=schema.TimeColumn)
+_IS_VOUCHED_FOR = sa.and_(runs.c.parent.is_not(None), runs.c.mode == Mode.APPROVE.value)
+"""`Run.is_vouched_for`"""
 NODES_OF_STARTED_RUNS = (
     sa.select(runs.c.node, sa.func.max(runs.c.created_at).label("latest"))
     .where(
         runs.c.decision == Decision.STARTED.value,
         runs.c.created_at > _SINCE,
         runs.c.node.is_not(None),
+        sa.not_(_IS_VOUCHED_FOR),
     )
     .group_by(runs.c.node)
 )
 NODES_TOUCHED = (
     sa.select(touched_nodes.c.node, sa.func.max(touched_nodes.c.at).label("latest"))
-    .where(touched_nodes.c.at > _SINCE)
+    .where(touched_nodes.c.at > _SINCE, ~sa.exists().where(runs.c.id == touched_nodes.c.run_id, _IS_VOUCHED_FOR))
     .group_by(touched_nodes.c.node)
 )
 TOUCHED_BY = sa.select(touched_nodes.c.node).where(touched_nodes.c.run_id == sa.bindparam("run"))
@@ -94,15 +99,40 @@ _RUNS_OF_FIRING = (
         alerts.c.resolved_at.is_(None),
     )
 )
+_OF_FIRING = _RUNS_OF_FIRING.subquery()
+_MEMBERS_OF_FIRING = sa.select(runs.c.id).where(runs.c.parent.in_(sa.select(_OF_FIRING.c.run_id)))
 RUNS_IN_EFFECT = (
     sa.select(steps.c.run_id)
     .where(
-        steps.c.run_id.in_(sa.select(runs.c.id).where(runs.c.unfinished).union(_RUNS_OF_FIRING)),
+        steps.c.run_id.in_(sa.select(runs.c.id).where(runs.c.unfinished).union(_RUNS_OF_FIRING, _MEMBERS_OF_FIRING)),
         steps.c.action.in_(sa.bindparam("actions", expanding=True)),
         steps.c.command_id.is_not(None),
     )
     .distinct()
 )
+_PARENT: sa.BindParameter[str] = sa.bindparam("parent")
+_members = runs.alias("members")
+SETTLE_GROUP = (
+    sa.update(runs)
+    .where(runs.c.id == sa.bindparam("group"))
+    .values(
+        unfinished=sa.or_(
+            runs.c.status.in_(schema.OPEN_STATUSES),
+            sa.exists().where(_members.c.parent == runs.c.id, _members.c.unfinished, _members.c.parent.is_not(None)),
+        )
+    )
+)
+"""A parent is unfinished while a member is, so that its alert is followed to the end and the history shows it."""
+GROUP_LIST = sa.select(schema.groups.c.members).where(schema.groups.c.run_id == _PARENT)
+MEMBERS = sa.select(
+    *(runs.c.target_key, runs.c.id, runs.c.batch, runs.c.status, runs.c.decision, runs.c.unfinished, runs.c.acted_at),
+    runs.c.message,
+).where(runs.c.parent == _PARENT)
+UNFINISHED_MEMBERS = sa.select(runs.c.id).where(runs.c.parent == _PARENT, runs.c.unfinished).order_by(runs.c.id)
+_HAS_UNDO = sa.exists().where(
+    steps.c.run_id == runs.c.id, steps.c.undo_status.in_(sa.bindparam("undos", expanding=True))
+)
+MEMBERS_WITH_UNDO = sa.select(runs.c.id).where(runs.c.parent == _PARENT, _HAS_UNDO).order_by(runs.c.id)
 _COMMAND: sa.BindParameter[str] = sa.bindparam("command")
 RUN_OF_COMMAND = (
     sa.select(steps.c.run_id)

@@ -15,6 +15,7 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 from trainmedic_server.adapters.sql_store.schema import (
     TimeColumn,
     identity,
+    is_no_member,
     is_undo,
     orders,
     playbook_days,
@@ -50,8 +51,10 @@ _REPEATED = sa.exists().where(
 )
 # One playbook at a time, because the covering indexes begin with it.
 _OF_PLAYBOOK = runs.c.playbook == sa.bindparam("playbook")
-_NEXT_PLAYBOOK = sa.select(sa.func.min(runs.c.playbook)).where(runs.c.playbook > sa.bindparam("after"))
-_HELD_BACK = sa.select(sa.func.count()).where(_OF_PLAYBOOK, runs.c.status == Status.NOT_STARTED.value, _IN_TIME)
+_NEXT_PLAYBOOK = sa.select(sa.func.min(runs.c.playbook)).where(is_no_member, runs.c.playbook > sa.bindparam("after"))
+_HELD_BACK = sa.select(sa.func.count()).where(
+    _OF_PLAYBOOK, is_no_member, runs.c.status == Status.NOT_STARTED.value, _IN_TIME
+)
 # Counted by the database: fetching a row for each of a million runs costs more.
 _STARTED = (
     sa.select(
@@ -59,13 +62,13 @@ _STARTED = (
         sa.func.count().label("runs"),
         sa.func.count().filter(_REPEATED).label("repeated"),
     )
-    .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME)
+    .where(_OF_PLAYBOOK, is_no_member, _WAS_STARTED, _IN_TIME)
     .group_by(runs.c.status)
 )
 # All playbooks at once: for one of them, the index on the status would read all successful runs.
 _REPAIRS = sa.select(
     runs.c.playbook, (_microseconds(runs.c.ended_at) - _microseconds(runs.c.created_at)).label("lasted")
-).where(_IN_TIME, runs.c.status == Status.SUCCEEDED.value, runs.c.ended_at.is_not(None))
+).where(_IN_TIME, is_no_member, runs.c.status == Status.SUCCEEDED.value, runs.c.ended_at.is_not(None))
 _BEGAN, _ENDED = _microseconds(steps.c.started_at).label("began"), _microseconds(steps.c.ended_at).label("ended")
 _HAS_TIMED_OUT = steps.c.status == StepStatus.TIMED_OUT.value
 _WAS_ANSWERED = sa.and_(
@@ -77,7 +80,7 @@ _WAS_ANSWERED = sa.and_(
 _SLOW_STEPS = (
     sa.select(runs.c.id, runs.c.status, _HAS_TIMED_OUT.label("timed_out"), _BEGAN, _ENDED)
     .join(steps, steps.c.run_id == runs.c.id)
-    .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME, sa.or_(_HAS_TIMED_OUT, _WAS_ANSWERED))
+    .where(_OF_PLAYBOOK, is_no_member, _WAS_STARTED, _IN_TIME, sa.or_(_HAS_TIMED_OUT, _WAS_ANSWERED))
 )
 _EFFECTS = (
     sa.select(effects.c.playbook, effects.c.verdict, sa.func.count().label("runs"))

@@ -23,8 +23,9 @@ from trainmedic_server.adapters.sql_store.shown_questions import SqlShownQuestio
 from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife
-from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, Status
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, Status, UndoStatus
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
@@ -212,9 +213,9 @@ class SqlTransaction(Transaction):
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
         open_runs = self._cache.open_runs
         if open_runs is None:
-            rows = self._flushed_runs().execute(statements.OPEN_RUNS)
+            rows = self._flushed_runs().execute(statements.OPEN_RUNS).all()
             open_runs = {(row.playbook, row.target_key): row.id for row in rows}
-            self._cache.set_open_runs(open_runs)
+            self._cache.set_open_runs(open_runs, {row.id for row in rows if row.parent is not None})
         return open_runs
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
@@ -229,9 +230,10 @@ class SqlTransaction(Transaction):
             nodes = set(latest)
         return nodes
 
-    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime) -> None:
+    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime, *, count: bool = True) -> None:
         self._own.touched.update(((run_id, node), at) for node in nodes)
-        self._cache.touch(nodes, at)
+        if count:
+            self._cache.touch(nodes, at)
 
     def touched_nodes(self, run_id: str) -> set[str]:
         connection = self._flushed_if(lambda pending: pending.touched)
@@ -280,6 +282,24 @@ class SqlTransaction(Transaction):
                 self._count_repeated([before], -1)
             self._own.save_run(run, before)
             self._cache.update(run)
+
+    def freeze(self, run_id: str, members: Sequence[str]) -> None:
+        self._own.groups[run_id] = tuple(members)
+
+    def group_list(self, run_id: str) -> tuple[str, ...]:
+        connection = self._flushed_if(lambda pending: pending.groups)
+        return tuple(connection.execute(statements.GROUP_LIST, {"parent": run_id}).scalar() or ())
+
+    def members(self, run_id: str) -> list[Member]:
+        rows = self._flushed_runs().execute(statements.MEMBERS, {"parent": run_id})
+        return [mapping.member_of(row) for row in rows]
+
+    def unfinished_members(self, run_id: str) -> list[str]:
+        return list(self._flushed_runs().execute(statements.UNFINISHED_MEMBERS, {"parent": run_id}).scalars())
+
+    def members_with_undo(self, run_id: str, undos: Collection[UndoStatus]) -> list[str]:
+        values = {"parent": run_id, "undos": [str(status) for status in undos]}
+        return list(self._flushed_runs().execute(statements.MEMBERS_WITH_UNDO, values).scalars())
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
         self._own.link(links)

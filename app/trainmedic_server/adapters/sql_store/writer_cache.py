@@ -32,10 +32,13 @@ class WriterCache:
         """ID of the open run by (playbook, target key)."""
         return self._open
 
-    def set_open_runs(self, open_runs: dict[tuple[str, str], str]) -> None:
+    def set_open_runs(self, open_runs: dict[tuple[str, str], str], members: Collection[str] = ()) -> None:
+        """`members` of groups are not counted."""
         self._open = open_runs
         self._open_ids = {}
         for (playbook, _), run_id in open_runs.items():
+            if run_id in members:
+                continue
             self._open_ids.setdefault(playbook, set()).add(run_id)
 
     def count_open(self, playbook: str) -> int:
@@ -76,12 +79,13 @@ class WriterCache:
             ids = self._open_ids.setdefault(run.playbook, set())
             if run.is_open:
                 self._open[key] = run.id
-                ids.add(run.id)
+                if run.parent is None:
+                    ids.add(run.id)
             else:
                 ids.discard(run.id)
                 if self._open.get(key) == run.id:
                     del self._open[key]
-        if self._acted_since is not None and run.target and run.target.node:
+        if self._acted_since is not None and run.target and run.target.node and not run.is_vouched_for:
             node, latest = run.target.node, self._acted.get(run.target.node)
             if run.decision is Decision.STARTED:
                 self.touch([node], run.created_at)

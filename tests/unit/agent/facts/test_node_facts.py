@@ -19,6 +19,8 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.facts.executor import NodeFactsExecutor
 from trainmedic_agent.facts.gpu import presence
 from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_server.actions.agent_outputs import NODE_FACTS
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Each, Shape, ValueType
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 
@@ -111,3 +113,27 @@ def test_a_presence_tells_the_pods_on_each_gpu(driver: Driver, gpus: NvmlGpus) -
     assert [one.get("pods") for one in told] == [["uid-1"], None]
     driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", standin.NOT_SUPPORTED)
     assert [one.get("power_limit_watts") for one in presence(gpus, pods_of)["gpus"]] == [700, 700]
+
+
+def test_the_server_knows_the_type_of_each_fact(driver: Driver, ask: Ask) -> None:
+    """To the leaf: playbooks are checked against these types."""
+    driver.load(0, 1.0)
+    assert list(_untyped(ask(gpu=FIRST), NODE_FACTS)) == []
+    assert list(_untyped({"cpu": {"percent": "80", "new": 1}}, NODE_FACTS)) == ["cpu.percent", "cpu.new"]
+
+
+def _untyped(value: Any, shape: Shape, path: str = "") -> Iterator[str]:
+    """Yield the paths of values that are missing in `shape` or have another type there."""
+    kinds: dict[Shape, Any] = {TEXT: str, NUMBER: (int, float), BOOLEAN: bool}
+    if isinstance(shape, Each):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _untyped(each, shape.value, f"{path}[]")
+    elif isinstance(shape, ValueType):
+        if shape is not ANY and not isinstance(value, kinds[shape]):
+            yield path.removeprefix(".")
+    else:
+        for key, each in value.items():
+            if key in shape:
+                yield from _untyped(each, shape[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}".removeprefix(".")

@@ -1,0 +1,72 @@
+"""Types of what agents answer. ``docs/reference/actions.md`` explains the members; a test compares them with an
+agent's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, TEXTS, Each, Shape
+
+_CARD_WATTS = dict.fromkeys(("default_watts", "min_watts", "max_watts"), NUMBER)
+
+POWER_LIMIT: Mapping[str, Shape] = {
+    "gpu": TEXT,
+    "requested_watts": NUMBER,
+    "limit_watts": NUMBER,
+    "previous_watts": NUMBER,
+    **_CARD_WATTS,
+    "draw_watts": NUMBER,
+    "clamped": TEXT,
+    "lease_seconds": NUMBER,
+    "lease_until": TEXT,
+    "note": TEXT,
+    "nothing_to_undo": BOOLEAN,
+    "known": TEXT,
+    "reason": TEXT,
+    "gpus": ANY,
+}
+
+_PRESSURE = {"pressure_percent": NUMBER}
+_SWAP = dict.fromkeys(("total_bytes", "used_bytes", "percent"), NUMBER)
+_DISK: Mapping[str, Shape] = {
+    **dict.fromkeys(("total_bytes", "available_bytes", "used_bytes", "percent"), NUMBER),
+    **dict.fromkeys(("available_percent", "inodes_percent"), NUMBER),
+    "type": TEXT,
+    "is_read_only": BOOLEAN,
+}
+_GPU: Mapping[str, Shape] = {
+    "index": NUMBER,
+    **dict.fromkeys(("uuid", "name", "pci_address", "recovery_action"), TEXT),
+    **dict.fromkeys(("utilization_percent", "temperature_celsius", "memory_temperature_celsius"), NUMBER),
+    "slowdown_celsius": NUMBER,
+    "memory": _SWAP,
+    "power": {**_CARD_WATTS, **dict.fromkeys(("draw_watts", "limit_watts", "enforced_watts"), NUMBER)},
+    "clocks": dict.fromkeys(("sm_mhz", "memory_mhz"), NUMBER),
+    "throttle_reasons": TEXTS,
+    "ecc": dict.fromkeys(
+        ("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected"), NUMBER
+    ),
+    "remapped_rows": {"corrected": NUMBER, "uncorrected": NUMBER, "is_pending": BOOLEAN, "has_failed": BOOLEAN},
+    "mig": BOOLEAN,
+    "xid": NUMBER,
+    "unread": TEXTS,
+}
+
+NODE_FACTS: Mapping[str, Shape] = {
+    "node": TEXT,
+    "cpu": {
+        **dict.fromkeys(("count", "percent", "iowait_percent", "load_1m", "load_5m", "load_15m"), NUMBER),
+        **_PRESSURE,
+    },
+    "memory": {**_SWAP, "available_bytes": NUMBER, **_PRESSURE},
+    "swap": _SWAP,
+    "disks": Each(_DISK),
+    "uptime_seconds": NUMBER,
+    "driver": TEXT,
+    "gpu_problems": TEXTS,
+    "gpus_known": NUMBER,
+    "problems": TEXTS,
+    "gpu": _GPU,
+    "gpus": Each(_GPU),
+}

@@ -1,0 +1,338 @@
+"""Words of other systems in playbooks, and how it is written here. Only texts of errors: this module neither accepts
+nor refuses anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainmedic_core.problems import DocumentPath
+from trainmedic_server.domain.playbook import PHASES
+from trainmedic_server.domain.selectors import MEMBER_KINDS
+
+_WAIT = "a step waits with 'wait_for: resolved' and a timeout"
+_GUARDS = "it belongs under 'guards'"
+_LABELS = "write matchers: ['severity=\"critical\"']"
+_ON_FAILURE = "list these steps under 'on_failure' of the playbook"
+_WHEN = "write the condition under 'when', without braces"
+_RETRY = "write retry: {attempts: 3, delay: 10s}"
+_ALERT = "a playbook begins with alerts or by hand: on: {alert: NAME}, or on: {manual: {by: [NAME]}}"
+_OUTPUT = "give the step an id; later steps use steps.<id>.output"
+_NO_LOOP = "there are no loops; an action works on one target, and each alert starts a run for its target"
+_ORDER = "steps run one after the other in the order of the list"
+_NOT_IN_STEP = "commands are actions: write action: NAME, from docs/reference/actions.md"
+_MAX_RUNS = "write max_runs: {count: 5, per: 1h}"
+_APPROVE = 'a question is a step: approve: "…?"'
+_HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
+
+
+def _table(words: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the cure by word, from the words by cure."""
+    return {word: cure for cure, written in words.items() for word in written.split()}
+
+
+DOCUMENT = _table(
+    {
+        _GUARDS: "cooldown max_runs max_concurrent",
+        "write guards: {max_concurrent: 1}": "concurrency serial throttle rate_limit",
+        "it belongs under 'on'": "alert alerts alertname matchers proof",
+        "under 'on', write matchers: ['severity=\"critical\"']": "severity labels match filter selector",
+        "a condition on the alert belongs under 'on' as 'when'": "when condition conditions",
+        "it belongs to each step": "timeout retry retries undo",
+        _ON_FAILURE: "on_error rescue finally always catch on_fail onfailure",
+        _HEADER: "apiVersion kind metadata spec version hosts jobs entrypoint",
+        "write playbook: NAME": "id alias pack",
+        "write summary: TEXT": "desc comment",
+        "write steps:, a list": "actions plays workflow templates runs-on",
+        _ALERT: "rules source sources events",
+        'a question is a step: approve: "…?"; of mode approve: approval: {by: [NAME]}': (
+            "approve approvers approval_required"
+        ),
+        "write vars: {name: value}": "env variables parameters params defaults vars_files",
+        "write mode: observe": "dry_run dryrun check_mode enabled disabled",
+        "write undo: on_resolve at the step that is to be undone": "on_resolve on_resolved rollback",
+        "a message is a step: action: notify": "notify notifications",
+        "write target: gpu, node, job or cluster": "node gpu job cluster targets",
+        "actions need no user; the agent's policy limits them": "become",
+        "the server's tokens limit who may act": "permissions",
+    }
+)
+ON = _table(
+    {
+        _LABELS: "severity labels label match match_re filter selector namespace",
+        "write alert: NAME, or a list of names": "alertname alert_name alerts name",
+        _WHEN: "condition conditions expr unless",
+        "the alert rule in Prometheus has 'for'": "for duration",
+        "write guards: {cooldown: 10m} at the playbook": "cooldown throttle once_within",
+        "a run begins when an alert fires; 'undo: on_resolve' acts at its end": "status state",
+        "write alert: NAME": "push pull_request workflow_dispatch webhook source",
+        "it belongs to the playbook, beside 'on'": "target",
+    }
+)
+STEP = _table(
+    {
+        _WAIT: "sleep pause delay suspend wait_seconds duration wait",
+        _RETRY: "retries attempts max_attempts retryStrategy backoff max_retries",
+        "write when: CONDITION, without braces": "condition unless only_if",
+        "check with 'when' at a later step, or use 'wait_for'": "until failed_when changed_when",
+        _OUTPUT: "register outputs publish save output",
+        _NO_LOOP: "loop with_items foreach for_each items matrix withItems withParam",
+        _ORDER: "needs depends_on dependencies depends after next do parallel block steps",
+        _NOT_IN_STEP: "run shell command script cmd exec",
+        "write action: NAME": "uses run_action module template templateRef ref type function",
+        "write with: {name: value}": "input inputs vars env",
+        "write on_error: continue": "ignore_errors continue-on-error continue_on_error continueOn ignore_error",
+        _ON_FAILURE: "rescue catch on_failure on-failure always else on_fail onError",
+        "write id: NAME": "name key step",
+        'write approve: {message: "…?", by: [NAME]}': "approval confirm ask manual by approvers",
+        "the playbook's 'target' is what all steps work on": "delegate_to hosts node target on",
+        "write undo: on_resolve": "rollback revert on_resolve compensate",
+        "write action: notify with: {message: TEXT}": "message title text to channel notify",
+        "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent",
+        "write timeout: 10m": "timeout-minutes timeout_seconds activeDeadlineSeconds deadline time_limit",
+    }
+)
+GUARDS = _table(
+    {
+        _MAX_RUNS: "rate_limit max_per_hour limit rate max throttle burst",
+        "write max_concurrent: 1": "concurrency parallel serial max_parallel",
+        "write cooldown: 10m": "cool_down once_within interval dedup delay wait",
+    }
+)
+RATE = _table(
+    {
+        "write per: 1h": "window within interval period in every over",
+    }
+)
+RETRY = _table(
+    {
+        "write attempts: 3": "count max limit retries times max_attempts number",
+        "write delay: 10s": "interval wait sleep every pause seconds",
+    }
+)
+QUESTION = _table(
+    {
+        "write by: [NAME]": "approvers users groups who from reviewers users_from",
+        "write message: TEXT": "text question prompt title ask",
+        "write to: CHANNEL": "channel notify via",
+        "write count: 2": "min required minimum quorum approvals",
+        "it belongs to the step, next to 'approve'": "on_timeout default on_error timeout",
+    }
+)
+TARGET = _table(
+    {
+        'write node: "{{ labels.instance }}"': "host instance hostname server name",
+        "write gpu: with its node": "uuid index device gpu_id",
+        'write job: "pod:<namespace>/<name>"': "pod namespace deployment",
+        "write target: gpu, node, job or cluster": "kind",
+    }
+)
+PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "gpu.power_limit": _table(
+        {
+            "write percent: 80, or watts: 300": "limit power power_limit value cap",
+            "write percent: 80": "factor fraction ratio",
+        }
+    ),
+    "notify": _table(
+        {
+            "write message: TEXT": "text body msg content",
+            "write to: CHANNEL": "channel url urls recipients sink sinks",
+            "write title: TEXT": "subject header",
+            "write severity: warning": "level priority",
+        }
+    ),
+    "http.request": _table(
+        {
+            "write json: or body:": "data payload content",
+            "write query:": "params",
+            "write bearer_from_env: TRAINMEDIC_HTTP_NAME": "token auth authorization password bearer",
+            "write expect: 2xx": "status status_code expected_status success_codes",
+            "write url:": "uri",
+        }
+    ),
+    "job.scale_lr": _table(
+        {
+            "write factor: 0.5": "lr scale multiplier by percent learning_rate",
+        }
+    ),
+    "job.rollback": _table(
+        {
+            "write steps_back: 100, or step: 5000": "checkpoint to steps count",
+        }
+    ),
+    "job.pause": _table(
+        {
+            "write max: 30m": "for duration minutes timeout_minutes seconds",
+        }
+    ),
+    "alertmanager.silence": _table(
+        {
+            "write duration: 1h": "for minutes hours ends_at until",
+            "write labels: [alertname, node]": "matchers match",
+        }
+    ),
+}
+_OF_STEP = ("timeout", "retry", "undo", "when", "id", "on_error")
+
+NAMES = _table(
+    {
+        'write steps.<id>.status == "failed"': "success failure always cancelled failed",
+        "write labels.x | length": "len size count",
+        'write "part" in labels.x': "contains includes",
+        'write labels.x.startswith("a")': "startsWith startswith endsWith endswith",
+        "write labels.x | float": "float int number Number toNumber",
+        "write steps.x.output.y | string": "str string toString",
+        "write 'is defined', or 'is none'": "null nil undefined NULL Null",
+        "write true or false": "TRUE yes Yes FALSE no No",
+        "write alert, labels or annotations": "event trigger payload github workflow ctx request alertmanager",
+        "constants are under vars: vars.name": "inputs parameters params env ansible_vars input",
+        "there are no loops over steps": "item items loop matrix",
+        "write steps.<id>.output": "outputs result results needs task tasks previous output",
+        "write target.node": "inventory_hostname ansible_hostname hostname host",
+        "write target.node or labels.node": "node gpu",
+        "write labels.<name>": "severity instance alertname namespace pod job_name device",
+        "write annotations.<name>": "summary description runbook_url value",
+        "a secret is named by bearer_from_env and never part of a text": "secrets vault",
+        "write alert.status, or steps.<id>.status": "status",
+    }
+)
+STEP_MEMBERS = _table(
+    {
+        'write steps.{id}.status == "succeeded"': "succeeded success ok changed completed",
+        'write steps.{id}.status == "failed"': "failed failure rc exit_code",
+        "write steps.{id}.status": "outcome conclusion state phase",
+        "write steps.{id}.output": "outputs result stdout json results data",
+        "write steps.{id}.error": "message reason stderr",
+    }
+)
+_MALFORMED: Sequence[tuple[str, str]] = (
+    (r"\bAND\b", "write 'and'"),
+    (r"\bOR\b", "write 'or'"),
+    (r"\bNOT\b", "write 'not'"),
+    (r"===", "two values are compared with =="),
+    (
+        r"=~|!~|~=|\bis (not )?(match|search|regex)|regex|\bmatches\b|\blike\b",
+        "regular expressions are written in on.matchers",
+    ),
+    (r"\bis (not )?(null|nil|empty)\b|\bexists\b", "write 'is defined', or 'is none'"),
+    (r"\bis (not )?(failed|succeeded|success|skipped|failure|changed)\b", 'write steps.<id>.status == "failed"'),
+    (r"\?", "write a if condition else b"),
+    (r"<>|\bne\b", "write !="),
+    (r"-eq\b|\beq\b", "write =="),
+    (r"-gt\b|\bgt\b", "write >"),
+    (r"-lt\b|\blt\b", "write <"),
+    (r"\d\s*%", "write the number without %"),
+    (r"\bcontains\b|\bhas\b", 'write "part" in labels.x'),
+    (r"^\s*if\b|\bthen\b", "write the condition alone, without 'if' and 'then'"),
+    (r"\|\s*bool\b", 'compare with the text: labels.x == "true"'),
+    (r"[“”„‘’]", 'use straight quotes: "'),
+    (r"\{[a-z]", "write names without braces: labels.x"),
+)
+
+
+def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
+    """Return how the value at `path`, refused with pydantic's error type `kind`, is written. None if unknown."""
+    if kind == "extra_forbidden":
+        return _of_key(path[:-1], str(path[-1]))
+    match path:
+        case ("on",) if isinstance(value, str):
+            return f"write on: {{alert: {value}}}"
+        case ("on",) if isinstance(value, list):
+            return "write on: {alert: [NAME, NAME]}"
+        case ("guards", "max_runs"):
+            return _MAX_RUNS
+        case ("guards",):
+            return "write guards: {cooldown: 10m}"
+        case ("target",) if isinstance(value, str):
+            return _target(value)
+        case ("target",):
+            return "write target: gpu, node, job or cluster, or a group such as {nodes: {pool: h100}}"
+        case ("mode",):
+            return _mode(str(value))
+        case ("approval",):
+            return "write approval: {by: [NAME], timeout: 1h}"
+        case ("vars",):
+            return "write vars: {name: value}"
+        case ("effect",):
+            return "write effect: {query: PROMQL, better: lower}"
+        case (str() as phase, int()) if phase in PHASES and isinstance(value, str):
+            return f"write action: {value}" if "." in value else "write action: NAME"
+        case (str() as phase, int(), str() as key, *_) if phase in PHASES:
+            return _step_value(key, value)
+    return None
+
+
+def of_parameter(action: str, path: DocumentPath, kind: str) -> str | None:
+    if kind != "extra_forbidden" or len(path) != 1:
+        return None
+    name = str(path[0])
+    if name in _OF_STEP:
+        return f"{name!r} belongs to the step, next to 'with'"
+    return PARAMETERS.get(action, {}).get(name)
+
+
+def of_expression(text: str) -> str:
+    """Return how a malformed expression is written, as the end of an error. Empty if unknown."""
+    return next((f"; {cure}" for pattern, cure in _MALFORMED if re.search(pattern, text)), "")
+
+
+def _of_key(owner: DocumentPath, key: str) -> str | None:
+    match owner:
+        case ():
+            return DOCUMENT.get(key)
+        case ("on",):
+            return ON.get(key)
+        case ("target",):
+            return TARGET.get(key)
+        case ("guards",):
+            return GUARDS.get(key)
+        case ("guards", "max_runs"):
+            return RATE.get(key)
+        case ("approval",):
+            return QUESTION.get(key)
+        case (str(), int(), "approve"):
+            return QUESTION.get(key)
+        case (str(), int(), "retry"):
+            return RETRY.get(key)
+        case (str(), int()):
+            if key in STEP:
+                return STEP[key]
+            return f"write action: {key}, and its parameters under 'with'" if "." in key else None
+    return None
+
+
+def _target(value: str) -> str | None:
+    if "{{" in value:
+        return f'write target: {{node: "{value}"}}, or gpu with its node, or job'
+    if value in MEMBER_KINDS:
+        return f"write target: {{{value}: all}}, or {MEMBER_KINDS[value]} for the one of the alert"
+    near = {"host": "node", "instance": "node", "server": "node", "machine": "node", "device": "gpu", "pod": "job"}
+    return f"write target: {near[value]}" if value in near else None
+
+
+def _mode(value: str) -> str | None:
+    meant = {
+        **dict.fromkeys(("dry-run", "dry_run", "dryrun", "check", "monitor", "off", "disabled", "test"), "observe"),
+        **dict.fromkeys(("auto", "automatic", "active", "on", "live", "execute", "true"), "enforce"),
+        **dict.fromkeys(("manual", "ask", "confirm", "semi-auto"), "approve"),
+    }
+    return f"write mode: {meant[value.lower()]}" if value.lower() in meant else None
+
+
+def _step_value(key: str, value: Any) -> str | None:
+    if key == "retry" and not isinstance(value, dict):
+        return f"write retry: {{attempts: {value if isinstance(value, int) and value is not True else 3}}}"
+    if key == "with":
+        return "write with: {name: value}"
+    if key == "undo":
+        return "write undo: on_resolve, or on_failure"
+    if key == "wait_for":
+        return _WAIT
+    if key == "approve" and not isinstance(value, (str, dict)):
+        return _APPROVE
+    if key == "on_error":
+        return "write on_error: continue; steps for a failed run are under 'on_failure'"
+    return None

@@ -1,0 +1,265 @@
+"""Check of the types in conditions and templates: what can never be true, or is always true, is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jinja2 import nodes
+
+from trainmedic_core.expressions import names
+from trainmedic_core.expressions.template_syntax import SyntaxTree
+from trainmedic_core.problems import did_you_mean
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Each, Shape, member
+
+METHODS = ("get", "items", "keys", "values")
+"""Of mappings, usable in expressions."""
+
+_SIGNS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
+_ORDERS = ("gt", "gteq", "lt", "lteq")
+_FILTERS: Mapping[str, Shape] = {
+    **dict.fromkeys(("abs", "count", "float", "int", "length", "round", "sum"), NUMBER),
+    **dict.fromkeys(("capitalize", "duration", "join", "lower", "string", "title", "tojson", "trim", "upper"), TEXT),
+}
+_ARITHMETIC = {nodes.Sub: "-", nodes.Div: "/", nodes.FloorDiv: "//", nodes.Pow: "**"}
+_FALSE_WORDS = ("false", "no", "off")
+
+
+def check(tree: SyntaxTree, scope: Mapping[str, Shape]) -> Iterator[str]:
+    """Yield the errors, each with what to write."""
+    assigned = {name.name for name in tree.all_of(nodes.Name) if name.ctx != "load"}
+    checking = _Checking({name: shape for name, shape in scope.items() if name not in assigned})
+    for node in tree.all_of((nodes.Getattr, nodes.Getitem)):
+        yield from checking.unknown_output(node)
+    for compare in tree.all_of(nodes.Compare):
+        operands = [compare.expr, *(operand.expr for operand in compare.ops)]
+        for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):
+            if operand.op in ("in", "notin"):
+                yield from checking.membership(left, right)
+            else:
+                yield from checking.comparison(left, operand.op, right)
+    for kind, sign in _ARITHMETIC.items():
+        for calculation in tree.all_of(kind):
+            for text, number in ((calculation.left, calculation.right), (calculation.right, calculation.left)):
+                if checking.shape_of(text) is TEXT and checking.shape_of(number) is NUMBER:
+                    yield f"{_written(text)} is text, and a number is calculated by {sign}; write {_as_number(text)}"
+    for condition in _conditions(tree):
+        yield from checking.truth(condition)
+
+
+class _Checking:
+    def __init__(self, scope: Mapping[str, Shape]) -> None:
+        self._scope = scope
+
+    def shape_of(self, node: nodes.Node) -> Shape:
+        match node:
+            case nodes.Name(name=name):
+                return self._scope.get(name, ANY)
+            case nodes.Const(value=value):
+                return _of_leaf(value)
+            case nodes.Getattr(node=inner, attr=name):
+                return self._member(inner, name)
+            case nodes.Getitem(node=inner, arg=nodes.Const(value=str() as name)):
+                return self._member(inner, name)
+            case nodes.Getitem(node=inner, arg=nodes.Const(value=int())):
+                owner = self.shape_of(inner)
+                return owner.value if isinstance(owner, Each) else ANY
+            case nodes.Filter(name="default" | "d", node=nodes.Node() as inner, args=[other, *_]):
+                shape = self.shape_of(inner)
+                return shape if shape is self.shape_of(other) else ANY
+            case nodes.Filter(name=name):
+                return _FILTERS.get(name, ANY)
+            case nodes.Concat():
+                return TEXT
+            case nodes.Compare() | nodes.Test() | nodes.Not():
+                return BOOLEAN
+            case nodes.Neg(node=inner) | nodes.Pos(node=inner):
+                return self.shape_of(inner)
+            case nodes.BinExpr(left=left, right=right) if not isinstance(node, (nodes.And, nodes.Or)):
+                return NUMBER if self.shape_of(left) is self.shape_of(right) is NUMBER else ANY
+            case nodes.CondExpr(expr1=first, expr2=nodes.Node() as second):
+                shape = self.shape_of(first)
+                return shape if shape is self.shape_of(second) else ANY
+        return ANY
+
+    def _member(self, inner: nodes.Node, name: str) -> Shape:
+        owner = self.shape_of(inner)
+        if isinstance(owner, Each) and name in METHODS:
+            return ANY
+        return member(owner, name)
+
+    def unknown_output(self, node: nodes.Node) -> Iterator[str]:
+        """Yield the error of a member that the output of a step cannot have."""
+        owner, name = _owner_and_name(node)
+        if owner is None or not _is_of_output(owner):
+            return
+        shape, parts = self.shape_of(owner), _written(owner)
+        if shape is NUMBER or shape is BOOLEAN:
+            yield f"{parts} has no {name!r}: it is {shape}"
+        if not isinstance(shape, Mapping) or name in shape or name in METHODS or not shape:
+            return
+        chain = names.chain(owner)
+        if chain is not None and len(chain) == 3:
+            parts = f"the output of step {chain[1]!r}"
+        yield f"{parts} has no {name!r}{did_you_mean(name, shape) or _elsewhere(shape, name)}"
+
+    def comparison(self, left: nodes.Node, sign: str, right: nodes.Node) -> Iterator[str]:
+        written = _SIGNS[sign]
+        for one, other in ((left, right), (right, left)):
+            kind, rival = self.shape_of(one), self.shape_of(other)
+            if self._is_text_by_default(one) and rival is NUMBER and sign in _ORDERS:
+                yield f"{_written(one)} can be text and is compared with a number by {written}; add | float"
+            elif kind is TEXT and rival is NUMBER:
+                if isinstance(one, nodes.Const):
+                    yield (
+                        f"{_written(other)} is a number and is compared with the text {one.value!r} by {written}; "
+                        f"write the number without quotes"
+                    )
+                else:
+                    yield (
+                        f"{_written(one)} is text and is compared with a number by {written}; write {_as_number(one)}"
+                    )
+            elif kind is TEXT and rival is BOOLEAN and isinstance(other, nodes.Const):
+                word = str(other.value).lower()
+                yield f'{_written(one)} is text and is compared with {word}; write {_written(one)} {written} "{word}"'
+        if sign in _ORDERS and self.shape_of(left) is self.shape_of(right) is TEXT:
+            for text, number in ((left, right), (right, left)):
+                if isinstance(number, nodes.Const) and _is_number(number.value):
+                    yield (
+                        f"{_written(text)} and {number.value!r} are compared as texts, character by character; "
+                        f"write {_as_number(text)} {written} {number.value}"
+                    )
+
+    def membership(self, left: nodes.Node, right: nodes.Node) -> Iterator[str]:
+        if isinstance(right, nodes.Const) and isinstance(right.value, str) and self.shape_of(left) is TEXT:
+            if isinstance(left, nodes.Const):
+                return
+            words = [word for word in right.value.replace("|", " ").replace(",", " ").split() if word]
+            listed = ", ".join(f'"{word}"' for word in words)
+            yield (
+                f"{_written(left)} in {right.value!r} compares with parts of that text; "
+                f"write {_written(left)} in [{listed}]"
+            )
+        if self.shape_of(left) is NUMBER and self.shape_of(right) is TEXT:
+            yield f"{_written(left)} is a number and {_written(right)} is text; write {_written(left)} | string"
+        items = right.items if isinstance(right, (nodes.List, nodes.Tuple)) else []
+        if items and self.shape_of(left) is TEXT and all(self.shape_of(item) is NUMBER for item in items):
+            yield f"{_written(left)} is text and the list has numbers; put them in quotes"
+
+    def truth(self, node: nodes.Node) -> Iterator[str]:
+        """Yield the error of a part of a condition that is always true."""
+        parts = names.chain(node)
+        if isinstance(node, nodes.Const) and isinstance(node.value, str) and node.value:
+            yield (
+                f"the text {node.value!r} alone is always true; compare with each value, "
+                f'such as labels.severity in ["warning", "critical"]'
+            )
+        if parts is None:
+            return
+        if parts[0] == "steps" and (len(parts) == 2 or (len(parts) == 3 and parts[2] == "status")):
+            yield f'{".".join(parts)} alone is always true; write steps.{parts[1]}.status == "succeeded"'
+        elif parts in (("alert",), ("alerts",), ("labels",), ("target",), ("run",), ("steps",)):
+            yield f"{parts[0]} alone is always true; name a member of it, such as {parts[0]}.{_EXAMPLES[parts[0]]}"
+
+    def _is_text_by_default(self, node: nodes.Node) -> bool:
+        match node:
+            case nodes.Filter(name="default" | "d", node=nodes.Node() as inner, args=[other, *_]):
+                return self.shape_of(inner) is TEXT and self.shape_of(other) is NUMBER
+        return False
+
+
+_EXAMPLES = {
+    "alert": "name",
+    "alerts": "0",
+    "labels": "severity",
+    "target": "node",
+    "run": "mode",
+    "steps": "<id>.status",
+}
+
+
+def always_true(name: str, value: Any) -> str | None:
+    """Return the error if a variable that a condition uses alone is a text that means false."""
+    if isinstance(value, str) and value.lower() in _FALSE_WORDS:
+        return f"vars.{name} is the text {value!r}, which counts as true; write {name}: false"
+    return None
+
+
+def bare_variables(tree: SyntaxTree) -> Iterator[str]:
+    """Yield the variables that decide alone about a condition or a part of it."""
+    for node in _conditions(tree):
+        parts = names.chain(node)
+        if parts is not None and len(parts) == 2 and parts[0] == "vars":
+            yield parts[1]
+
+
+def _conditions(tree: SyntaxTree) -> Iterator[nodes.Node]:
+    roots: list[nodes.Node] = [tree.expression] if tree.is_expression and tree.expression is not None else []
+    roots += [node.test for node in tree.all_of(nodes.If)]
+    roots += [node.test for node in tree.all_of(nodes.CondExpr)]
+    while roots:
+        node = roots.pop()
+        if isinstance(node, (nodes.And, nodes.Or)):
+            roots += [node.right, node.left]
+        elif isinstance(node, nodes.Not):
+            roots.append(node.node)
+        else:
+            yield node
+
+
+def _owner_and_name(node: nodes.Node) -> tuple[nodes.Node | None, str]:
+    match node:
+        case nodes.Getattr(node=owner, attr=name):
+            return owner, name
+        case nodes.Getitem(node=owner, arg=nodes.Const(value=str() as name)):
+            return owner, name
+    return None, ""
+
+
+def _is_of_output(node: nodes.Node) -> bool:
+    while isinstance(node, (nodes.Getattr, nodes.Getitem)):
+        parts = names.chain(node)
+        if parts is not None:
+            return parts[0] == "steps" and len(parts) > 2 and parts[2] == "output"
+        node = node.node
+    return False
+
+
+def _elsewhere(shape: Mapping[str, Shape], name: str) -> str:
+    """Return where a member of this name is, or the names there are."""
+    for key, inner in shape.items():
+        if isinstance(inner, Mapping) and name in inner:
+            return f"; did you mean '{key}.{name}'?"
+    return f"; there are {', '.join(shape)}"
+
+
+def _of_leaf(value: Any) -> Shape:
+    leaves: tuple[tuple[type, Shape], ...] = ((bool, BOOLEAN), (int, NUMBER), (float, NUMBER), (str, TEXT))
+    return next((shape for kind, shape in leaves if isinstance(value, kind)), ANY)
+
+
+def _written(node: nodes.Node) -> str:
+    match node:
+        case nodes.Name(name=name):
+            return name
+        case nodes.Const(value=value):
+            return repr(value)
+        case nodes.Getattr(node=owner, attr=name):
+            return f"{_written(owner)}.{name}"
+        case nodes.Getitem(node=owner, arg=nodes.Const(value=value)):
+            return f"{_written(owner)}[{value!r}]"
+        case nodes.Filter(node=nodes.Node() as inner, name=name):
+            return f"{_written(inner)} | {name}"
+    return "this"
+
+
+def _as_number(node: nodes.Node) -> str:
+    return f"{_written(node)} | float"
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, str)

@@ -1,0 +1,144 @@
+"""Typed inputs of playbooks that people start: their declaration, and the reading of given values. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Struct, field
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainmedic.wire.envelope import write_time
+from trainmedic_core import duration
+from trainmedic_core.problems import did_you_mean, shown
+
+MOST_INPUTS = 50
+ANNOTATION = "inputs"
+"""Annotation of the stand-in alert with the inputs as JSON, so that a run keeps them over restarts."""
+_LONGEST = 4096
+_MOST_NODES = 1000
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
+
+InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+Value = str | int | float | list[str]
+
+
+class InputType(StrEnum):
+    TEXT = "text"
+    NUMBER = "number"
+    DURATION = "duration"
+    TIME = "time"
+    NODES = "nodes"
+    JOB = "job"
+
+
+class Input(BaseModel):
+    """A value that the person who starts the playbook gives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: InputType
+    default: Value | None = None
+    required: bool = False
+
+
+class ReadInputs(Struct, frozen=True):
+    values: Mapping[str, Value | None]
+    """All declared inputs. None for one without value and default."""
+    problems: Sequence[tuple[str, str]] = field(default=())
+    """As (name, message)."""
+
+    @property
+    def as_annotations(self) -> dict[str, str]:
+        return {ANNOTATION: json.dumps(self.values, sort_keys=True)} if self.values else {}
+
+
+def read(declared: Mapping[str, Input], given: Mapping[str, Value]) -> ReadInputs:
+    values: dict[str, Value | None] = {}
+    problems: list[tuple[str, str]] = []
+    for name in given.keys() - declared.keys():
+        hint = did_you_mean(name, declared) or (f"; there are {', '.join(declared)}" if declared else "")
+        problems.append((name, f"the playbook has no such input{hint}"))
+    for name, spec in declared.items():
+        value = given.get(name, spec.default)
+        if value is None:
+            values[name] = None
+            if spec.required:
+                problems.append((name, f"is required; give a {spec.type}" if spec.type != "nodes" else _NODES_MISSING))
+            continue
+        try:
+            values[name] = read_value(spec.type, value)
+        except ValueError as error:
+            problems.append((name, str(error)))
+    return ReadInputs(values, tuple(sorted(problems)))
+
+
+_NODES_MISSING = "is required; give names of nodes, separated by commas"
+
+
+def read_value(kind: InputType, value: Value) -> Value:
+    """Return the value in its canonical form: durations and times as text. Raises ValueError."""
+    match kind:
+        case InputType.NUMBER:
+            return _number(value)
+        case InputType.NODES:
+            return _nodes(value)
+    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST or "\0" in value:
+        raise ValueError(f"must be text of 1 to {_LONGEST} characters")
+    match kind:
+        case InputType.DURATION:
+            return duration.write(duration.parse(value.strip()))
+        case InputType.TIME:
+            return _time(value.strip())
+        case InputType.JOB if not _NAME.fullmatch(value.strip()):
+            raise ValueError(f"{shown(value)} is not the name of a job")
+        case InputType.JOB:
+            return value.strip()
+    return value
+
+
+def of_annotations(annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Return the inputs that a stand-in alert carries."""
+    text = annotations.get(ANNOTATION)
+    values: dict[str, Any] = json.loads(text) if text else {}
+    return values
+
+
+def _number(value: Value) -> int | float:
+    if isinstance(value, str) and len(value) <= 40:
+        try:
+            value = int(value)
+        except ValueError:
+            with contextlib.suppress(ValueError):
+                value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{shown(value)} is not a number")
+    return value
+
+
+def _time(text: str) -> str:
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        read = None
+    if read is None or read.tzinfo is None:
+        raise ValueError(f"{shown(text)} is not a time with its zone, such as 2026-01-31T12:00:00Z")
+    return write_time(read)
+
+
+def _nodes(value: Value) -> list[str]:
+    if not isinstance(value, (str, list)):
+        raise ValueError("must be names of nodes, separated by commas")
+    names = list(dict.fromkeys(value.replace(",", " ").split() if isinstance(value, str) else value))
+    if not 0 < len(names) <= _MOST_NODES:
+        raise ValueError(f"must be 1 to {_MOST_NODES} names of nodes, separated by commas")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{shown(name)} is not the name of a node")
+    return names

@@ -1,0 +1,252 @@
+"""Selectors of groups by topology attributes, such as ``nodes: {pool: h100}``, and their members.
+
+The canonical text of a selector is the target key of its parent run, so equal selectors are one target.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from urllib.parse import quote, unquote
+
+from msgspec import Struct
+
+from trainmedic_core import gpu_names
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.domain import host_lists, places
+from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.topology import Topology
+
+MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": TargetKind.NODE, "jobs": TargetKind.JOB}
+"""Plural key in a playbook's ``target``: kind of the members."""
+ALL = "all"
+NAME = "name"
+ON_NODES = "on_nodes"
+MOST_MEMBERS = 10_000
+"""Members of a group: twice the GPUs of the largest single rollout planned for."""
+_PLURALS = {kind: plural for plural, kind in MEMBER_KINDS.items()}
+_SAFE = "/[]:;+@~()*!$&' "
+_SHOWN = 3
+
+
+class Selector(Struct, frozen=True):
+    """Conditions on attributes. Each needs one of its values. No condition selects all."""
+
+    kind: TargetKind
+    """Kind of the members."""
+    terms: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Sorted by attribute."""
+
+    @property
+    def target(self) -> Target:
+        terms = (f"{_quoted(name)}={'|'.join(map(_quoted, values))}" for name, values in self.terms)
+        return Target(TargetKind.GROUP, group=f"{_PLURALS[self.kind]}:{','.join(terms) or ALL}")
+
+    @classmethod
+    def of(cls, target: Target) -> Selector:
+        """Return the selector of a group. Raises ValueError."""
+        plural, _, text = (target.group or "").partition(":")
+        kind = MEMBER_KINDS.get(plural)
+        if kind is None or not text:
+            raise ValueError(f"{target.key!r} is no group, such as nodes:pool=h100")
+        if text == ALL:
+            return cls(kind)
+        terms: dict[str, tuple[str, ...]] = {}
+        for term in text.split(","):
+            name, equals, values = term.partition("=")
+            if not (name and equals and all(values.split("|"))):
+                raise ValueError(f"{term!r} in {target.key!r} is not NAME=VALUE")
+            terms[unquote(name)] = tuple(map(unquote, values.split("|")))
+        return cls(kind, tuple(sorted(terms.items())))
+
+
+class Selection(Struct, frozen=True):
+    members: tuple[Target, ...]
+    left_out: tuple[str, ...] = ()
+    """Selected nodes whose GPUs no agent reports, and GPUs that several nodes report."""
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe=_SAFE)
+
+
+def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
+    """Return the members in natural order of their names. Refused if there are none, too many, or a source that may
+    know more does not answer.
+    """
+    if not (topology.agents_answer and topology.cluster.answers):
+        return Unresolved("target_unknown", "a source of the topology does not answer, so the group is not known whole")
+    key = selector.target.key
+    if selector.kind is TargetKind.JOB:
+        selection = _jobs(selector, topology)
+    else:
+        nodes = _nodes(selector, topology)
+        if isinstance(nodes, Unresolved):
+            return nodes
+        selection = _gpus(nodes, topology) if selector.kind is TargetKind.GPU else Selection(_targets(nodes))
+    if isinstance(selection, Unresolved):
+        return selection
+    if not selection.members:
+        why = _nothing(selector, topology, selection)
+        return Unresolved("target_unknown", f"{key} selects nothing: {why}")
+    if len(selection.members) > MOST_MEMBERS:
+        return Unresolved(
+            "target_unknown", f"{key} selects {len(selection.members)} members; a group has at most {MOST_MEMBERS}"
+        )
+    return selection
+
+
+def vanished(member: Target, topology: Topology) -> str | None:
+    """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
+    if not (topology.agents_answer and topology.cluster.answers):
+        return None
+    if member.kind is TargetKind.JOB:
+        return None if member.job in _job_names(topology) else f"the job {member.job} is gone"
+    node = member.node or ""
+    if node not in topology.attributes_by_node:
+        return f"the node {node} is gone"
+    gpus = topology.gpus_on(node)
+    if member.kind is TargetKind.GPU and gpus is not None and member.gpu not in gpus:
+        return f"the GPU {member.gpu} is no longer on {node}"
+    return None
+
+
+def nodes_of(members: Collection[Target], topology: Topology) -> set[str]:
+    """Return the nodes on which the members are, as far as known."""
+    return {node for member in members for node in places.nodes_of(member, topology)}
+
+
+def gpus_of(members: Sequence[Target], topology: Topology) -> int | None:
+    """Return the number of distinct GPUs of all members; None if one is unknown."""
+    keys: set[str] = set()
+    for member in members:
+        if member.kind is TargetKind.GPU:
+            keys.add(gpu_names.key(member.gpu or "", member.node or ""))
+            continue
+        if member.kind is TargetKind.JOB:
+            of_job = topology.jobs.keys_by_job.get(member.job or "")
+            if of_job is None:
+                return None
+            keys |= of_job
+            continue
+        gpus = topology.gpus_on(member.node or "")
+        if gpus is None:
+            return None
+        keys |= {gpu_names.key(gpu, member.node or "") for gpu in gpus}
+    return len(keys)
+
+
+def natural(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the sort key that puts ``n2`` before ``n10``."""
+    return tuple((word, int(number or 0)) for word, number in re.findall(r"(\D*)(\d*)", text)[:-1])
+
+
+def _nodes(selector: Selector, topology: Topology) -> list[str] | Unresolved:
+    named = _named_nodes(dict(selector.terms).get(NAME), topology)
+    if isinstance(named, Unresolved):
+        return named
+    nodes = topology.attributes_by_node if named is None else named
+    others = [(name, values) for name, values in selector.terms if name != NAME]
+    return sorted((node for node in nodes if _has(node, others, topology)), key=natural)
+
+
+def _has(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology: Topology) -> bool:
+    attributes = topology.attributes_by_node.get(node, {})
+    return all(attributes.get(name) in values for name, values in terms)
+
+
+def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str] | Unresolved | None:
+    """Return the nodes of host lists; None without any. Unknown names are refused."""
+    if values is None:
+        return None
+    names: list[str] = []
+    for value in values:
+        try:
+            names += host_lists.expand(value)
+        except host_lists.UnreadableHostList as error:
+            return Unresolved("target_unknown", f"the host list {value[:80]!r} {error}")
+    found = {name: topology.known.find(name) for name in names}
+    several = next((name for name, nodes in found.items() if len(nodes) > 1), None)
+    if several is not None:
+        return Unresolved("target_ambiguous", f"{several!r} may be {' or '.join(sorted(found[several]))}")
+    unknown = [name for name, nodes in found.items() if not nodes & topology.attributes_by_node.keys()]
+    if unknown:
+        return Unresolved("target_unknown", f"there is no node {_few(unknown)}")
+    return {node for nodes in found.values() for node in nodes}
+
+
+def _targets(nodes: Collection[str]) -> tuple[Target, ...]:
+    return tuple(Target(TargetKind.NODE, node=node) for node in nodes)
+
+
+def _gpus(nodes: Collection[str], topology: Topology) -> Selection:
+    members: list[Target] = []
+    left_out: list[str] = []
+    for node in nodes:
+        gpus = topology.gpus_on(node)
+        if not gpus:
+            left_out.append(node)
+        for gpu in gpus or ():
+            if gpu_names.key(gpu, node) in topology.agents.contested:
+                left_out.append(f"{node}/{gpu}")
+            else:
+                members.append(Target(TargetKind.GPU, node=node, gpu=gpu))
+    return Selection(tuple(members), tuple(left_out))
+
+
+def _jobs(selector: Selector, topology: Topology) -> Selection | Unresolved:
+    terms = dict(selector.terms)
+    wanted, on_nodes = terms.pop(NAME, None), _named_nodes(terms.pop(ON_NODES, None), topology)
+    if isinstance(on_nodes, Unresolved):
+        return on_nodes
+    members = []
+    for job in sorted(_job_names(topology), key=natural):
+        target = Target(TargetKind.JOB, job=job)
+        nodes = places.nodes_of(target, topology) if terms or on_nodes is not None else frozenset[str]()
+        is_placed = on_nodes is None or bool(nodes & on_nodes)
+        has_attributes = not terms or any(_has(node, terms.items(), topology) for node in nodes)
+        if (wanted is None or job in wanted) and is_placed and has_attributes:
+            members.append(target)
+    return Selection(tuple(members))
+
+
+def _job_names(topology: Topology) -> set[str]:
+    """Return the jobs that take commands: those that report their nodes."""
+    written = (job for jobs in topology.written.reported_by_node.values() for job in jobs)
+    return {*topology.jobs.nodes_by_job, *written}
+
+
+def _nothing(selector: Selector, topology: Topology, selection: Selection) -> str:
+    if selection.left_out:
+        return f"no agent reports the GPUs of {_few(selection.left_out)}"
+    if selector.kind is TargetKind.JOB:
+        return "no connected job fits"
+    attributes = topology.attributes_by_node.values()
+    for name, values in selector.terms:
+        there = sorted({each[name] for each in attributes if name in each})
+        if name != NAME and not there:
+            return f"no node has the attribute {name!r}"
+        if name != NAME and not set(there) & set(values):
+            return f"no node has {name}={'|'.join(values)}; there are {_few(there)}"
+    return "no node has all of these attributes" if selector.terms else "no node is known"
+
+
+def _few(names: Collection[str]) -> str:
+    shown = list(names)[:_SHOWN]
+    more = len(names) - len(shown)
+    return f"{', '.join(shown)} and {more} more" if more else ", ".join(shown)
+
+
+def of_written(plural: str, written: str | Mapping[str, Collection[str]]) -> Selector:
+    """Return the selector of rendered conditions, or of ``all``."""
+    terms = {} if isinstance(written, str) else written
+    return Selector(MEMBER_KINDS[plural], tuple(sorted((name, tuple(values)) for name, values in terms.items())))
+
+
+def described(attributes: str) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of ``rack=r1, pool=h100``. Raises ValueError."""
+    for pair in attributes.split(","):
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not (name and equals and value):
+            raise ValueError(f"{pair.strip()!r} is not NAME=VALUE, such as rack=r1")
+        yield name, value

@@ -1,0 +1,53 @@
+"""Types of values that expressions use, known to the leaf, so that conditions are checked when a playbook is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+
+class ValueType(StrEnum):
+    TEXT = "text"
+    NUMBER = "a number"
+    BOOLEAN = "true or false"
+    ANY = "any value"
+    """Not known, or of several types. Nothing is checked."""
+
+
+class Each(Struct, frozen=True):
+    """A list, or a mapping whose keys are not known, with values of one type."""
+
+    value: Shape
+
+
+Shape: TypeAlias = "ValueType | Each | Mapping[str, Shape]"
+
+TEXT, NUMBER, BOOLEAN, ANY = ValueType
+TEXTS = Each(TEXT)
+
+
+def of_constant(value: Any) -> Shape:
+    if isinstance(value, bool):
+        return BOOLEAN
+    if isinstance(value, (int, float)):
+        return NUMBER
+    if isinstance(value, str):
+        return TEXT
+    if isinstance(value, Mapping):
+        return {str(key): of_constant(each) for key, each in value.items()}
+    return ANY
+
+
+def of_outputs(outputs: Collection[str]) -> Mapping[str, Shape]:
+    """Return an action's outputs as a mapping. Types are not known of one that only names its keys."""
+    return outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ANY)
+
+
+def member(owner: Shape, name: str) -> Shape:
+    """Return the type of a member, `ANY` if unknown."""
+    if isinstance(owner, Each):
+        return owner.value
+    return owner.get(name, ANY) if isinstance(owner, Mapping) else ANY

@@ -1,0 +1,83 @@
+"""A parent's driver's view of its group: progress, news, and what it passes on to the members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from trainmedic_server.domain.group import Member
+from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run
+from trainmedic_server.engine import group_members, undoing
+from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.engine.plan_values import OutsideState
+from trainmedic_server.engine.rollout import GroupProgress, StartMembers
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.store import Transaction
+
+
+class GroupFollower:
+    def __init__(self, services: EngineServices, parent: Run) -> None:
+        self._services = services
+        self._parent_id, self._is_open = parent.id, parent.is_open
+        self.progress: GroupProgress | None = None
+        """None before `follow`."""
+        self.news = asyncio.Event()
+        """Set when a member has changed."""
+        self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None
+        """End of the alert and orders that the members know."""
+
+    async def follow(self) -> None:
+        """Read the members. News that arrive during the read are applied after it."""
+        news: list[Member] = []
+        self._services.group_news.follow(self._parent_id, news.append)
+        progress = await self._services.recorder.transact(lambda tx: group_members.read_progress(tx, self._parent_id))
+        for member in news:
+            progress.note(member)
+        self.progress = progress
+        self._services.group_news.follow(self._parent_id, self._note)
+
+    def leave(self) -> None:
+        self._services.group_news.leave(self._parent_id)
+
+    def _note(self, member: Member) -> None:
+        assert self.progress is not None
+        self.progress.note(member)
+        self.news.set()
+
+    def try_again(self) -> None:
+        """Forget why no member could start."""
+        if self.progress is not None:
+            self.progress.held = ""
+
+    async def start(
+        self, order: StartMembers, parent: Run, playbook: CompiledPlaybook, outside: OutsideState
+    ) -> Sequence[str]:
+        """Start members and return their run IDs."""
+        progress = self.progress
+        assert progress is not None
+        started = await group_members.start(self._services, parent, playbook, outside, progress, order)
+        progress.held, progress.refused = started.held, started.refused
+        if started.changes is None:
+            return ()
+        for run in started.changes.runs:
+            progress.note(Member.of(run))
+        self._services.on_admitted(replace(started.changes, outside=outside))
+        return [run.id for run in started.changes.runs if run.is_open]
+
+    async def wake_members(self, outside: OutsideState) -> None:
+        """Make the members reload after the end of the alert or an order to the whole group."""
+        known = (outside.resolved, tuple(outside.orders))
+        if known == self._forwarded:
+            return
+        before, self._forwarded = self._forwarded, known
+        if before is None and self._is_open and known == (False, ()):
+            return
+        undo = outside.last(OrderKind.UNDO) is not None
+
+        def work(tx: Transaction) -> set[str]:
+            possible = tx.members_with_undo(self._parent_id, undoing.OPEN_TO_ORDERS) if undo else ()
+            return {*tx.unfinished_members(self._parent_id), *possible}
+
+        self._services.touch(sorted(await self._services.recorder.transact(work)))

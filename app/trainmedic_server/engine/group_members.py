@@ -1,0 +1,118 @@
+"""Start of a group's members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from trainmedic_core.target import Target
+from trainmedic_server.domain import approval, group_events, places, selectors
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import EventKind
+from trainmedic_server.domain.group import SHOWN
+from trainmedic_server.domain.playbook import APPROVAL
+from trainmedic_server.domain.run import OrderKind, Run
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import admission_facts, group_plan, guards, rollout
+from trainmedic_server.engine.admission import AdmissionFacts, Admitter
+from trainmedic_server.engine.admission_changes import AdmissionChanges
+from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.engine.matching import Candidate
+from trainmedic_server.engine.plan_values import OutsideState
+from trainmedic_server.engine.rollout import GroupProgress, StartMembers
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.store import Transaction
+
+
+class StartedMembers(Struct, frozen=True):
+    changes: AdmissionChanges | None = None
+    """None if nothing was written."""
+    held: str = ""
+    """Why no further one can start now."""
+    refused: str = ""
+    """Why the breaker refuses the whole list, before the first member."""
+
+
+def read_progress(tx: Transaction, run_id: str) -> GroupProgress:
+    return GroupProgress(tx.group_list(run_id), tx.members(run_id))
+
+
+async def start(
+    services: EngineServices,
+    parent: Run,
+    playbook: CompiledPlaybook,
+    outside: OutsideState,
+    progress: GroupProgress,
+    order: StartMembers,
+) -> StartedMembers:
+    """Start members in one transaction. None starts after a cancellation or the end of the alert."""
+    topology = services.topology()
+    settings = playbook.definition.rollout or rollout.DEFAULTS
+
+    def is_busy(key: str) -> bool:
+        return bool(places.jobs_of(Target.of_key(key), topology))
+
+    keys = rollout.chosen(settings, progress.left(), order.count, parent.id, is_busy)
+    targets = [Target.of_key(key) for key in keys]
+
+    def work(tx: Transaction) -> StartedMembers:
+        if _is_over(tx, parent.id):
+            return StartedMembers()
+        now, ago = services.clock.now(), services.timeline.by_clock()
+        candidates = [Candidate(playbook, target) for target in targets]
+        facts = admission_facts.for_members(tx, candidates, services.limits, ago, topology)
+        if facts.controls.breaker_open:
+            return StartedMembers(held=facts.controls.breaker_reason or "the breaker is open")
+        vouched = is_approved(parent)
+        if not vouched and progress.last_batch is None:
+            whole = [Target.of_key(key) for key in progress.members]
+            refused = why_refused(whole, facts, topology, services)
+            if refused is not None:
+                return StartedMembers(refused=refused)
+        admitting = Admitter(facts, services.limits, services.new_id, now, ago)
+        held = ""
+        for candidate, target in zip(candidates, targets, strict=True):
+            gone = selectors.vanished(target, topology)
+            reason = admitting.start_member(parent, outside.alerts[0], candidate, target, order.batch, vouched, gone)
+            if reason is not None:
+                held = reason
+                break
+        changes = admitting.changes()
+        if not changes.runs:
+            return StartedMembers(held=held)
+        changes.write(tx, now)
+        tx.append([recorded(event, now, parent.id) for event in _events(progress, order.batch, changes.runs)])
+        return StartedMembers(changes, held)
+
+    return await services.recorder.transact(work)
+
+
+def is_approved(parent: Run) -> bool:
+    """Return whether a person approved the frozen list. A timeout that counts as approval is none."""
+    return any(step.phase == APPROVAL and approval.approvers(step) for step in parent.steps)
+
+
+def why_refused(
+    members: Sequence[Target], facts: AdmissionFacts, topology: Topology, services: EngineServices
+) -> str | None:
+    """Return why the breaker refuses the whole list; the breaker stays as it is."""
+    nodes = selectors.nodes_of(members, topology)
+    return guards.refuses_group(nodes, facts.nodes_acted_on, facts.known_nodes, services.limits)
+
+
+def _is_over(tx: Transaction, parent: str) -> bool:
+    orders = tx.orders_of([parent]).get(parent, ())
+    if any(order.kind in (OrderKind.CANCEL, OrderKind.UNDO) for order in orders):
+        return True
+    return OutsideState(tuple(tx.alerts_of([parent]).get(parent, ()))).resolved
+
+
+def _events(progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
+    """Return the end of the batch before and the start of this one, with the first of its members."""
+    last = progress.last_batch
+    if last == batch:
+        return []
+    ended = [group_plan.batch_ended(progress, last)] if last is not None else []
+    shown = [run.target_key for run in runs[:SHOWN]]
+    return [*ended, group_events.BatchStarted(batch + 1, len(runs), shown)]

@@ -1,0 +1,83 @@
+"""Groups in the playbook language: what loads, and what is refused with its cure."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.engine.world import ScriptedActions
+from trainmedic_core.target import TargetKind
+from trainmedic_server import errors
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+
+BASE = """
+playbook: rack
+on: {alert: PDU}
+target: {nodes: {rack: "{{ labels.rack }}"}}
+steps:
+  - {id: cap, action: test.cap, undo: on_resolve}
+"""
+
+
+def compiled(text: str) -> YamlPlaybook:
+    return loader.load_one(text, "rack.yaml", ScriptedActions())
+
+
+def with_target(target: str) -> str:
+    return BASE.replace('{nodes: {rack: "{{ labels.rack }}"}}', target)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("{nodes: all}", TargetKind.NODE),
+        ("{gpus: {rack: [r1, r2], topology.example.com/row: a}}", TargetKind.GPU),
+        ("{jobs: {on_nodes: 'n[1-4]'}}", TargetKind.JOB),
+    ],
+)
+def test_selectors_load(target: str, kind: TargetKind) -> None:
+    """All must be written out; a condition has one value or a list."""
+    playbook = compiled(with_target(target))
+    assert playbook.definition.target_kind is kind
+    assert playbook.definition.group is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (with_target("{nodes: {}}"), "target.nodes"),
+        (with_target("{nodes: everything}"), "target.nodes"),
+        (with_target("{nodes: {rack: []}}"), "target.nodes.rack"),
+        (with_target("{nodes: all, gpus: all}"), "a playbook works on one group"),
+        (with_target("{node: x, nodes: all}"), "unknown key 'node'"),
+        (with_target("{jobs: on_node}"), "target.jobs"),
+        (with_target("group"), "write a group as its selector"),
+        (with_target("node") + "rollout: {serial: 1}", "rollout: only for a group"),
+        (BASE + "rollout: {serial: 0}", "rollout.serial.*must be more than 0"),
+        (BASE + "rollout: {serial: -1}", "must be a whole number from 0, or a percentage"),
+        (BASE + "rollout: {serial: 1.5}", "must be a whole number from 0, or a percentage"),
+        (BASE + "rollout: {serial: 120%}", "is no percentage from 0% to 100%"),
+        (BASE + "rollout: {max_errors: few}", "must be a whole number from 0, or a percentage"),
+        (BASE + "rollout: {max_unavailable: 1}", "unknown key 'max_unavailable'"),
+        (BASE + "rollout: {order: idle}", "rollout.order"),
+        (BASE + "  - {approve: sure?}", "with mode: approve, a person approves the whole list once"),
+        (BASE + "on_failure: [{action: test.other}]", "belongs to its parent run, which cannot"),
+        (
+            BASE + "on_success: [{action: test.tell, when: steps.cap.status == 'failed'}]",
+            "there is no step 'cap'|has not run",
+        ),
+        (BASE + "on_success: [{action: test.tell, when: target.node}]", "a target of kind group has no 'node'"),
+        (BASE + "on_success: [{action: test.tell, when: group.fails > 1}]", "a group has no 'fails'"),
+        (BASE.replace("undo: on_resolve", "when: group.failed"), "group"),
+        (BASE + "effect: {query: up, better: lower}", "is not measured for a group"),
+    ],
+)
+def test_slips_are_refused(text: str, why: str) -> None:
+    """With the field, and what to write instead."""
+    with pytest.raises(errors.PlaybookError, match=why):
+        compiled(text)
+
+
+def test_the_parents_steps_know_the_counts() -> None:
+    """They are those of the group, not of a member."""
+    compiled(BASE + "on_failure: [{action: test.tell, when: group.failed > 1 and group.total > group.succeeded}]")

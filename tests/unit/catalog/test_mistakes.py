@@ -1,0 +1,95 @@
+"""Natural mistakes are refused at their line, with the cure. Texts that only look like one are accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.catalog.mistakes import BASE, mistakes
+from trainmedic_core import duration
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import loader
+from trainmedic_server.domain.identity import IdentityLabels
+
+ACTIONS = registry.Registry({action.name: action for action in registry.BUILT_IN})
+TABLE = tuple(mistakes())
+
+
+def problems_of(text: str) -> list[str]:
+    """Return ``line:column: message`` of each error, by the actions of the server."""
+    _, problems = loader.load(text, "p", ACTIONS, IdentityLabels())
+    return [str(problem).removeprefix("p:") for problem in problems]
+
+
+def test_the_table_is_large_and_has_no_entry_twice() -> None:
+    """At least 120 mistakes."""
+    assert len(TABLE) >= 120
+    assert len({text for text, *_ in TABLE}) == len(TABLE)
+
+
+@pytest.mark.parametrize(("text", "line", "named", "cure"), TABLE)
+def test_a_mistake_is_refused_with_its_cure(text: str, line: int, named: str, cure: str) -> None:
+    """The error is at the mistake's line, names it, and says what to write."""
+    problems = problems_of(text)
+    assert any(each.startswith(f"{line}:") and named in each and cure in each for each in problems), problems
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{wait_for: resolved, when: steps.f.output.cpu.percent > 80 and labels.a == '80'}",
+        "{wait_for: resolved, when: 'labels.temp | default(0) | float > 80'}",
+        '{wait_for: resolved, when: \'"NaN" in annotations.summary or labels.a in ["1", "2"]\'}',
+        "{wait_for: resolved, when: 'steps.f.output.disks[\"/\"].percent > 90'}",
+        "{wait_for: resolved, when: steps.f.output.gpu.ecc.volatile_uncorrected | default(0) > 0}",
+        '{wait_for: resolved, when: \'steps.f.output.get("cpu", {}).get("percent", 0) > vars.limit\'}',
+        "{wait_for: resolved, when: labels.a}",
+        '{action: notify, with: {message: \'{{ labels.a or "none" }}, {{ "a" if labels.b else "c" }}\'}}',
+        "{action: notify, with: {message: 'GPU #3'}}",
+        "{approve: Cap the GPU?}   # a comment",
+        "{action: k8s.cordon}   #cordon",
+        "{action: gpu.power_limit, with: {percent: 1}}",
+        "{action: alertmanager.silence, with: {duration: 5m}}\n  - {wait_for: resolved, timeout: 10m}",
+        "{action: alertmanager.silence, with: {duration: 5m}}\n  - {wait_for: resolved}",
+    ],
+)
+def test_a_valid_step_stays_valid(step: str) -> None:
+    """Types that are not known, and comments behind a blank, are no mistakes."""
+    assert problems_of(f"{BASE}  - {step}\n") == []
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        "{alert: 'High load (>5) on GPU, rack 7'}",
+        "{alert: A, matchers: ['node=~\"a|b\"', 'path=\"/a|/b\"', 'mount=\"/\"', 'owner=\"a b|c\"']}",
+    ],
+)
+def test_alertnames_and_values_of_matchers_may_have_any_characters(on: str) -> None:
+    """Only those that are certainly meant as a pattern are refused."""
+    assert problems_of(BASE.replace("{alert: A}", on)) == []
+
+
+def test_an_output_of_a_job_is_checked_where_no_ranks_or_nodes_are_merged() -> None:
+    """``job.load`` and ``http.request`` have one output; that of ``node.facts`` on a job is not known to the leaf."""
+    of_job = BASE.replace("target: gpu", "target: job") + "  - {id: load, action: job.load}\n"
+    assert problems_of(f"{of_job}  - {{wait_for: resolved, when: steps.f.output.lowest.cpu.percent > 8}}\n") == []
+    wrong = problems_of(f"{of_job}  - {{wait_for: resolved, when: steps.load.output.thruput > 8}}\n")
+    assert any("did you mean 'throughput'?" in each for each in wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("written", "cure"),
+    [
+        ("10 minutes", "write 10m"),
+        ("1 hour 30 min", "write 1h30m"),
+        ("90 SECONDS", "write 1m30s"),
+        ("0 min", "90s, 10m"),
+        ("soon", "90s, 10m"),
+        ("9" * 400 + " h", "90s, 10m"),
+    ],
+)
+def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: str) -> None:
+    """Also hostile ones, in little time."""
+    with pytest.raises(ValueError, match="is not a duration") as refused:
+        duration.parse(written)
+    assert cure in str(refused.value)
