@@ -72,6 +72,11 @@ class CronWindow(BaseModel):
         return f"{self.schedule} ({self.timezone})"
 
 
+def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
+    """Return the time of the schedule that still opens the window; None if it is closed. Its end is outside."""
+    opened = next_after(window.schedule, window.timezone, instant - window.duration)
+    return opened if opened <= instant else None
+
+
 def holds_at(window: CronWindow, instant: datetime) -> bool:
-    """Return whether the window is open. Its end is outside."""
-    return next_after(window.schedule, window.timezone, instant - window.duration) <= instant
+    return opened_at(window, instant) is not None

@@ -74,6 +74,10 @@ class Paused(Decided, frozen=True):
     """A pause blocks it. The pause itself is [`pause_ordered`](#the-server)."""
 
 
+class OutsideWindow(Decided, frozen=True):
+    """It is outside the playbook's `only_during`."""
+
+
 class Stale(Decided, frozen=True):
     """The alert is too old, or had already resolved."""
 

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from trainmedic_core.fields import Duration, Expression, Identifier
 from trainmedic_core.target import TargetKind
+from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
@@ -36,6 +37,7 @@ APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
 
 MOST_MATCHERS = 100
+MOST_WINDOWS = 20
 MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
 
@@ -401,6 +403,13 @@ Step = Annotated[
 ]
 
 
+OnlyDuring = Annotated[
+    Annotated[CronWindow, Tag("CronWindow")]
+    | Annotated[tuple[CronWindow, ...], Field(min_length=1, max_length=MOST_WINDOWS), Tag("tuple[CronWindow]")],
+    Discriminator(lambda value: "tuple[CronWindow]" if isinstance(value, (list, tuple)) else "CronWindow"),
+]
+
+
 class Playbook(_Model):
     """One YAML document: what it reacts to, its guards, its steps."""
 
@@ -419,6 +428,9 @@ class Playbook(_Model):
     rollout: Rollout | None = None
     """Only for a group. None for the defaults."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
+    only_during: OnlyDuring | None = Field(
+        None, description="Times at which it may start, and begin its harmful steps; default: always."
+    )
     guards: Guards = Guards()
     approval: Approval = Approval()
     steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
@@ -435,6 +447,11 @@ class Playbook(_Model):
     @property
     def name(self) -> str:
         return self.playbook
+
+    @property
+    def windows(self) -> tuple[CronWindow, ...]:
+        """Empty if it may act at any time."""
+        return (self.only_during,) if isinstance(self.only_during, CronWindow) else self.only_during or ()
 
     @property
     def target_kind(self) -> TargetKind:

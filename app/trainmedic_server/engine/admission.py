@@ -266,8 +266,9 @@ class Admitter:
             facts = replace(facts, last_ended_at=None)  # the cooldown is each member's
         pause = pausing.holding(controls, definition.name, target, alert.every_label, self._now, self._facts.topology)
         outcome = guards.decide(
-            definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause
-        )
+            definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause,
+            definition.windows,
+        )  # fmt: skip
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:

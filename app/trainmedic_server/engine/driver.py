@@ -24,7 +24,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.event_codec import UNDO_OVER, name_of, recorded
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Attempt, Decision, Event, OrderKind, Run, Status, StepState
-from trainmedic_server.engine import after_resolve, claims, plan, steps
+from trainmedic_server.engine import after_resolve, claims, plan, steps, windows
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.group_follower import GroupFollower
 from trainmedic_server.engine.plan_values import (
@@ -188,7 +188,7 @@ class Driver:
             if granted.done():
                 return True
             # Stale means older than the maximum age, hence the millisecond.
-            newest = plan.newest_beginning(self.run, self._outside)
+            newest = plan.newest_beginning(self.run, self._outside, self._context)
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
@@ -198,6 +198,10 @@ class Driver:
         if self._outside.breaker is not None:
             reason = f"the target was busy, and then the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
+        if self._context.playbook is not None and self.run.parent is None:
+            outside = windows.why_outside(self._context.playbook.definition.windows, self._now())
+            if outside is not None:
+                return f"the target was busy, and now {outside}", Decision.OUTSIDE_WINDOW
         stale = plan.why_stale(self._draft())
         if stale is None:
             return None

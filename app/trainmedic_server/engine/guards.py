@@ -5,16 +5,18 @@ The first reason that applies is the decision, so the most useful to people come
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from datetime import datetime
 
 from msgspec import Struct
 
 from trainmedic_core import duration
+from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.time_gaps import Ago
+from trainmedic_server.engine import windows as allowed_times
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
@@ -34,14 +36,18 @@ def decide(
     now: datetime,
     ago: Ago,
     pause: OperatorPause | None = None,
+    windows: Sequence[CronWindow] = (),
 ) -> GuardDecision:
     """Return whether a run may start, apart from the breaker's count (`trips_breaker`).
 
-    `ago` counts back from now; `pause` would hold the run.
+    `ago` counts back from now; `pause` would hold the run. With `windows`, an alert's age counts from their opening.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))
-    age = now - starts_at
+    outside = allowed_times.why_outside(windows, now)
+    if outside is not None:
+        return GuardDecision(Decision.OUTSIDE_WINDOW, outside)
+    age = now - allowed_times.could_act_since(windows, starts_at, now)
     if age > limits.max_age:
         began = f"the alert began {duration.write_rounded(age)} ago"
         return GuardDecision(Decision.STALE, f"{began}, over the maximum age of {duration.write(limits.max_age)}")

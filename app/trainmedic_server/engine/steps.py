@@ -26,7 +26,7 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.engine import after_resolve, approval_steps
+from trainmedic_server.engine import after_resolve, approval_steps, windows
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
@@ -206,6 +206,10 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _was_held_up(draft.run):
         draft.refuse(Decision.BREAKER_OPEN, f"the breaker opened before the run could act: {draft.outside.breaker}")
         return None
+    if _needs_window(state, action):
+        outside = windows.why_outside(draft.playbook.definition.windows, draft.now)
+        if outside is not None:
+            return _wait_for_window(draft, outside)
     params = state.params
     if not state.attempts:
         try:
@@ -229,6 +233,23 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at)
     draft.add_event(kinds.StepStarted(state.id, state.action, state.params, attempt.number, attempt.command_id))
     return PerformAttempt(state.key)
+
+
+def _needs_window(state: StepState, action: type[Action]) -> bool:
+    """Return whether the step must begin within ``only_during``: not if it has begun, only reads, or reverts."""
+    gives_back = getattr(action, "gives_back", False)
+    return action.harmful and not gives_back and not state.attempts and state.phase == "steps"
+
+
+def _wait_for_window(draft: RunDraft, outside: str) -> Wait | None:
+    """Refuse a run that has not acted. One that has acted, or a member of a group, waits for the next window."""
+    if draft.run.acted_at is None and draft.run.parent is None:
+        draft.refuse(Decision.OUTSIDE_WINDOW, outside)
+        return None
+    draft.set_status(Status.WAITING, windows.WINDOW)
+    if draft.run.message != outside:
+        draft.run = replace(draft.run, message=outside)
+    return Wait(windows.opens_at(draft.playbook.definition.windows, draft.now))
 
 
 def _was_held_up(run: Run) -> bool:

@@ -18,7 +18,7 @@ from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus, Undo, UndoStatus
 from trainmedic_server.domain.upcoming import HeldBy, Upcoming
-from trainmedic_server.engine import group_plan, scope, step_sequence
+from trainmedic_server.engine import group_plan, scope, step_sequence, windows
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 
@@ -77,6 +77,8 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
         waits_for = {"waits_for": f"{run.target_key}{by}", "holder": holder_id, "held_by": held_by}
         # A run takes its target first, so one that has not acted has waited since admission.
         return {**waits_for, "waiting_since": run.created_at if run.acted_at is None else None}
+    if run.waiting_on == windows.WINDOW:
+        return {"waits_for": f"its next window: {run.message}"}
     if run.waiting_on == "resume":
         return {"waits_for": "an operator to resume the server"}
     return {}
