@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from trainmedic_core.target import TargetKind
 from trainmedic_server import telemetry
-from trainmedic_server.actions import alertmanager, http, job_load, jobs, launchers, messages, nodes, slurm
+from trainmedic_server.actions import alertmanager, http, job_load, jobs, launchers, messages, nodes, prometheus, slurm
 from trainmedic_server.actions.kubernetes import drain, workloads
 from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
 from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
@@ -38,6 +38,7 @@ BUILT_IN: tuple[type[Action], ...] = (
     *messages.ACTIONS,
     *http.ACTIONS,
     *alertmanager.ACTIONS,
+    *prometheus.ACTIONS,
     *cluster_nodes.ACTIONS,
     *drain.ACTIONS,
     *workloads.ACTIONS,

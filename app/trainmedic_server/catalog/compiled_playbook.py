@@ -13,8 +13,8 @@ from trainmedic_core.expressions.evaluation import Expression, TextTemplate, Val
 from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
+from trainmedic_server.catalog.quoted_query import QuotedQuery
 from trainmedic_server.domain import inputs, job_lookup, proof, selectors, target_resolution
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
@@ -40,6 +40,9 @@ class CompiledStep(Struct, frozen=True):
     fixed: BaseModel | None = None
     """None if the parameters contain templates."""
     message: Expression | TextTemplate | str = ""
+    queries: Mapping[str, QuotedQuery] = field(default_factory=dict)
+    """Parameters that are PromQL."""
+    until: Expression | None = None
 
 
 class YamlPlaybook(Struct, frozen=True):
@@ -55,11 +58,11 @@ class YamlPlaybook(Struct, frozen=True):
     """Of a group, by attribute."""
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
-    effect: EffectQuery | None = None
+    effect: QuotedQuery | None = None
 
     def effect_query(self, run: Run) -> str | None:
         """Return None to use the alert's rule. Raises ExpressionError."""
-        return self.effect.rendered(run, self.definition.vars) if self.effect else None
+        return self.effect.of_effect(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
         """Check alertname, matchers, ``when`` and ``proof``, in this order."""
@@ -139,7 +142,7 @@ class YamlPlaybook(Struct, frozen=True):
         if step.fixed is not None:
             return step.fixed
         assert step.params is not None
-        rendered = step.params.render(scope)
+        rendered = {**step.params.render(scope), **{name: each.rendered(scope) for name, each in step.queries.items()}}
         try:
             return _validated(step.model, rendered)
         except ValidationError as error:
@@ -151,6 +154,11 @@ class YamlPlaybook(Struct, frozen=True):
         except Exception as error:  # A faulty check, also of another package's action, fails only this step.
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
             raise errors.ExpressionError(reason) from error
+
+    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
+        """Raises ExpressionError."""
+        condition = self.steps[phase, index].until
+        return condition is None or condition.holds({**scope, "output": output})
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
         """Raises ExpressionError."""

@@ -260,18 +260,29 @@ class LateReply(OfRun, frozen=True):
 
 
 class WaitStarted(OfRun, frozen=True):
-    """The step waits for the alert to resolve."""
+    """The step waits: for the alert (`resolved`), a time, a query or an action."""
 
     step: str
     wait_for: str
     deadline: datetime | None
 
 
-class WaitEnded(OfRun, frozen=True):
-    """The wait ended: `resolved`, with the reason, or `timed_out`."""
+class WaitChanged(OfRun, frozen=True):
+    """A query or action that the step waits for holds now, or no longer; `why` if that is an error."""
 
     step: str
-    outcome: Literal["resolved", "timed_out"]
+    holds: bool
+    value: float | None
+    why: str | None
+
+
+class WaitEnded(OfRun, frozen=True):
+    """The wait ended: `resolved`, with the reason, `held` (query or action), `over` (time), `moot` (the alert
+    resolved), or `timed_out`.
+    """
+
+    step: str
+    outcome: Literal["resolved", "held", "over", "moot", "timed_out"]
     because: str | UnsetType | None = UNSET
 
 

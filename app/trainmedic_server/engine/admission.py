@@ -445,9 +445,9 @@ class Admitter:
         return run
 
     def _names(self, run: Run, playbook: CompiledPlaybook, alert: Alert) -> Scope:
-        url, verdicts = self._limits.external_url, self._facts.topology.verdicts
+        url, verdicts, now = self._limits.external_url, self._facts.topology.verdicts, self._now
         return scope.LazyScope(
-            lambda: scope.build(run, playbook, [alert], hindsight=False, external_url=url, verdicts=verdicts)
+            lambda: scope.build(run, playbook, [alert], hindsight=False, external_url=url, verdicts=verdicts, now=now)
         )
 
     def _count(self, candidate: Candidate, run: Run) -> None:

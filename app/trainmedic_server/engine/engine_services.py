@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Set
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.pause import OperatorPause
@@ -56,6 +57,8 @@ class EngineServices(Struct, frozen=True):
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
     """Reloads it for an unknown target. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
+    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
+    """Bounds the looks of polled waits at a time."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, timeline = self.limits, self.timeline

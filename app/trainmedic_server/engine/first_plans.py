@@ -43,7 +43,8 @@ class KeptTargets:
         if key in self._keepers or key in self._turned_away:
             return
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
-        claim = claims.of_playbook(candidate.playbook, target, self._services.actions)
+        asks = mode is Mode.APPROVE
+        claim = claims.of_playbook(candidate.playbook, target, self._services.actions, asks=asks)
         is_kept = self._services.locks.try_keep(keeper, claim)
         (self._keepers if is_kept else self._turned_away)[key] = keeper
 
@@ -62,7 +63,9 @@ class KeptTargets:
             return None  # its members are planned from the durable list
         context = self._services.planning_context(started.playbook)
         try:
-            first = plan.advance(RunDraft(started.run, OutsideState((started.alert,)), context, now))
+            has_target = not claims.is_unlocked(started.run)
+            draft = RunDraft(started.run, OutsideState((started.alert,)), context, now, has_target=has_target)
+            first = plan.advance(draft)
         except Exception:  # a bug must stay limited to this run; its driver meets it again
             log.exception("cannot plan run at admission", run_id=started.run.id)
             return None

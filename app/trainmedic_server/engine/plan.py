@@ -36,7 +36,7 @@ from trainmedic_server.engine.plan_values import (
     RunPlan,
     Wait,
 )
-from trainmedic_server.engine.rollout import RolloutOver, StartMembers
+from trainmedic_server.engine.rollout import RolloutOver
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
@@ -122,7 +122,7 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
     return replace(run, status=Status.OBSERVED, steps=tuple(map(observed, run.steps)))
 
 
-def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | None:
+def _advance_open(draft: RunDraft) -> Instruction | None:
     """Return what to do next; None once the run is closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
@@ -152,7 +152,7 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | Non
     return None
 
 
-def _next_step(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | None:
+def _next_step(draft: RunDraft) -> Instruction | None:
     """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:

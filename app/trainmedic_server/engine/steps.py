@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from trainmedic_core import errors
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.playbook import (
+    FREE_WAITS,
     ActionStep,
     ApproveStep,
     UndoTrigger,
@@ -26,8 +27,16 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.engine import after_resolve, approval_steps, windows
-from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
+from trainmedic_server.engine import after_resolve, approval_steps, waits, windows
+from trainmedic_server.engine.looking import Look
+from trainmedic_server.engine.plan_values import (
+    AttemptOutcome,
+    PerformAttempt,
+    PlanningContext,
+    RunDraft,
+    TakeTarget,
+    Wait,
+)
 from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
@@ -35,7 +44,7 @@ from trainmedic_server.ports.playbooks import Step
 MOST_STOPS = 20
 
 
-def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
+def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look | TakeTarget | None:
     """Return what to do about the first step that is not final.
 
     None once it is final, or if the run must not act (`RunDraft.refused`).
@@ -57,6 +66,10 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
         if is_unwanted:
             after_resolve.skip_to_wait(draft, state)
             return None
+    if isinstance(definition, FREE_WAITS):
+        return waits.proceed(draft, state, definition)
+    if not draft.has_target:
+        return TakeTarget()
     if isinstance(definition, WaitStep):
         return _wait(draft, state, definition)
     if isinstance(definition, ApproveStep):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from trainmedic.wire.envelope import write_time
 from trainmedic_core import duration
 from trainmedic_server.domain import cron
 from trainmedic_server.domain.cron import CronWindow
+from trainmedic_server.domain.upcoming import clock
 
 WINDOW = "window"
 """`Run.waiting_on` of a run that has begun, or of a member, outside all windows."""
@@ -18,7 +18,7 @@ def why_outside(windows: Sequence[CronWindow], now: datetime) -> str | None:
     """Return why nothing may start now; None inside a window, or if there is none."""
     if not windows or any(cron.holds_at(window, now) for window in windows):
         return None
-    return f"the playbook may act only in its windows; the next one opens at {write_time(opens_at(windows, now))}"
+    return f"the playbook may act only in its windows; the next one opens at {clock(opens_at(windows, now))}"
 
 
 def opens_at(windows: Sequence[CronWindow], now: datetime) -> datetime:

@@ -97,7 +97,7 @@ def with_step(step: str) -> str:
         (with_step("{approve: '{{ $labels.gpu }}'}"), "unexpected char '$' at 3; names have no $ here: labels.gpu"),
         (
             changed("  alert: T", "  when: labels.temp > 80\n  alert: T"),
-            "3:9: when: labels.temp is text and is compared with a number by >; write labels.temp | float",
+            "3:9: when: labels.temp is text and is compared with a number by >; write labels.temp | number",
         ),
         (with_step("{wait_for: resolved, when: -1.5 != alert.annotations.x}"), "alert.annotations.x is text"),
         (
@@ -125,7 +125,12 @@ def test_a_misplaced_parameter_is_told_once() -> None:
 
 def test_labels_are_compared_with_numbers_once_they_are_numbers() -> None:
     """And with text, and step outputs with either."""
-    for when in ("labels.temp | float > 80", "labels.temp == '80'", "steps.back.output.x > 80", "labels | length > 80"):
+    for when in (
+        "labels.temp | number > 80",
+        "labels.temp == '80'",
+        "steps.back.output.x > 80",
+        "labels | length > 80",
+    ):
         assert problems_of(with_step(f'{{wait_for: resolved, when: "{when}"}}')) == []
 
 
