@@ -268,6 +268,7 @@ class RateLimit(_Model):
 
     count: int = Field(ge=1)
     per: Duration
+    per_target: bool = Field(False, description="Count the runs of each target alone.")
 
 
 class Guards(_Model):
@@ -275,7 +276,7 @@ class Guards(_Model):
 
     cooldown: Duration | None = Field(None, description="Minimum time after the end of the last run on the target.")
     max_runs: RateLimit | None = None
-    """For all targets together; None for no limit."""
+    """None for no limit."""
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
 
 

@@ -62,7 +62,8 @@ class Admitter:
         self._new_id = new_id
         self._now = now
         self._ago = ago
-        self._started: Counter[str] = Counter()
+        self._started: Counter[str | Key] = Counter()
+        """By playbook, and by playbook and target."""
         self._opened: Counter[str] = Counter()
         self._by_hand: ByHand | None = None
         self._records: dict[Identity, AlertRecord] = {}
@@ -256,7 +257,7 @@ class Admitter:
             return guards.GuardDecision(Decision.JOINED)
         definition, controls = candidate.playbook.definition, self._facts.controls
         mode, why = self._mode(candidate.playbook)
-        facts = self._guard_facts(candidate.key)
+        facts = self._guard_facts(candidate)
         selection: Selection | None = None
         if target.kind is TargetKind.GROUP:
             selected = self._selection(target)
@@ -336,7 +337,7 @@ class Admitter:
             return guards.GuardDecision(Decision.TARGET_BUSY, f"run {holder} of the playbook is open on it")
         mode, why = self._mode(candidate.playbook)
         cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)
-        facts = self._guard_facts(candidate.key)
+        facts = self._guard_facts(candidate)
         outcome = guards.decide(
             cooldown, mode, facts, self._facts.controls, self._limits, self._now, self._now, self._ago
         )
@@ -354,9 +355,10 @@ class Admitter:
             self._modes[version] = (mode, "") if order is None else (Mode.OBSERVE, order.why(self._now))
         return self._modes[version]
 
-    def _guard_facts(self, key: Key) -> GuardFacts:
+    def _guard_facts(self, candidate: Candidate) -> GuardFacts:
+        key, per_target = candidate.key, guards.counts_per_target(candidate.playbook.definition.guards)
         facts = self._facts.guards.get(key, GuardFacts())
-        started, opened = self._started[key[0]], self._opened[key[0]]
+        started, opened = self._started[key if per_target else key[0]], self._opened[key[0]]
         if not started and not opened:
             return facts
         return replace(facts, started=facts.started + started, open_runs=facts.open_runs + opened)
@@ -453,6 +455,7 @@ class Admitter:
     def _count(self, candidate: Candidate, run: Run) -> None:
         name, _ = candidate.key
         self._started[name] += 1
+        self._started[candidate.key] += 1
         if run.is_open:
             self._opened[name] += 1
             self._facts.open_runs[candidate.key] = run.id

@@ -254,7 +254,8 @@ def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]
     if spec.max_runs is not None:
         used = f"; {facts.started} so far" if facts is not None else ""
         sentences.append(
-            f"max_runs: at most {spec.max_runs.count} runs started in {duration.write(spec.max_runs.per)}{used}"
+            f"max_runs: at most {spec.max_runs.count} runs{' on this target' if spec.max_runs.per_target else ''} "
+            f"started in {duration.write(spec.max_runs.per)}{used}"
         )
     if spec.max_concurrent is not None:
         used = f"; {facts.open_runs} are open" if facts is not None else ""

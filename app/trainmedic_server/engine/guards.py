@@ -59,13 +59,18 @@ def decide(
     if guards.max_runs and facts.started >= guards.max_runs.count:
         return GuardDecision(
             Decision.RATE_LIMITED,
-            f"{facts.started} runs in the last {duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
+            f"{facts.started} runs{' on this target' if guards.max_runs.per_target else ''} in the last "
+            f"{duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
         )
     if guards.max_concurrent and facts.open_runs >= guards.max_concurrent:
         return GuardDecision(
             Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
         )
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
+
+
+def counts_per_target(guards: Guards) -> bool:
+    return guards.max_runs is not None and guards.max_runs.per_target
 
 
 def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:

@@ -126,6 +126,19 @@ async def test_a_rate_limit_counts_over_all_targets(world: MakeWorld) -> None:
     assert [run.decision for run in (await w.post(w.alert(gpu="7", node="n1"))).runs] == [Decision.STARTED]
 
 
+async def test_a_rate_limit_may_count_each_target_alone(world: MakeWorld) -> None:
+    """A noisy target uses up nothing of the others; in one delivery as over several."""
+    w = world(CAP + "guards: {max_runs: {count: 1, per: 1h, per_target: true}}\n")
+    first = w.alert(gpu="0", node="n1")
+    admission = await w.post(first, w.alert(gpu="1", node="n1"))
+    assert [run.decision for run in admission.runs] == [Decision.STARTED, Decision.STARTED]
+    await w.resolve(first)
+    await w.pass_time(60)
+    admission = await w.post(w.alert(gpu="0", node="n1", again="yes"), w.alert(gpu="2", node="n1"))
+    assert [run.decision for run in admission.runs] == [Decision.RATE_LIMITED, Decision.STARTED]
+    assert "1 runs on this target" in (admission.runs[0].why or "")
+
+
 async def test_a_concurrency_limit_counts_open_runs(world: MakeWorld) -> None:
     """And makes room when one closes."""
     w = world(CAP + "guards: {max_concurrent: 1}\n")
