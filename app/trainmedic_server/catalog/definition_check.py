@@ -139,6 +139,10 @@ def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
             limits.append(((phase, index, "timeout"), step.timeout))
             if isinstance(step, ApproveStep):
                 limits += _times((phase, index, "approve"), step.question)
+    if definition.guards.queue is not None:
+        limits.append((("guards", "queue"), definition.guards.queue))
+        if definition.guards.max_concurrent is None:
+            yield ("guards", "queue"), "queue: needs max_concurrent, for which runs would wait"
     limits += [(("approval", "timeout"), definition.approval.timeout), *_times(("approval",), definition.approval)]
     for path, value in limits:
         if value is not None and not value:

@@ -158,6 +158,12 @@ class WaitingForTarget(OfRun, frozen=True):
     holder: str | None
 
 
+class WaitingForTurn(OfRun, frozen=True):
+    """The playbook's `max_concurrent` is reached, and its `queue` lets the run wait."""
+
+    why: str
+
+
 class WaitingForResume(OfRun, frozen=True):
     """A pause holds the run."""
 

@@ -278,6 +278,9 @@ class Guards(_Model):
     max_runs: RateLimit | None = None
     """None for no limit."""
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
+    queue: Duration | None = Field(
+        None, description="How long further runs wait for their turn in max_concurrent; default: refused."
+    )
 
 
 class Retry(_Model):

@@ -214,7 +214,7 @@ class Run(Struct, frozen=True):
     """When its first harmful attempt was persisted; None if it changed nothing."""
     waiting_on: str | None = None
     """While open and idle: ``target``, ``resolved``, ``retry``, ``approval``, ``resume`` (paused), ``members`` (of a
-    group), ``window`` (``only_during``) or ``wait`` (for a time or condition). Otherwise None."""
+    group), ``window`` (``only_during``), ``turn`` (``queue``) or ``wait`` (for a time or condition). Otherwise None."""
     message: str = ""
     """For a person: current wait or problem, finally the outcome."""
     touched: tuple[str, ...] = ()

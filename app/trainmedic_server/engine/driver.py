@@ -16,6 +16,7 @@ import structlog
 from msgspec.structs import replace
 from pydantic import BaseModel
 
+from trainmedic_core import duration
 from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import approval
@@ -41,6 +42,7 @@ from trainmedic_server.engine.plan_values import (
 )
 from trainmedic_server.engine.recorder import RunSnapshot, Seen, rejections
 from trainmedic_server.engine.rollout import StartMembers
+from trainmedic_server.engine.turns import TURN
 from trainmedic_server.engine.watching import Watching, observe
 from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -125,7 +127,7 @@ class Driver:
         try:
             if self._group is not None and self.run.is_open:
                 await self._group.follow()
-            if not self.run.is_open or await self._take_target():
+            if not self.run.is_open or (await self._take_turn() and await self._take_target()):
                 self._has_target = not claims.is_unlocked(self.run)
                 await self._carry_through()
         finally:
@@ -134,6 +136,7 @@ class Driver:
             if self._group is not None:
                 self._group.leave()
             self._services.locks.release(self.run.id)
+            self._services.turns.leave(self.run.playbook, self.run.id)
             self._note_planned()
 
     async def _carry_through(self) -> None:
@@ -150,8 +153,8 @@ class Driver:
             next_plan = plan.advance(draft) if ended is None else plan.conclude_and_advance(draft, *ended)
             if await self._commit(next_plan):  # otherwise plan again with the alert that joined
                 self._then = next_plan.then
-        if self._news is not None:
-            self._news, self._look_once = None, False
+        self._news = None
+        self._look_once = isinstance(self._then, Look) and self._then.once
 
     async def _carry_out(self) -> EndedAttempt | None:
         """Wait, or make the attempt and return it with its outcome. None after a wait."""
@@ -251,6 +254,39 @@ class Driver:
         if self._has_target and not self._look_once and self.run.is_open and claims.is_unlocked(self.run):
             self._services.locks.release(self.run.id)
             self._has_target = False
+
+    async def _take_turn(self) -> bool:
+        """Wait until ``max_concurrent`` lets the run begin; False if the run was closed instead."""
+        guards = self._context.playbook.definition.guards if self._context.playbook is not None else None
+        if guards is None or guards.queue is None or guards.max_concurrent is None or self.run.parent is not None:
+            return True
+        name, most = self.run.playbook, guards.max_concurrent
+        turn = self._services.turns.enter(name, self.run.id, most, at_once=plan.has_begun(self.run))
+        if turn.done():
+            return True
+        until = self.run.created_at + guards.queue
+        why = f"{most} runs of the playbook are open"
+        waiting = replace(self.run, status=Status.WAITING, waiting_on=TURN, message=why)
+        await self._commit(RunPlan(waiting, (self._event(kinds.WaitingForTurn(why)),), Wait()))
+        while not turn.done():
+            await self._read_outside()
+            if self._outside.last(OrderKind.CANCEL, OrderKind.UNDO):
+                return True  # planning closes it
+            refused = self._refused_before_turn(until, most)
+            if refused is None:
+                await self._rest(until, turn)
+            elif await self._commit(plan.cancel_or_not_start(self._draft(), *refused)):
+                return False
+        return True
+
+    def _refused_before_turn(self, until: datetime, most: int) -> tuple[str, Decision] | None:
+        stale = plan.why_stale(self._draft())
+        if stale is not None:
+            return stale, Decision.STALE
+        if self._now() < until:
+            return None
+        waited = duration.write_rounded(until - self.run.created_at)
+        return f"waited {waited} for its turn; at most {most} runs may be open", Decision.CONCURRENCY_LIMITED
 
     async def _take_target(self) -> bool:
         """Lock the target, waiting if necessary; False if the run was closed instead."""
@@ -477,6 +513,7 @@ class Driver:
     def _release_if_closed(self) -> None:
         if not self.run.is_open:
             self._services.locks.release(self.run.id)
+            self._services.turns.leave(self.run.playbook, self.run.id)
 
     def _note_planned(self) -> None:
         if not self._touched.is_set():

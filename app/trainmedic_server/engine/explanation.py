@@ -259,7 +259,8 @@ def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]
         )
     if spec.max_concurrent is not None:
         used = f"; {facts.open_runs} are open" if facts is not None else ""
-        sentences.append(f"max_concurrent: at most {spec.max_concurrent} runs open at once{used}")
+        queue = f"; others wait up to {duration.write(spec.queue)}" if spec.queue is not None else ""
+        sentences.append(f"max_concurrent: at most {spec.max_concurrent} runs open at once{queue}{used}")
     return tuple(sentences)
 
 

@@ -42,6 +42,8 @@ class KeptTargets:
             return
         if key in self._keepers or key in self._turned_away:
             return
+        if candidate.playbook.definition.guards.queue is not None:
+            return  # its turn comes first
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
         asks = mode is Mode.APPROVE
         claim = claims.of_playbook(candidate.playbook, target, self._services.actions, asks=asks)

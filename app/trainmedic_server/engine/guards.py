@@ -62,7 +62,7 @@ def decide(
             f"{facts.started} runs{' on this target' if guards.max_runs.per_target else ''} in the last "
             f"{duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
         )
-    if guards.max_concurrent and facts.open_runs >= guards.max_concurrent:
+    if guards.max_concurrent and guards.queue is None and facts.open_runs >= guards.max_concurrent:
         return GuardDecision(
             Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
         )

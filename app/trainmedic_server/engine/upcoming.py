@@ -20,6 +20,7 @@ from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepStat
 from trainmedic_server.domain.upcoming import HeldBy, Upcoming, waiting
 from trainmedic_server.engine import group_plan, scope, step_sequence, waits, windows
 from trainmedic_server.engine.looking import Sight
+from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 
@@ -84,6 +85,8 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
         # A run takes its target first, so one that has not acted has waited since admission.
         has_waited = run.acted_at is None and not any(step.started_at for step in run.steps)
         return {**waits_for, "waiting_since": run.created_at if has_waited else None}
+    if run.waiting_on == TURN:
+        return {"waits_for": "its turn: max_concurrent of the playbook is reached"}
     if run.waiting_on == windows.WINDOW:
         return {"waits_for": f"its next window: {run.message}"}
     if run.waiting_on == "resume":

@@ -51,6 +51,7 @@ def proceed(
     if isinstance(definition, PollStep):
         return _poll(draft, state, definition)
     deadline = state.deadline if isinstance(definition, UntilStep) else draft.timely(state).deadline
+    state = draft.run.step(state.key)
     assert deadline is not None
     if draft.now >= deadline:
         draft.end(state, StepStatus.SUCCEEDED)
@@ -123,6 +124,8 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
     if is_over and (draft.has_target or not claims.is_unlocked(draft.run)):
         assert seen is not None
         assert seen.last is not None
+        draft.look_once = False
+        draft.run = replace(draft.run, message="")
         draft.end(state, StepStatus.SUCCEEDED, output=seen.last.output, message=None)
         draft.add_event(kinds.WaitEnded(state.id, "held"))
         return None

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus
+from trainmedic_server.engine.admission_changes import ByHand
+from trainmedic_server.engine.manual_runs import StartOrder
 from trainmedic_server.ports.actions import Call
 
 MakeWorld = Callable[..., World]
@@ -339,3 +341,15 @@ async def test_an_observed_wait_looks_at_nothing(world: MakeWorld) -> None:
     at, query = await begun(world, QUIET, mode="observe")
     run = await at.run()
     assert (run.status, run.decision, query.calls) == (Status.OBSERVED, Decision.OBSERVE_ONLY, [])
+
+
+async def test_a_manual_run_waits_for_longer_than_alerts_are_believed(world: MakeWorld) -> None:
+    """No alert is there that could be silent: a maintenance the next day is waited for."""
+    book = "playbook: m\non: {manual: {}}\ntarget: {node: n1}\nsteps:\n  - {wait: 30h}\n  - {action: test.cap}"
+    at = world(book, assume_resolved_after=timedelta(hours=12))
+    await at.engine.start()
+    await at.engine.start_run(StartOrder("m", None), ByHand("ann"))
+    await at.pass_time(29 * 3600)
+    assert (await at.run()).waiting_on == "wait"
+    await at.pass_time(3601)
+    assert at.calls() == {"cap": 1}
