@@ -279,8 +279,8 @@ class _Compilation:
             does = "changes something" if action.harmful else "leaves a result each time"
             self._problem((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
         kind = self._kind_in(str(path[0]))
-        seen = replace(names, names=(*names.names, scope_check.OUTPUT), output=_outputs(entry, self.actions, kind))
-        return replace(step, until=self._expression(entry.get("until"), (*path, "until"), seen))
+        inside = replace(names, names=(*names.names, scope_check.OUTPUT), output=_outputs(entry, self.actions, kind))
+        return replace(step, until=self._expression(entry.get("until"), (*path, "until"), inside))
 
     def _action(self, name: str, path: DocumentPath) -> type[Action] | None:
         action = self.actions.action_class(name)
@@ -460,8 +460,8 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
 
 
 def _of_input(written: Any) -> Shape:
-    kind = _mapping(written).get("type")
-    return {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}.get(kind, TEXT)
+    kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}
+    return kinds.get(_mapping(written).get("type"), TEXT)
 
 
 def _names_for(kind: TargetKind | None) -> tuple[str, ...]:

@@ -98,6 +98,7 @@ STEP = _table(
 )
 POLL = _table(
     {
+        "write query: PROMQL, or action: NAME": "alert job node pod status",
         "write query: PROMQL": "promql expr expression metric prometheus",
         "write for: 5m": "duration hold stable during",
         "write every: 30s": "interval poll period sleep delay wait",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -158,12 +158,6 @@ class WaitingForTarget(OfRun, frozen=True):
     holder: str | None
 
 
-class WaitingForTurn(OfRun, frozen=True):
-    """The playbook's `max_concurrent` is reached, and its `queue` lets the run wait."""
-
-    why: str
-
-
 class WaitingForResume(OfRun, frozen=True):
     """A pause holds the run."""
 
@@ -263,33 +257,6 @@ class LateReply(OfRun, frozen=True):
     status: str
     rank: int | None
     output: Mapping[str, Any]
-
-
-class WaitStarted(OfRun, frozen=True):
-    """The step waits: for the alert (`resolved`), a time, a query or an action."""
-
-    step: str
-    wait_for: str
-    deadline: datetime | None
-
-
-class WaitChanged(OfRun, frozen=True):
-    """A query or action that the step waits for holds now, or no longer; `why` if that is an error."""
-
-    step: str
-    holds: bool
-    value: float | None
-    why: str | None
-
-
-class WaitEnded(OfRun, frozen=True):
-    """The wait ended: `resolved`, with the reason, `held` (query or action), `over` (time), `moot` (the alert
-    resolved), or `timed_out`.
-    """
-
-    step: str
-    outcome: Literal["resolved", "held", "over", "moot", "timed_out"]
-    because: str | UnsetType | None = UNSET
 
 
 class QuestionEvent(OfRun, frozen=True):

@@ -22,12 +22,11 @@ class HeldBy(Struct, frozen=True):
 
 
 def clock(at: datetime) -> str:
-    """Return a time for people, to the second."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 UNTIL = "until "
-"""Beginning of `Upcoming.waits_for` of a wait for a time or condition."""
+"""Beginning of `Upcoming.waits_for`, if it is no thing."""
 
 
 def waiting(waits_for: str) -> str:

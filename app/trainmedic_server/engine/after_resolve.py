@@ -96,7 +96,7 @@ def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
 
 
 def _is_resolved(draft: RunDraft) -> bool:
-    """Return whether the alerts resolved. What stands in for one, in a manual run, only becomes silent."""
+    """A stand-in of a manual run never resolves."""
     return draft.outside.resolved and not all(record.is_stand_in for record in draft.outside.alerts)
 
 

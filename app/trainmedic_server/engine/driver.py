@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from trainmedic_core import duration
 from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain import approval
+from trainmedic_server.domain import approval, wait_events
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.event_codec import UNDO_OVER, name_of, recorded
 from trainmedic_server.domain.pause import OperatorPause
@@ -95,9 +95,9 @@ class Driver:
         return RunSnapshot(self.run, tuple(self._outside.alerts), tuple(self._outside.orders))
 
     @property
-    def seen(self) -> Sight | None:
+    def sight(self) -> Sight | None:
         """What the present polled wait has seen."""
-        return self._watching.seen if self._watching is not None else None
+        return self._watching.sight if self._watching is not None else None
 
     @property
     def is_touched(self) -> bool:
@@ -197,18 +197,18 @@ class Driver:
             group,
             has_target=self._has_target,
             look_once=self._look_once,
-            seen=self._news,
+            sight=self._news,
         )
 
     async def _watch(self, look: Look) -> None:
         """Look on time until there is news, a touch or the deadline."""
-        if self._watching is None or self._watching.seen.key != look.key:
+        if self._watching is None or self._watching.sight.key != look.key:
             self._stop_watching()
             self._watching = Watching(look.key)
         watching = self._watching
         while not self._touched.is_set() and self._now() < look.deadline:
             if watching.task is None:
-                due = watching.seen.due(look, self._now())
+                due = watching.sight.due(look, self._now())
                 if self._now() < due:
                     await self._rest(min(due, look.deadline))
                     continue
@@ -217,10 +217,10 @@ class Driver:
             assert watching.task is not None
             await self._rest(look.deadline, watching.task)
             if watching.task.done() and (watching.take(look) or look.once):
-                self._news = watching.seen
+                self._news = watching.sight
                 return
         if not look.once:
-            self._news = watching.seen
+            self._news = watching.sight
 
     def _stop_watching(self) -> None:
         if self._watching is not None:
@@ -240,7 +240,7 @@ class Driver:
         if self._granted is not None:
             await self._rest(until, self._granted)
             if not self._granted.done():
-                self._news = self.seen
+                self._news = self.sight
                 return
         self._granted, self._has_target, self._look_once = None, True, claims.is_unlocked(self.run)
 
@@ -267,7 +267,7 @@ class Driver:
         until = self.run.created_at + guards.queue
         why = f"{most} runs of the playbook are open"
         waiting = replace(self.run, status=Status.WAITING, waiting_on=TURN, message=why)
-        await self._commit(RunPlan(waiting, (self._event(kinds.WaitingForTurn(why)),), Wait()))
+        await self._commit(RunPlan(waiting, (self._event(wait_events.WaitingForTurn(why)),), Wait()))
         while not turn.done():
             await self._read_outside()
             if self._outside.last(OrderKind.CANCEL, OrderKind.UNDO):
@@ -347,7 +347,7 @@ class Driver:
             try:
                 call = self._call(act)
             except (errors.ConfigurationError, ValueError) as problem:
-                return _unmakeable_outcome(act, str(problem))
+                return performing.unmakeable_outcome(act, str(problem))
             if await self._is_called_off(act):
                 return CALLED_OFF
             began = self._now()
@@ -375,7 +375,7 @@ class Driver:
             has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
             barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
         except errors.ConfigurationError as problem:
-            return _unmakeable_outcome(act, str(problem))
+            return performing.unmakeable_outcome(act, str(problem))
         if barred is not None:
             return _barred_outcome(act, barred)
         if waited:
@@ -408,7 +408,7 @@ class Driver:
         try:
             call = self._call(act)
         except (errors.ConfigurationError, ValueError) as problem:
-            return _unmakeable_outcome(act, str(problem))
+            return performing.unmakeable_outcome(act, str(problem))
         outcome = await performing.outcome_of(name, call, ask, self._now(), self._services.metrics)
         if outcome.status != "applied":
             return outcome
@@ -498,7 +498,7 @@ class Driver:
             self._group.news.clear()
         self._outside = self._outside.under(self._services.controls(), self._pause())
 
-    async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
+    async def _rest(self, until: datetime | None, *others: asyncio.Future[Any]) -> None:
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._touched.wait()), *others}
         if self._group is not None:
             waits.add(asyncio.ensure_future(self._group.news.wait()))
@@ -567,7 +567,7 @@ def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Seq
 
 
 def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
-    return replace(_unmakeable_outcome(act, reason), barred_by=Decision.BREAKER_OPEN)
+    return replace(performing.unmakeable_outcome(act, reason), barred_by=Decision.BREAKER_OPEN)
 
 
 def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
@@ -577,16 +577,6 @@ def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
     if act.undo and state.undo:
         return run.with_step(replace(state, undo=replace(state.undo, attempts=moved)))
     return run.with_step(replace(state, attempts=moved))
-
-
-def _unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
-    """Return the outcome of an attempt that this server cannot make.
-
-    Undos are retried, perhaps by another release. The outcome is unknown if a killed server may have made the attempt.
-    """
-    if act.undo:
-        return AttemptOutcome("failed", error=reason)
-    return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)
 
 
 def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:

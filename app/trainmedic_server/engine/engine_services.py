@@ -19,7 +19,7 @@ from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.plan_values import PlanningContext
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.timeline import Timeline
-from trainmedic_server.engine.turns import Turns
+from trainmedic_server.engine.turns import RunQueue
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
 from trainmedic_server.ports.fence import Fence
@@ -58,7 +58,7 @@ class EngineServices(Struct, frozen=True):
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
     """Reloads it for an unknown target. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
-    turns: Turns = field(default_factory=Turns)
+    turns: RunQueue = field(default_factory=RunQueue)
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
     """Bounds the looks of polled waits at a time."""
 

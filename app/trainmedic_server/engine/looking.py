@@ -1,6 +1,4 @@
-"""What a polled wait has seen, and when to look next. Pure; kept in memory only, so that ``for`` begins again after a
-restart.
-"""
+"""What a polled wait has seen, and when to look next. Pure, and in memory only."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 _LATE = timedelta(minutes=2)
-"""Tolerance for a slow answer. A longer gap between two looks interrupts ``for``."""
+"""A longer gap between two looks interrupts ``for``."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -56,13 +54,12 @@ class Sight(Struct, frozen=True):
         return Sight(self.key, observed.holds, since, observed)
 
     def is_over(self, look: Look) -> bool:
-        """Return whether the condition held at two looks, and between them, for the whole time."""
         if self.since is None or self.last is None:
             return False
         return not look.held_for or self.last.began - self.since >= look.held_for
 
     def due(self, look: Look, now: datetime) -> datetime:
-        """Return when to look next: on a grid that differs between conditions, and when ``for`` is over."""
+        """Return when to look next: on the condition's grid, and when ``for`` is over."""
         if self.last is None or look.once:
             return now
         grid = grid_time(look, self.last.began)
@@ -70,12 +67,11 @@ class Sight(Struct, frozen=True):
 
     @property
     def value(self) -> Any:
-        """The value of a query, also if it does not hold."""
         return self.last.output.get("compared") if self.last is not None else None
 
 
 def grid_time(look: Look, after: datetime) -> datetime:
-    """Return the next time for a look. Equal conditions have the same, so that they share a request."""
+    """Return the next time for a look, the same for equal conditions, which share a request."""
     offset = look.every * ((zlib.crc32(f"{look.action} {sorted(look.params.items())}".encode()) % 1000) / 1000)
     passed = (after - _EPOCH - offset) // look.every
     return _EPOCH + offset + (passed + 1) * look.every

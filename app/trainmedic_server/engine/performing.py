@@ -110,3 +110,13 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
         return AttemptOutcome(
             "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
         )
+
+
+def unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
+    """Return the outcome of an attempt that this server cannot make.
+
+    Undos are retried, perhaps by another release. The outcome is unknown if a killed server may have made the attempt.
+    """
+    if act.undo:
+        return AttemptOutcome("failed", error=reason)
+    return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)

@@ -144,11 +144,9 @@ class RunDraft:
         *,
         has_target: bool = True,
         look_once: bool = False,
-        seen: Sight | None = None,
+        sight: Sight | None = None,
     ) -> None:
-        """`group` is that of an open parent run. `seen` is what a polled wait has seen; with `look_once`, after the
-        target was locked.
-        """
+        """`group` is that of an open parent run, `sight` news of a polled wait."""
         self.run = run
         self.outside = outside
         self.context = context
@@ -156,7 +154,7 @@ class RunDraft:
         self.group = group
         self.has_target = has_target
         self.look_once = look_once
-        self.seen = seen
+        self.sight = sight
         self.events: list[Event] = []
         self.refused: tuple[Decision, str] | None = None
 

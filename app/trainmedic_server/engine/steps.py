@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from trainmedic_core import errors
 from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain import wait_events
 from trainmedic_server.domain.playbook import (
     FREE_WAITS,
     ActionStep,
@@ -38,6 +39,7 @@ from trainmedic_server.engine.plan_values import (
     Wait,
 )
 from trainmedic_server.engine.step_sequence import step_definition
+from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
@@ -243,7 +245,8 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
         undo=_undo_of(action, params, definition.undo, attempt.command_id),
     )
     acted_at = draft.now if action.harmful and draft.run.acted_at is None else draft.run.acted_at
-    draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at)
+    message = "" if draft.run.waiting_on in (TURN, windows.WINDOW) else draft.run.message
+    draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at, message=message)
     draft.add_event(kinds.StepStarted(state.id, state.action, state.params, attempt.number, attempt.command_id))
     return PerformAttempt(state.key)
 
@@ -277,16 +280,16 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
         return None
     if draft.outside.resolved:
         draft.end(state, StepStatus.SUCCEEDED, started_at=state.started_at or draft.now)
-        draft.add_event(kinds.WaitEnded(state.id, "resolved", draft.outside.resolved_because))
+        draft.add_event(wait_events.WaitEnded(state.id, "resolved", draft.outside.resolved_because))
         return None
     if state.status is StepStatus.PENDING:
         deadline = draft.now + definition.timeout if definition.timeout else None
         state = draft.put(replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline))
-        draft.add_event(kinds.WaitStarted(state.id, definition.wait_for, deadline))
+        draft.add_event(wait_events.WaitStarted(state.id, definition.wait_for, deadline))
     state = draft.timely(state)
     if state.deadline and draft.now >= state.deadline:
         draft.end(state, StepStatus.TIMED_OUT, error="the alert had not resolved in time")
-        draft.add_event(kinds.WaitEnded(state.id, "timed_out"))
+        draft.add_event(wait_events.WaitEnded(state.id, "timed_out"))
         return None
     draft.set_status(Status.WAITING, "resolved")
     return Wait(state.deadline)

@@ -1,7 +1,4 @@
-"""Order of runs that wait because their playbook's ``max_concurrent`` is reached (``guards.queue``).
-
-In memory: after a restart, drivers of open runs join again, those that have begun first.
-"""
+"""Order of runs that wait for their turn in ``max_concurrent`` (``guards.queue``). In memory."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ TURN = "turn"
 """`Run.waiting_on` of a run that waits for its turn."""
 
 
-class Turns:
+class RunQueue:
     def __init__(self) -> None:
         self._working: dict[str, set[str]] = {}
         self._waiting: dict[str, dict[str, asyncio.Future[None]]] = {}
         self._most: dict[str, int] = {}
 
     def enter(self, playbook: str, run_id: str, most: int, *, at_once: bool) -> asyncio.Future[None]:
-        """Join the queue; the future is done once fewer than `most` runs work. `at_once`: the run works already."""
+        """Join the queue; the future is done once fewer than `most` runs work, or `at_once`."""
         self._most[playbook] = most
         waiting = self._waiting.setdefault(playbook, {})
         turn = waiting[run_id] = asyncio.get_running_loop().create_future()
@@ -28,7 +25,6 @@ class Turns:
         return turn
 
     def leave(self, playbook: str, run_id: str) -> None:
-        """Idempotent."""
         self._waiting.get(playbook, {}).pop(run_id, None)
         working = self._working.get(playbook)
         if working is None:

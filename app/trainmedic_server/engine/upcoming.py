@@ -31,11 +31,9 @@ def of_run(
     held_by: HeldBy | None = None,
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
-    seen: Sight | None = None,
+    sight: Sight | None = None,
 ) -> Upcoming | None:
-    """Return what the run does next; None if it is over. `playbook` is None if unreadable, `seen` what its polled wait
-    has seen.
-    """
+    """Return what the run does next; None if it is over. `playbook` is None if unreadable."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -47,7 +45,7 @@ def of_run(
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
     if ended_by := next((order for order in orders if order.kind in (OrderKind.CANCEL, OrderKind.UNDO)), None):
-        now = {"now": at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts, seen)}
+        now = {"now": at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts, sight)}
         return Upcoming(**now, outcome="cancelled", note=f"{ended_by.actor} has ended it")
     firing = [record.alert for record in alerts]
     names = scope.LazyScope(lambda: scope.build(run, playbook, firing, verdicts=verdicts))
@@ -56,7 +54,7 @@ def of_run(
     then = _first_of(playbook, names, _from(run, at)[1:], failed is not None)
     if run.is_group and at.phase == APPROVAL:
         then = Upcoming(note="its members start then")
-    doing = _at_step(at, step_sequence.step_definition(playbook, at), alerts, seen)
+    doing = _at_step(at, step_sequence.step_definition(playbook, at), alerts, sight)
     queue = _hold(run, held_by) if run.waiting_on == "target" else {}
     return replace(then, now=at.id, **{**doing, **queue})
 
@@ -94,10 +92,10 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
     return {}
 
 
-def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord], seen: Sight | None) -> dict[str, Any]:
+def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord], sight: Sight | None) -> dict[str, Any]:
     """Return the fields of `Upcoming` on the current step."""
     if isinstance(definition, FREE_WAITS):
-        of_step = seen if seen is not None and seen.key == state.key else None
+        of_step = sight if sight is not None and sight.key == state.key else None
         waits_for = waits.awaited(definition, state, of_step)
         if not isinstance(definition, PollStep):
             return {"waits_for": waits_for, "not_before": state.deadline}

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from trainmedic_core import duration, errors
 from trainmedic_core.problems import cut
 from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain import wait_events
 from trainmedic_server.domain.inputs import read_time
 from trainmedic_server.domain.playbook import (
     PROMETHEUS_QUERY,
@@ -55,7 +56,7 @@ def proceed(
     assert deadline is not None
     if draft.now >= deadline:
         draft.end(state, StepStatus.SUCCEEDED)
-        draft.add_event(kinds.WaitEnded(state.id, "over"))
+        draft.add_event(wait_events.WaitEnded(state.id, "over"))
         return None
     draft.set_status(Status.WAITING, WAITS)
     return Wait(deadline)
@@ -67,7 +68,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
     if state.started_at is None:
         draft.add_event(kinds.StepSkipped(state.id, why=MOOT))
     else:
-        draft.add_event(kinds.WaitEnded(state.id, "moot", MOOT))
+        draft.add_event(wait_events.WaitEnded(state.id, "moot", MOOT))
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
@@ -85,7 +86,7 @@ def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep |
         draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None
     what = what_of(definition, params)
-    draft.add_event(kinds.WaitStarted(state.id, what, deadline))
+    draft.add_event(wait_events.WaitStarted(state.id, what, deadline))
     begun = replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline, params=params)
     if draft.run.message:
         draft.run = replace(draft.run, message="")
@@ -116,53 +117,50 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
     deadline = draft.timely(state).deadline
     state = draft.run.step(state.key)
     assert deadline is not None
-    seen = draft.seen if draft.seen is not None and draft.seen.key == state.key else None
+    sight = draft.sight if draft.sight is not None and draft.sight.key == state.key else None
     look = _look_of(definition, state, deadline)
-    is_over = seen is not None and bool(seen.holds) and (draft.look_once or seen.is_over(look))
-    if seen is not None:
-        state = _note(draft, state, definition, seen)
+    is_over = sight is not None and bool(sight.holds) and (draft.look_once or sight.is_over(look))
+    if sight is not None:
+        state = _note(draft, state, definition, sight)
     if is_over and (draft.has_target or not claims.is_unlocked(draft.run)):
-        assert seen is not None
-        assert seen.last is not None
+        assert sight is not None
+        assert sight.last is not None
         draft.look_once = False
         draft.run = replace(draft.run, message="")
-        draft.end(state, StepStatus.SUCCEEDED, output=seen.last.output, message=None)
-        draft.add_event(kinds.WaitEnded(state.id, "held"))
+        draft.end(state, StepStatus.SUCCEEDED, output=sight.last.output, message=None)
+        draft.add_event(wait_events.WaitEnded(state.id, "held"))
         return None
     if draft.now >= deadline:
-        last = told_of(seen) if seen is not None and seen.last is not None else state.message or "no answer came"
+        last = told_of(sight) if sight is not None and sight.last is not None else state.message or "no answer came"
         last = "it held, but the target was busy" if draft.run.waiting_on == "target" else last
         error = f"{what_of(definition, state.params)} was not true for long enough in time; at the end: {last}"
-        output = seen.last.output if seen is not None and seen.last is not None else {}
+        output = sight.last.output if sight is not None and sight.last is not None else {}
         draft.end(state, StepStatus.TIMED_OUT, error=error, output=output)
-        draft.add_event(kinds.WaitEnded(state.id, "timed_out"))
+        draft.add_event(wait_events.WaitEnded(state.id, "timed_out"))
         return None
     if is_over:
         return TakeTarget(deadline)
     draft.set_status(Status.WAITING, WAITS)
-    return look if seen is not None else replace(look, once=draft.look_once)
+    return look if sight is not None else replace(look, once=draft.look_once)
 
 
-def _note(draft: RunDraft, state: StepState, definition: PollStep, seen: Sight) -> StepState:
-    """Record whether it holds, if that is new."""
-    if seen.last is None or (state.message is not None and (state.message == HOLDS) == seen.holds):
+def _note(draft: RunDraft, state: StepState, definition: PollStep, sight: Sight) -> StepState:
+    if sight.last is None or (state.message is not None and (state.message == HOLDS) == sight.holds):
         return state
-    told = told_of(seen)
-    draft.add_event(kinds.WaitChanged(state.id, bool(seen.holds), seen.value, seen.last.why or None))
+    told = told_of(sight)
+    draft.add_event(wait_events.WaitChanged(state.id, bool(sight.holds), sight.value, sight.last.why or None))
     draft.run = replace(draft.run, message=f"{what_of(definition, state.params)}: {told}")
     return draft.put(replace(state, message=told))
 
 
-def told_of(seen: Sight) -> str:
-    """Return whether it holds, with the reason; the same text for the same state."""
-    if seen.holds:
+def told_of(sight: Sight) -> str:
+    if sight.holds:
         return HOLDS
-    why = seen.last.why if seen.last is not None else ""
+    why = sight.last.why if sight.last is not None else ""
     return f"it does not hold: {why}" if why else "it does not hold"
 
 
 def what_of(definition: PollStep | DelayStep | UntilStep, params: Mapping[str, Any]) -> str:
-    """Return what a wait is for, for people."""
     if isinstance(definition, DelayStep):
         return definition.wait
     if isinstance(definition, UntilStep):
@@ -173,19 +171,19 @@ def what_of(definition: PollStep | DelayStep | UntilStep, params: Mapping[str, A
     return f"{definition.wait_for.action}: {cut(until, _SHOWN)}" if until else definition.wait_for.action
 
 
-def awaited(definition: PollStep | DelayStep | UntilStep, state: StepState, seen: Sight | None) -> str:
-    """Return what a waiting step waits for, as the end of "waits"."""
+def awaited(definition: PollStep | DelayStep | UntilStep, state: StepState, sight: Sight | None) -> str:
+    """Return `Upcoming.waits_for`."""
     if not isinstance(definition, PollStep):
         return f"{UNTIL}{clock(state.deadline)}" if state.deadline else f"{UNTIL}its time"
     what, held_for = what_of(definition, state.params), definition.wait_for.for_
     held = f"has held for {duration.write(held_for)}" if held_for else "holds"
-    if seen is None or seen.last is None:
+    if sight is None or sight.last is None:
         return f"{UNTIL}{what} {held}; not looked yet"
     parts = [f"{UNTIL}{what} {held}"]
-    if seen.since is not None:
-        parts.append(f"it holds since {clock(seen.since)}")
-    elif seen.last.why:
-        parts.append(seen.last.why)
-    if seen.value is not None:
-        parts.append(f"last value {seen.value:g}" if isinstance(seen.value, (int, float)) else "")
+    if sight.since is not None:
+        parts.append(f"it holds since {clock(sight.since)}")
+    elif sight.last.why:
+        parts.append(sight.last.why)
+    if sight.value is not None:
+        parts.append(f"last value {sight.value:g}" if isinstance(sight.value, (int, float)) else "")
     return "; ".join(filter(None, parts))

@@ -25,7 +25,7 @@ class Watching:
     """What one wait has seen, and the look in progress."""
 
     def __init__(self, key: tuple[str, int]) -> None:
-        self.seen = Sight(key)
+        self.sight = Sight(key)
         self.task: asyncio.Task[Observed] | None = None
 
     def begin(self, look: Coroutine[Any, Any, Observed]) -> None:
@@ -35,8 +35,8 @@ class Watching:
         """Take in the look that has ended; return whether it is news."""
         assert self.task is not None
         observed, self.task = self.task.result(), None
-        before, self.seen = self.seen.holds, self.seen.after(look, observed)
-        return self.seen.holds is not before or self.seen.is_over(look)
+        before, self.sight = self.sight.holds, self.sight.after(look, observed)
+        return self.sight.holds is not before or self.sight.is_over(look)
 
     def stop(self) -> None:
         if self.task is not None:

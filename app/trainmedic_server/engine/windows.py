@@ -32,5 +32,4 @@ def could_act_since(windows: Sequence[CronWindow], begin: datetime, now: datetim
 
 
 def sentences(windows: Sequence[CronWindow]) -> tuple[str, ...]:
-    """Return for each window a sentence for people."""
     return tuple(f"only_during: {duration.write(each.duration)} from each {each}" for each in windows)

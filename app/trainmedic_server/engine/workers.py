@@ -185,10 +185,10 @@ class Workers:
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 
-    def seen(self, run_id: str) -> Sight | None:
+    def sight(self, run_id: str) -> Sight | None:
         """Return what a run's polled wait has seen; None without one."""
         driver = self._drivers.get(run_id)
-        return driver.seen if driver is not None else None
+        return driver.sight if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
         snapshot = await self._services.recorder.snapshot(run_id)

@@ -37,7 +37,7 @@ def with_step(step: str) -> str:
         (changed("  alert: T", "  matchers: ['a']\n  alert: T"), "3:14: on.matchers[0]: 'a' is not a matcher"),
         (changed("  alert: T", "  when: lables.x\n  alert: T"), "3:9: when: there is no name 'lables' here; did you"),
         (changed("  alert: T", "  when: steps.a.status\n  alert: T"), "there is no name 'steps' here"),
-        (with_step("{}"), "9:5: steps[1]: a step has exactly one of action, wait_for, approve"),
+        (with_step("{}"), "9:5: steps[1]: a step has exactly one of action, wait_for, wait, wait_until, approve"),
         (with_step("{wait_for: resolved, action: test.tell}"), "a step has exactly one of"),
         (with_step("{wait_for: resolve}"), "steps[1].wait_for: must be 'resolved', not 'resolve'"),
         (with_step("{wait_for: resolved, timeut: 5m}"), "9:26: unknown key 'timeut'; did you mean 'timeout'?"),
