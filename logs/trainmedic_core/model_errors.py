@@ -38,7 +38,7 @@ _PLAIN = {
         "must be a time with its zone; write 2026-01-31T12:00:00Z, or a template such as {{ alert.startsAt }}",
     ),
 }
-_STEP_KINDS = ("action", "wait_for", "approve")
+_STEP_KINDS = ("action", "wait_for", "wait", "wait_until", "approve")
 _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"
 
 

@@ -564,6 +564,15 @@ async def test_started_counts_the_playbooks_runs_on_any_target_after_the_moment(
     assert facts["other", "cluster"].started == 0
 
 
+async def test_started_may_count_the_runs_on_the_target_alone(store: SqlStore) -> None:
+    """For the playbooks that are named; a target without runs has none."""
+    await keep(store, closed(0), closed(10), closed(11, gpu(1)), run(12), closed(13, gpu(1), playbook="other"))
+    keys = [COOL, ("cool", "gpu:node-1/1"), ("cool", "cluster"), ("other", "cluster")]
+    since = {"cool": at(10), "other": at(10)}
+    facts = await store.transact(lambda tx: tx.guard_facts(keys, since, {"cool"}))
+    assert [facts[key].started for key in keys] == [1, 1, 0, 1]
+
+
 async def test_open_runs_are_counted_by_playbook(store: SqlStore) -> None:
     """On any target; the count follows as they close."""
     one = run(0, gpu(1))

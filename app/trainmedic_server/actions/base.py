@@ -36,6 +36,8 @@ class BasicAction:
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
+    leaves_results: ClassVar[bool] = False
+    promql: ClassVar[frozenset[str]] = frozenset()
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[Collection[str]] = frozenset()

@@ -28,6 +28,7 @@ class JobCheckpoint(Irreversible, _JobAction):
     name: ClassVar[str] = "job.checkpoint"
     summary: ClassVar[str] = "Write a checkpoint now."
     harmful: ClassVar[bool] = False
+    leaves_results: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = _SLOW
 
 

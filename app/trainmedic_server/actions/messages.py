@@ -42,6 +42,7 @@ class Notify(Irreversible, BasicAction):
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Send a message through the server's notification channels."
     harmful: ClassVar[bool] = False
+    leaves_results: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = NotifyParams
 

@@ -242,7 +242,7 @@ class NextView(View):
     deadline: datetime | None = Field(description="End of its present activity; null if never.")
     at_deadline: str | None = Field(description="What happens then, for people.")
     step: str | None = Field(description="The next step; null if the run then ends.")
-    kind: str | None = Field(description="action, wait_for, approve or undo.")
+    kind: str | None = Field(description="action, wait_for, wait, approve or undo.")
     action: str | None = Field(description="Action of that step, or of the undo.")
     params: dict[str, Any] = Field(description="Its parameters, rendered as far as known.")
     question: str | None = Field(description="Its question, if it is an approval.")

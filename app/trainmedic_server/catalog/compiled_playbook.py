@@ -13,8 +13,9 @@ from trainmedic_core.expressions.evaluation import Expression, TextTemplate, Val
 from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
+from trainmedic_server.catalog.scope_check import OUTPUT
+from trainmedic_server.catalog.quoted_query import QuotedQuery
 from trainmedic_server.domain import inputs, job_lookup, proof, selectors, target_resolution
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
@@ -23,8 +24,6 @@ from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import Match, Scope
 
-OUTPUT = "output"
-"""In a step's own undo: the step's output."""
 _BUILT_IN_CHAIN = IdentityLabels()
 
 
@@ -45,6 +44,9 @@ class CompiledStep(Struct, frozen=True):
     undo: CompiledStep | None = None
     """The step's own undo. Its parameters may use ``output``, that of the step."""
     uses_output: bool = False
+    queries: Mapping[str, QuotedQuery] = field(default_factory=dict)
+    """Parameters that are PromQL."""
+    until: Expression | None = None
 
 
 class YamlPlaybook(Struct, frozen=True):
@@ -60,11 +62,11 @@ class YamlPlaybook(Struct, frozen=True):
     """Of a group, by attribute."""
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
-    effect: EffectQuery | None = None
+    effect: QuotedQuery | None = None
 
     def effect_query(self, run: Run) -> str | None:
         """Return None to use the alert's rule. Raises ExpressionError."""
-        return self.effect.rendered(run, self.definition.vars) if self.effect else None
+        return self.effect.of_effect(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
         """Check alertname, matchers, ``when`` and ``proof``, in this order."""
@@ -154,7 +156,7 @@ class YamlPlaybook(Struct, frozen=True):
         if step.fixed is not None:
             return step.fixed
         assert step.params is not None
-        rendered = step.params.render(scope)
+        rendered = {**step.params.render(scope), **{name: each.rendered(scope) for name, each in step.queries.items()}}
         try:
             return _validated(step.model, rendered)
         except ValidationError as error:
@@ -166,6 +168,11 @@ class YamlPlaybook(Struct, frozen=True):
         except Exception as error:  # A faulty check, also of another package's action, fails only this step.
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
             raise errors.ExpressionError(reason) from error
+
+    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
+        """Raises ExpressionError."""
+        condition = self.steps[phase, index].until
+        return condition is None or condition.holds({**scope, "output": output})
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
         """Raises ExpressionError."""

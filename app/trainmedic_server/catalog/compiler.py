@@ -22,8 +22,8 @@ from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.catalog import attachments, cures, definition_check, effect_query, matchers, scope_check
-from trainmedic_server.catalog.compiled_playbook import OUTPUT, CompiledStep, YamlPlaybook
+from trainmedic_server.catalog import attachments, cures, definition_check, matchers, quoted_query, scope_check
+from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
@@ -33,6 +33,7 @@ from trainmedic_server.domain.playbook import (
     MOST_MATCHERS,
     MOST_STEPS,
     PHASES,
+    PROMETHEUS_QUERY,
     ActionStep,
     Playbook,
     TargetParts,
@@ -40,7 +41,7 @@ from trainmedic_server.domain.playbook import (
     default_id,
 )
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Shape
+from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
@@ -170,11 +171,14 @@ class _Compilation:
         """Return the kind of target of a phase's steps: those at the end of a group are its parent run's."""
         return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
-    def _effect(self, written: Any) -> effect_query.EffectQuery | None:
+    def _effect(self, written: Any) -> quoted_query.QuotedQuery | None:
         if not isinstance(written, dict) or not isinstance(written.get("query"), str):
             return None
-        path, names = ("effect", "query"), VisibleNames(effect_query.NAMES, self._vars, self._kind)
-        query = effect_query.compiled(written["query"], lambda text: self._text(text, path, names))
+        names = VisibleNames(quoted_query.NAMES, self._vars, self._kind)
+        return self._query(written["query"], ("effect", "query"), names)
+
+    def _query(self, text: str, path: DocumentPath, names: VisibleNames) -> quoted_query.QuotedQuery | None:
+        query = quoted_query.compiled(text, lambda template: self._text(template, path, names))
         if isinstance(query, str):
             self._problem(path, f"query: {query}")
             return None
@@ -236,8 +240,11 @@ class _Compilation:
         when = self._expression(entry.get("when"), (*path, "when"), names)
         if isinstance(entry.get("action"), str):
             return self._action_step(entry, path, step_id, names, when)
-        question = entry.get("approve")
-        place = (*path, "approve")
+        if isinstance(entry.get("wait_for"), dict):
+            return self._polled_step(entry["wait_for"], (*path, "wait_for"), step_id, names, when)
+        key = next((key for key in ("wait", "wait_until") if key in entry), "approve")
+        question = entry.get(key)
+        place = (*path, key)
         if isinstance(question, dict):
             question, place = question.get("message"), (*place, "message")
         message = self._text(question, place, names) if isinstance(question, str) else ""
@@ -246,19 +253,15 @@ class _Compilation:
     def _action_step(
         self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames, when: Expression | None
     ) -> CompiledStep:
-        written = entry.get("with")
-        action = self.actions.action_class(entry["action"])
-        raw = self._with_manifest(action, written if isinstance(written, dict) else {}, path)
-        template = self._template(raw, (*path, "with"), names, f"with of step {step_id}")
-        if action is None:
-            hint = did_you_mean(entry["action"], self.actions.names()) or _of_prefix(entry["action"], self.actions)
-            self._problem((*path, "action"), f"there is no action {entry['action']!r}{hint}")
-            return CompiledStep(step_id, when, template)
-        self._suits(action, entry, path)
-        self.problems = _with_misplaced(self.problems, action, entry, self.document, path)
-        fixed = self._params(action, raw, path)
-        undo = self._own_undo(entry["undo"], action, path, step_id, names) if _has_own_undo(entry) else None
-        return CompiledStep(step_id, when, template, action.Params, fixed, undo=undo)
+        action = self._action(entry["action"], path)
+        raw = self._with_manifest(action, _mapping(entry.get("with")), path)
+        step = self._call(action, raw, (*path, "with"), CompiledStep(step_id, when), names)
+        if action is not None:
+            self._suits(action, entry, path)
+            self.problems = _with_misplaced(self.problems, action, entry, self.document, path)
+            if _has_own_undo(entry):
+                step = replace(step, undo=self._own_undo(entry["undo"], action, path, step_id, names))
+        return step
 
     def _own_undo(
         self, written: Mapping[str, Any], action: type[Action], path: DocumentPath, step_id: str, names: VisibleNames
@@ -266,10 +269,54 @@ class _Compilation:
         if can_be_undone(action):
             self._problem((*path, "undo"), f"undo: {action.name} has its own undo; write on_resolve or on_failure")
         output = value_types.of_outputs(getattr(action, "outputs", ()))
-        names = replace(names, names=(*names.names, OUTPUT), output=output or ANY)
+        names = replace(names, names=(*names.names, scope_check.OUTPUT), output=output)
         undo = self._action_step(written, (*path, "undo"), f"undo of {step_id}", names, None)
         uses_output = any(_names_output(text) for _, text in _texts(written.get("with"), ()))
         return replace(undo, uses_output=uses_output)
+
+    def _polled_step(
+        self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames, when: Expression | None
+    ) -> CompiledStep:
+        step = CompiledStep(step_id, when)
+        if "query" in entry:
+            action = self._action(PROMETHEUS_QUERY, path)
+            query = entry["query"]
+            return self._call(action, {"query": query} if isinstance(query, str) else {}, path, step, names)
+        if not isinstance(entry.get("action"), str):
+            return step
+        action = self._action(entry["action"], path)
+        step = self._call(action, _mapping(entry.get("with")), (*path, "with"), step, names)
+        if action is None:
+            return step
+        self._suits(action, entry, (*path[:-1],))
+        if action.harmful or getattr(action, "leaves_results", False):
+            does = "changes something" if action.harmful else "leaves a result each time"
+            self._problem((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
+        kind = self._kind_in(str(path[0]))
+        inside = replace(names, names=(*names.names, scope_check.OUTPUT), output=_outputs(entry, self.actions, kind))
+        return replace(step, until=self._expression(entry.get("until"), (*path, "until"), inside))
+
+    def _action(self, name: str, path: DocumentPath) -> type[Action] | None:
+        action = self.actions.action_class(name)
+        if action is None:
+            hint = did_you_mean(name, self.actions.names()) or _of_prefix(name, self.actions)
+            self._problem((*path, "action"), f"there is no action {name!r}{hint}")
+        return action
+
+    def _call(
+        self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath, step: CompiledStep,
+        names: VisibleNames,
+    ) -> CompiledStep:  # fmt: skip
+        """Return the step with its parameters."""
+        queries: dict[str, quoted_query.QuotedQuery] = {}
+        for name in getattr(action, "promql", ()):
+            if evaluation.is_template(raw.get(name)) and (query := self._query(raw[name], (*path, name), names)):
+                queries[name] = query
+        rest = {name: value for name, value in raw.items() if name not in getattr(action, "promql", ())}
+        plain = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}
+        template = self._template({**rest, **plain}, path, names, f"with of step {step.name}")
+        step = replace(step, params=template, queries=queries)
+        return step if action is None else replace(step, model=action.Params, fixed=self._params(action, raw, path))
 
     def _with_manifest(
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath
@@ -304,9 +351,8 @@ class _Compilation:
             own = "write how: undo: {when: on_resolve, action: NAME, with: {…}}"
             self._problem((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
 
-    def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
+    def _params(self, action: type[Action], raw: Mapping[str, Any], place: DocumentPath) -> BaseModel | None:
         """Report the certain errors. Return the parameters if all are constants and valid, otherwise None."""
-        place = (*path, "with")
         templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
         unknown = [inner for inner, text in _texts(filled, ()) if evaluation.is_template(text)]
@@ -430,12 +476,8 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
 
 
 def _of_input(written: Any) -> Shape:
-    match _mapping(written).get("type"):
-        case InputType.NUMBER:
-            return NUMBER
-        case InputType.NODES:
-            return TEXTS
-    return TEXT
+    kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}
+    return kinds.get(_mapping(written).get("type"), TEXT)
 
 
 def _has_own_undo(entry: Mapping[str, Any]) -> bool:
@@ -451,7 +493,7 @@ def _names_output(text: str) -> bool:
         tree = template_syntax.parse_template(text)
     except Malformed:
         return False
-    return any(name.name == OUTPUT for name in tree.all_of(nodes.Name))
+    return any(name.name == scope_check.OUTPUT for name in tree.all_of(nodes.Name))
 
 
 def _names_for(kind: TargetKind | None) -> tuple[str, ...]:
@@ -460,7 +502,8 @@ def _names_for(kind: TargetKind | None) -> tuple[str, ...]:
 
 def _outputs(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:
     """Return the types in the output of a step. Empty if unknown, as for a job's nodes, whose outputs are merged."""
-    name = entry.get("action") if isinstance(entry, dict) else None
+    polled = _mapping(_mapping(entry).get("wait_for"))
+    name = PROMETHEUS_QUERY if "query" in polled else {**_mapping(entry), **polled}.get("action")
     action = actions.action_class(name) if isinstance(name, str) else None
     outputs: Collection[str] = getattr(action, "outputs", ())
     if kind in (None, TargetKind.JOB) and (isinstance(action, MultiNodeAction) or not isinstance(outputs, Mapping)):

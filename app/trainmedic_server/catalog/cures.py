@@ -12,7 +12,7 @@ from trainmedic_core.problems import DocumentPath
 from trainmedic_server.domain.playbook import PHASES
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 
-_WAIT = "a step waits with 'wait_for: resolved' and a timeout"
+_WAIT = "a step waits with 'wait_for: resolved', or wait_for: {query: PROMQL, for: 5m}, and a timeout"
 _GUARDS = "it belongs under 'guards'"
 _LABELS = "write matchers: ['severity=\"critical\"']"
 _ON_FAILURE = "list these steps under 'on_failure' of the playbook"
@@ -73,7 +73,9 @@ ON = _table(
 )
 STEP = _table(
     {
-        _WAIT: "sleep pause delay suspend wait_seconds duration wait",
+        "write wait: 5m": "sleep pause delay suspend wait_seconds duration",
+        "write wait_for: {query: PROMQL, for: 5m, every: 30s}, and a timeout": "query expr promql poll",
+        "write wait_until: 2026-01-31T12:00:00Z": "at start_at not_before",
         _RETRY: "retries attempts max_attempts retryStrategy backoff max_retries",
         "write when: CONDITION, without braces": "condition unless only_if",
         "check with 'when' at a later step, or use 'wait_for'": "until failed_when changed_when",
@@ -92,6 +94,16 @@ STEP = _table(
         "write action: notify with: {message: TEXT}": "message title text to channel notify",
         "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent",
         "write timeout: 10m": "timeout-minutes timeout_seconds activeDeadlineSeconds deadline time_limit",
+    }
+)
+POLL = _table(
+    {
+        "write query: PROMQL, or action: NAME": "alert job node pod status",
+        "write query: PROMQL": "promql expr expression metric prometheus",
+        "write for: 5m": "duration hold stable during",
+        "write every: 30s": "interval poll period sleep delay wait",
+        "it belongs to the step, next to 'wait_for'": "timeout on_timeout when id on_error",
+        "write until: CONDITION, over output": "condition check success_when",
     }
 )
 GUARDS = _table(
@@ -183,7 +195,7 @@ NAMES = _table(
         "write labels.x | length": "len size count",
         'write "part" in labels.x': "contains includes",
         'write labels.x.startswith("a")': "startsWith startswith endsWith endswith",
-        "write labels.x | float": "float int number Number toNumber",
+        "write labels.x | number": "float int number Number toNumber",
         "write steps.x.output.y | string": "str string toString",
         "write 'is defined', or 'is none'": "null nil undefined NULL Null",
         "write true or false": "TRUE yes Yes FALSE no No",
@@ -260,6 +272,8 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
             return "write effect: {query: PROMQL, better: lower}"
         case (str() as phase, int()) if phase in PHASES and isinstance(value, str):
             return f"write action: {value}" if "." in value else "write action: NAME"
+        case (str() as phase, int(), "wait_for", _, *_) if phase in PHASES:
+            return None
         case (str() as phase, int(), str() as key, *_) if phase in PHASES:
             return _step_value(key, value)
     return None
@@ -295,6 +309,8 @@ def _of_key(owner: DocumentPath, key: str) -> str | None:
             return QUESTION.get(key)
         case (str(), int(), "approve"):
             return QUESTION.get(key)
+        case (str(), int(), "wait_for"):
+            return POLL.get(key)
         case (str(), int(), "retry"):
             return RETRY.get(key)
         case (str(), int()):
@@ -322,6 +338,16 @@ def _mode(value: str) -> str | None:
     return f"write mode: {meant[value.lower()]}" if value.lower() in meant else None
 
 
+def _waited(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"(\d+(ms|[smhdwy]))+", value):
+        return f"write wait: {value}"
+    if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value):
+        return f"write wait_until: {value}"
+    if isinstance(value, dict):
+        return "write query: PROMQL, or action: NAME"
+    return _WAIT
+
+
 def _step_value(key: str, value: Any) -> str | None:
     if key == "retry" and not isinstance(value, dict):
         return f"write retry: {{attempts: {value if isinstance(value, int) and value is not True else 3}}}"
@@ -330,7 +356,7 @@ def _step_value(key: str, value: Any) -> str | None:
     if key == "undo":
         return "write undo: on_resolve, or on_failure"
     if key == "wait_for":
-        return _WAIT
+        return _waited(value)
     if key == "approve" and not isinstance(value, (str, dict)):
         return _APPROVE
     if key == "on_error":

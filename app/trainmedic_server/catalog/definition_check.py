@@ -8,19 +8,23 @@ from datetime import timedelta
 
 from trainmedic_core import duration
 from trainmedic_core.problems import DocumentPath, shown
-from trainmedic_server.domain import inputs
+from trainmedic_server.domain import inputs, promql
 from trainmedic_server.domain.playbook import (
     PHASES,
     ActionStep,
     Approval,
     ApproveStep,
+    DelayStep,
     Escalation,
     Playbook,
+    PolledQuery,
+    PollStep,
     Question,
-    Step,
     UndoTrigger,
+    UntilStep,
     WaitStep,
 )
+from trainmedic_server.ports.playbooks import Step
 
 SILENCE, EXPIRE_SILENCE = "alertmanager.silence", "alertmanager.expire_silence"
 _NO_NAME = re.compile(r"\.[*+]|\w\*$|^\*|\w\|\w|^\^|\{\{|\w,\w")
@@ -34,6 +38,9 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
         yield from _waits_during_silence(phase, getattr(definition, phase))
     yield from _group(definition)
     yield from _manual(definition)
+    for phase in PHASES:
+        for index, step in enumerate(getattr(definition, phase)):
+            yield from _waits((phase, index), step)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
@@ -63,6 +70,22 @@ def _waits_during_silence(phase: str, steps: Sequence[Step]) -> Iterator[tuple[D
                 f"wait_for: always times out: an earlier step silences the alert for {duration.write(silence)}, "
                 "and its end is not reported during that time; wait before the silence, or longer",
             )
+
+
+def _waits(place: DocumentPath, step: Step) -> Iterator[tuple[DocumentPath, str]]:
+    if isinstance(step, (DelayStep, UntilStep)) and step.timeout is not None:
+        yield (*place, "timeout"), "timeout: a wait for a time needs none"
+    if not isinstance(step, PollStep):
+        return
+    if step.timeout is None:
+        yield (*place, "wait_for"), "wait_for: needs a timeout; write timeout: 1h"
+    elif step.wait_for.for_ >= step.timeout:
+        yield (*place, "wait_for", "for"), f"for: must be shorter than the timeout, {duration.write(step.timeout)}"
+    if isinstance(step.wait_for, PolledQuery) and promql.gives_bool(step.wait_for.query):
+        yield (
+            (*place, "wait_for", "query"),
+            "query: a comparison with bool has a sample whether it holds or not; leave out bool",
+        )
 
 
 def _constant_duration(written: object) -> timedelta | None:
@@ -116,6 +139,10 @@ def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
             limits.append(((phase, index, "timeout"), step.timeout))
             if isinstance(step, ApproveStep):
                 limits += _times((phase, index, "approve"), step.question)
+    if definition.guards.queue is not None:
+        limits.append((("guards", "queue"), definition.guards.queue))
+        if definition.guards.max_concurrent is None:
+            yield ("guards", "queue"), "queue: needs max_concurrent, for which runs would wait"
     limits += [(("approval", "timeout"), definition.approval.timeout), *_times(("approval",), definition.approval)]
     for path, value in limits:
         if value is not None and not value:

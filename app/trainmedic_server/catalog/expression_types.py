@@ -18,8 +18,8 @@ METHODS = ("get", "items", "keys", "values")
 _SIGNS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
 _ORDERS = ("gt", "gteq", "lt", "lteq")
 _FILTERS: Mapping[str, Shape] = {
-    **dict.fromkeys(("abs", "count", "float", "int", "length", "round", "sum"), NUMBER),
-    **dict.fromkeys(("capitalize", "duration", "join", "lower", "string", "title", "tojson", "trim", "upper"), TEXT),
+    **dict.fromkeys(("abs", "count", "float", "int", "length", "number", "round", "sum", "time"), NUMBER),
+    **dict.fromkeys(("capitalize", "join", "lower", "string", "title", "tojson", "trim", "upper"), TEXT),
 }
 _ARITHMETIC = {nodes.Sub: "-", nodes.Div: "/", nodes.FloorDiv: "//", nodes.Pow: "**"}
 _FALSE_WORDS = ("false", "no", "off")
@@ -67,6 +67,8 @@ class _Checking:
             case nodes.Filter(name="default" | "d", node=nodes.Node() as inner, args=[other, *_]):
                 shape = self.shape_of(inner)
                 return shape if shape is self.shape_of(other) else ANY
+            case nodes.Filter(name="duration", node=nodes.Node() as inner):
+                return self._of_duration(inner)
             case nodes.Filter(name=name):
                 return _FILTERS.get(name, ANY)
             case nodes.Concat():
@@ -81,6 +83,12 @@ class _Checking:
                 shape = self.shape_of(first)
                 return shape if shape is self.shape_of(second) else ANY
         return ANY
+
+    def _of_duration(self, inner: nodes.Node) -> Shape:
+        """Return what ``duration`` makes: a text of seconds, seconds of a text such as 10m."""
+        if isinstance(inner, nodes.Const) and isinstance(inner.value, str):
+            return ANY if _is_number(inner.value) else NUMBER
+        return TEXT if self.shape_of(inner) is NUMBER else ANY
 
     def _member(self, inner: nodes.Node, name: str) -> Shape:
         owner = self.shape_of(inner)
@@ -108,7 +116,7 @@ class _Checking:
         for one, other in ((left, right), (right, left)):
             kind, rival = self.shape_of(one), self.shape_of(other)
             if self._is_text_by_default(one) and rival is NUMBER and sign in _ORDERS:
-                yield f"{_written(one)} can be text and is compared with a number by {written}; add | float"
+                yield f"{_written(one)} can be text and is compared with a number by {written}; add | number"
             elif kind is TEXT and rival is NUMBER:
                 if isinstance(one, nodes.Const):
                     yield (
@@ -220,9 +228,9 @@ def _is_of_output(node: nodes.Node) -> bool:
     while isinstance(node, (nodes.Getattr, nodes.Getitem)):
         parts = names.chain(node)
         if parts is not None:
-            return parts[0] == "steps" and len(parts) > 2 and parts[2] == "output"
+            return parts[0] == "output" or (parts[0] == "steps" and len(parts) > 2 and parts[2] == "output")
         node = node.node
-    return False
+    return isinstance(node, nodes.Name) and node.name == "output"
 
 
 def _elsewhere(shape: Mapping[str, Shape], name: str) -> str:
@@ -254,7 +262,7 @@ def _written(node: nodes.Node) -> str:
 
 
 def _as_number(node: nodes.Node) -> str:
-    return f"{_written(node)} | float"
+    return f"{_written(node)} | number"
 
 
 def _is_number(value: Any) -> bool:

@@ -21,7 +21,9 @@ from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each,
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 INPUTS = "inputs"
 """Only in playbooks that declare inputs."""
-STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
+OUTPUT = "output"
+"""Only in ``until`` of a polled wait."""
+STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", "now")
 
 GROUP_NAMES = (*STEP_NAMES, "group")
 """In the steps of a group's parent run."""
@@ -51,8 +53,8 @@ class VisibleNames(Struct, frozen=True):
     outputs: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     later: Collection[str] = ()
     inputs: Mapping[str, Shape] = field(default_factory=dict)
-    output: Shape = ANY
-    """Of the step itself, in its own undo."""
+    output: Mapping[str, Shape] = field(default_factory=dict)
+    """Of the step itself, in its own undo and in the condition of its wait."""
 
 
 def kind_of(target: Any) -> TargetKind | None:
@@ -103,7 +105,8 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "run": dict.fromkeys(_RUN, TEXT),
         "vars": value_types.of_constant(dict(scope.vars)),
         "inputs": scope.inputs,
-        "output": scope.output,
+        "output": scope.output or ANY,
+        "now": NUMBER,
         "group": dict.fromkeys(_GROUP, NUMBER),
         "steps": {name: {**step, "output": scope.outputs.get(name) or ANY} for name in scope.steps},
     }

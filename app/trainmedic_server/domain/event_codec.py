@@ -17,6 +17,7 @@ from msgspec import NODEFAULT
 from msgspec.structs import asdict, fields
 
 from trainmedic_server.domain import group_events as group_events  # so that its kinds are there
+from trainmedic_server.domain import wait_events as wait_events
 from trainmedic_server.domain.event_kinds import Decided, EventKind, UndoClosed, UndoDone
 from trainmedic_server.domain.run import Decision, Event
 

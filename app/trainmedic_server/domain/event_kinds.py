@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -72,6 +72,10 @@ class BreakerOpen(Decided, frozen=True):
 
 class Paused(Decided, frozen=True):
     """A pause blocks it. The pause itself is [`pause_ordered`](#the-server)."""
+
+
+class OutsideWindow(Decided, frozen=True):
+    """It is outside the playbook's `only_during`."""
 
 
 class Stale(Decided, frozen=True):
@@ -253,22 +257,6 @@ class LateReply(OfRun, frozen=True):
     status: str
     rank: int | None
     output: Mapping[str, Any]
-
-
-class WaitStarted(OfRun, frozen=True):
-    """The step waits for the alert to resolve."""
-
-    step: str
-    wait_for: str
-    deadline: datetime | None
-
-
-class WaitEnded(OfRun, frozen=True):
-    """The wait ended: `resolved`, with the reason, or `timed_out`."""
-
-    step: str
-    outcome: Literal["resolved", "timed_out"]
-    because: str | UnsetType | None = UNSET
 
 
 class QuestionEvent(OfRun, frozen=True):

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -96,7 +96,7 @@ def read_value(kind: InputType, value: Value) -> Value:
         case InputType.DURATION:
             return duration.write(duration.parse(value.strip()))
         case InputType.TIME:
-            return _time(value.strip())
+            return write_time(read_time(value.strip()))
         case InputType.JOB if not _NAME.fullmatch(value.strip()):
             raise ValueError(f"{shown(value)} is not the name of a job")
         case InputType.JOB:
@@ -123,14 +123,15 @@ def _number(value: Value) -> int | float:
     return value
 
 
-def _time(text: str) -> str:
+def read_time(text: str) -> datetime:
+    """Raises ValueError for a text that is no time, or has no zone."""
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
         read = None
     if read is None or read.tzinfo is None:
         raise ValueError(f"{shown(text)} is not a time with its zone, such as 2026-01-31T12:00:00Z")
-    return write_time(read)
+    return read.astimezone(UTC)
 
 
 def _nodes(value: Value) -> list[str]:

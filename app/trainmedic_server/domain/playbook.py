@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -19,9 +21,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainmedic.wire.envelope import write_time
+from trainmedic_core import duration
 from trainmedic_core.fields import Duration, Expression, Identifier
 from trainmedic_core.target import TargetKind
-from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName
+from trainmedic_server.domain.cron import CronWindow
+from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName, read_time
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.proof import AlertProof
@@ -35,7 +40,11 @@ class _Model(BaseModel):
 APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
 
+PROMETHEUS_QUERY = "prometheus.query"
+"""The action that a wait for a query repeats."""
+
 MOST_MATCHERS = 100
+MOST_WINDOWS = 20
 MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
 
@@ -259,6 +268,7 @@ class RateLimit(_Model):
 
     count: int = Field(ge=1)
     per: Duration
+    per_target: bool = Field(False, description="Count the runs of each target alone.")
 
 
 class Guards(_Model):
@@ -266,8 +276,11 @@ class Guards(_Model):
 
     cooldown: Duration | None = Field(None, description="Minimum time after the end of the last run on the target.")
     max_runs: RateLimit | None = None
-    """For all targets together; None for no limit."""
+    """None for no limit."""
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
+    queue: Duration | None = Field(
+        None, description="How long further runs wait for their turn in max_concurrent; default: refused."
+    )
 
 
 class Retry(_Model):
@@ -327,11 +340,74 @@ class ActionStep(_Step):
         return self.undo if isinstance(self.undo, OwnUndo) else None
 
 
+def _has(value: Any, key: str) -> bool:
+    return key in value if isinstance(value, dict) else hasattr(value, key)
+
+
+def _delay(value: Any) -> str:
+    if isinstance(value, str):
+        if "{{" not in value:
+            duration.parse(value)
+        return value
+    raise ValueError(f"{value!r} is not a duration; write it with its unit: 90s, 10m, 1h30m")
+
+
+def _moment(text: str) -> str:
+    return text if "{{" in text else write_time(read_time(text))
+
+
 class WaitStep(_Step):
     """A step that waits until all alerts of the run have resolved."""
 
     wait_for: Literal["resolved"]
     on_timeout: Literal["fail", "continue"] = "fail"
+
+
+class _Polled(_Model):
+    for_: Duration = Field(
+        default="0s", alias="for", validate_default=True, description="How long it must hold without a break."
+    )
+    every: Duration = Field(
+        default="30s", validate_default=True, ge=timedelta(seconds=1), le=timedelta(hours=1), description="Interval."
+    )
+
+
+class PolledQuery(_Polled):
+    """Holds while the query has a sample."""
+
+    query: str = Field(min_length=1, max_length=4096, description="PromQL; templates only within quotes.")
+
+
+class PolledAction(_Polled):
+    """Holds while the action is applied, and `until` is true."""
+
+    action: str
+    with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
+    until: Expression | None = Field(None, description="A condition over its output, as output.<key>.")
+
+
+class PollStep(_Step):
+    """A step that waits until a query or an action holds."""
+
+    wait_for: Annotated[
+        Annotated[PolledQuery, Tag("PolledQuery")] | Annotated[PolledAction, Tag("PolledAction")],
+        Discriminator(lambda value: "PolledQuery" if _has(value, "query") else "PolledAction"),
+    ]
+    on_timeout: Literal["fail", "continue"] = "fail"
+
+
+class DelayStep(_Step):
+    """A step that waits for some time."""
+
+    wait: Annotated[str, BeforeValidator(_delay)] = Field(description="A duration, or a template for one.")
+
+
+class UntilStep(_Step):
+    """A step that waits until a time. One in the past ends at once."""
+
+    wait_until: Annotated[str, AfterValidator(_moment)] = Field(
+        description="A time with its zone, such as 2026-01-31T12:00:00Z, or a template for one."
+    )
 
 
 LastResort = Literal["fail", "continue", "reject", "approve"]
@@ -410,17 +486,28 @@ class Approval(_Asking):
 
 def _kind_of_step(value: Any) -> str:
     keys = set(value) if isinstance(value, dict) else set(getattr(value, "model_fields_set", ()))
-    for key in ("wait_for", "approve"):
+    for key in ("wait_for", "approve", "wait", "wait_until"):
         if key in keys:
-            return key
+            written = value.get(key) if isinstance(value, dict) else getattr(value, key)
+            return "poll" if key == "wait_for" and not isinstance(written, str) else key
     return "action"
 
 
 Step = Annotated[
     Annotated[ActionStep, Tag("action")]
     | Annotated[WaitStep, Tag("wait_for")]
+    | Annotated[PollStep, Tag("poll")]
+    | Annotated[DelayStep, Tag("wait")]
+    | Annotated[UntilStep, Tag("wait_until")]
     | Annotated[ApproveStep, Tag("approve")],
     Discriminator(_kind_of_step),
+]
+
+
+OnlyDuring = Annotated[
+    Annotated[CronWindow, Tag("CronWindow")]
+    | Annotated[tuple[CronWindow, ...], Field(min_length=1, max_length=MOST_WINDOWS), Tag("tuple[CronWindow]")],
+    Discriminator(lambda value: "tuple[CronWindow]" if isinstance(value, (list, tuple)) else "CronWindow"),
 ]
 
 
@@ -444,6 +531,9 @@ class Playbook(_Model):
     rollout: Rollout | None = None
     """Only for a group. None for the defaults."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
+    only_during: OnlyDuring | None = Field(
+        None, description="Times at which it may start, and begin its harmful steps; default: always."
+    )
     guards: Guards = Guards()
     approval: Approval = Approval()
     steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
@@ -462,6 +552,11 @@ class Playbook(_Model):
         return self.playbook
 
     @property
+    def windows(self) -> tuple[CronWindow, ...]:
+        """Empty if it may act at any time."""
+        return (self.only_during,) if isinstance(self.only_during, CronWindow) else self.only_during or ()
+
+    @property
     def target_kind(self) -> TargetKind:
         """Kind of what the steps work on: in a group, of its members."""
         return self.target if isinstance(self.target, TargetKind) else self.target.kind
@@ -476,7 +571,11 @@ PHASES = ("steps", "on_success", "on_failure")
 _NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure"}
 
 
-def step_id(step: ActionStep | WaitStep | ApproveStep, index: int, phase: str = "steps") -> str:
+FREE_WAITS = (PollStep, DelayStep, UntilStep)
+"""Waits that hold no lock before the first action."""
+
+
+def step_id(step: _Step, index: int, phase: str = "steps") -> str:
     return step.id or default_id(index, phase)
 
 

@@ -126,6 +126,11 @@ def is_within_quotes(text: str) -> bool:
     return quote in ('"', "'")
 
 
+def gives_bool(query: str) -> bool:
+    """Return whether an operator has the modifier ``bool``."""
+    return any(token.kind == "name" and token.text.lower() == "bool" for token in _tokens(query))
+
+
 def comparisons(expression: str) -> list[Comparison]:
     """Return the comparison of each ``or`` branch, in order. Of ``and`` and ``unless``, the left side counts."""
     found = [_comparison(branch) for branch in _branches(expression)]

@@ -55,6 +55,7 @@ class Decision(StrEnum):
     TARGET_AMBIGUOUS = "target_ambiguous"
     TARGET_BUSY = "target_busy"
     NOT_ACCEPTED = "not_accepted"
+    OUTSIDE_WINDOW = "outside_window"
 
 
 PASSING = frozenset(
@@ -65,6 +66,7 @@ PASSING = frozenset(
         Decision.BREAKER_OPEN,
         Decision.PAUSED,
         Decision.NOT_ACCEPTED,
+        Decision.OUTSIDE_WINDOW,
     }
 )
 """Reasons not to start that may no longer hold at the alert's next report."""
@@ -211,8 +213,8 @@ class Run(Struct, frozen=True):
     acted_at: datetime | None = None
     """When its first harmful attempt was persisted; None if it changed nothing."""
     waiting_on: str | None = None
-    """While open and idle: ``target``, ``resolved``, ``retry``, ``approval``, ``resume`` (paused) or ``members`` (of a
-    group). Otherwise None."""
+    """While open and idle: ``target``, ``resolved``, ``retry``, ``approval``, ``resume`` (paused), ``members`` (of a
+    group), ``window`` (``only_during``), ``turn`` (``queue``) or ``wait`` (for a time or condition). Otherwise None."""
     message: str = ""
     """For a person: current wait or problem, finally the outcome."""
     touched: tuple[str, ...] = ()

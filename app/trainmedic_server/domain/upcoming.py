@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct, field
@@ -19,6 +19,18 @@ class HeldBy(Struct, frozen=True):
     until: datetime | None = None
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
+
+
+def clock(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+UNTIL = "until "
+"""Beginning of `Upcoming.waits_for`, if it is no thing."""
+
+
+def waiting(waits_for: str) -> str:
+    return f"waits {'' if waits_for.startswith(UNTIL) else 'for '}{waits_for}"
 
 
 class Upcoming(Struct, frozen=True):

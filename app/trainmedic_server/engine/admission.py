@@ -62,7 +62,8 @@ class Admitter:
         self._new_id = new_id
         self._now = now
         self._ago = ago
-        self._started: Counter[str] = Counter()
+        self._started: Counter[str | Key] = Counter()
+        """By playbook, and by playbook and target."""
         self._opened: Counter[str] = Counter()
         self._by_hand: ByHand | None = None
         self._records: dict[Identity, AlertRecord] = {}
@@ -256,7 +257,7 @@ class Admitter:
             return guards.GuardDecision(Decision.JOINED)
         definition, controls = candidate.playbook.definition, self._facts.controls
         mode, why = self._mode(candidate.playbook, target)
-        facts = self._guard_facts(candidate.key)
+        facts = self._guard_facts(candidate)
         selection: Selection | None = None
         if target.kind is TargetKind.GROUP:
             selected = self._selection(target)
@@ -266,8 +267,9 @@ class Admitter:
             facts = replace(facts, last_ended_at=None)  # the cooldown is each member's
         pause = pausing.holding(controls, definition.name, target, alert.every_label, self._now, self._facts.topology)
         outcome = guards.decide(
-            definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause
-        )
+            definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause,
+            definition.windows,
+        )  # fmt: skip
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
@@ -339,7 +341,7 @@ class Admitter:
             return guards.GuardDecision(Decision.TARGET_BUSY, f"run {holder} of the playbook is open on it")
         mode, why = self._mode(candidate.playbook, candidate.target)
         cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)
-        facts = self._guard_facts(candidate.key)
+        facts = self._guard_facts(candidate)
         outcome = guards.decide(
             cooldown, mode, facts, self._facts.controls, self._limits, self._now, self._now, self._ago
         )
@@ -373,9 +375,10 @@ class Admitter:
         mode = target_modes.of_members({mode for mode, _ in modes})
         return mode, next((why for each, why in modes if each is mode), "") if mode is Mode.OBSERVE else ""
 
-    def _guard_facts(self, key: Key) -> GuardFacts:
+    def _guard_facts(self, candidate: Candidate) -> GuardFacts:
+        key, per_target = candidate.key, guards.counts_per_target(candidate.playbook.definition.guards)
         facts = self._facts.guards.get(key, GuardFacts())
-        started, opened = self._started[key[0]], self._opened[key[0]]
+        started, opened = self._started[key if per_target else key[0]], self._opened[key[0]]
         if not started and not opened:
             return facts
         return replace(facts, started=facts.started + started, open_runs=facts.open_runs + opened)
@@ -464,14 +467,15 @@ class Admitter:
         return run
 
     def _names(self, run: Run, playbook: CompiledPlaybook, alert: Alert) -> Scope:
-        url, verdicts = self._limits.external_url, self._facts.topology.verdicts
+        url, verdicts, now = self._limits.external_url, self._facts.topology.verdicts, self._now
         return scope.LazyScope(
-            lambda: scope.build(run, playbook, [alert], hindsight=False, external_url=url, verdicts=verdicts)
+            lambda: scope.build(run, playbook, [alert], hindsight=False, external_url=url, verdicts=verdicts, now=now)
         )
 
     def _count(self, candidate: Candidate, run: Run) -> None:
         name, _ = candidate.key
         self._started[name] += 1
+        self._started[candidate.key] += 1
         if run.is_open:
             self._opened[name] += 1
             self._facts.open_runs[candidate.key] = run.id

@@ -8,7 +8,7 @@ from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission, matching
+from trainmedic_server.engine import admission, guards, matching
 from trainmedic_server.engine.admission import AdmissionFacts
 from trainmedic_server.engine.matching import Candidate, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
@@ -28,6 +28,8 @@ def read(
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
     playbooks = {candidate.playbook.definition.name: candidate.playbook for candidate in candidates}
 
+    per_target = {name for name, each in playbooks.items() if guards.counts_per_target(each.definition.guards)}
+
     firing: dict[str, dict[Identity, AlertRecord]] = {}
     rejected = [each for entry in prepared for each in entry.delivery.rejected]
     ended = {alert.fingerprint for alert in alerts if alert.status is AlertStatus.RESOLVED}
@@ -45,7 +47,7 @@ def read(
         firing=firing,
         linked=tx.linked_runs(identities),
         open_runs=tx.open_runs_for(keys) if keys else {},
-        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago)) if keys else {},
+        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago), per_target) if keys else {},
         controls=controls,
         nodes_acted_on=tx.nodes_acted_on(counts_from) if has_nodes else set(),
         known_nodes=tx.known_nodes() | nodes | topology.nodes if has_nodes else set(),

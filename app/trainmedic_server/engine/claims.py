@@ -11,10 +11,24 @@ from itertools import chain
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.claim import Claim
-from trainmedic_server.domain.playbook import ActionStep
+from trainmedic_server.domain.playbook import APPROVAL, FREE_WAITS, ActionStep
 from trainmedic_server.domain.run import Run
 from trainmedic_server.ports.actions import Action, Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook
+
+
+def is_unlocked(run: Run) -> bool:
+    """Return whether the run is at a wait before its first action, and locks nothing."""
+    if any(step.attempts for step in run.steps):
+        return False
+    at = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
+    return at is not None and at.kind == "wait"
+
+
+def at_start(run: Run, actions: Actions) -> Claim:
+    """Return what the run locks when its driver starts."""
+    claim = of_run(run, actions)
+    return Claim(claim.target, nothing=True) if is_unlocked(run) else claim
 
 
 def of_run(run: Run, actions: Actions) -> Claim:
@@ -23,8 +37,11 @@ def of_run(run: Run, actions: Actions) -> Claim:
     return _claim(run.target, (step.action for step in run.steps if step.action), actions)
 
 
-def of_playbook(playbook: CompiledPlaybook, target: Target, actions: Actions) -> Claim:
+def of_playbook(playbook: CompiledPlaybook, target: Target, actions: Actions, *, asks: bool = False) -> Claim:
+    """Return the claim of a new run. `asks`: it begins with a question, and so locks its target first."""
     definition = playbook.definition
+    if isinstance(definition.steps[0], FREE_WAITS) and not asks:
+        return Claim(target, nothing=True)
     steps = chain(definition.steps, definition.on_success, definition.on_failure)
     return _claim(target, (step.action for step in steps if isinstance(step, ActionStep)), actions)
 

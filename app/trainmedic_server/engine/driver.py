@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -16,17 +16,18 @@ import structlog
 from msgspec.structs import replace
 from pydantic import BaseModel
 
+from trainmedic_core import duration
 from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain import approval
+from trainmedic_server.domain import approval, wait_events
 from trainmedic_server.domain import event_kinds as kinds
-from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.event_codec import UNDO_OVER, name_of, recorded
 from trainmedic_server.domain.pause import OperatorPause
-from trainmedic_server.domain.run import Attempt, Decision, Event, OrderKind, Run, Status, StepState
-from trainmedic_server.engine import after_resolve, claims, plan, steps
+from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
+from trainmedic_server.engine import after_resolve, claims, performing, plan, steps, windows
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.group_follower import GroupFollower
+from trainmedic_server.engine.looking import Look, Sight
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
     AttemptOutcome,
@@ -36,18 +37,17 @@ from trainmedic_server.engine.plan_values import (
     PerformAttempt,
     RunDraft,
     RunPlan,
+    TakeTarget,
     Wait,
 )
 from trainmedic_server.engine.recorder import RunSnapshot, Seen, rejections
 from trainmedic_server.engine.rollout import StartMembers
+from trainmedic_server.engine.turns import TURN
+from trainmedic_server.engine.watching import Watching, observe
 from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-GRACE = timedelta(seconds=5)
-"""Time after its deadline for an action to report before it is cancelled."""
-
 EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
-Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 _UNDO_BEGINS = name_of(kinds.UndoStarted)
 
 log = telemetry.logger(__name__)
@@ -77,6 +77,12 @@ class Driver:
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
         self._group = GroupFollower(services, run) if run.is_group else None
+        self._has_target = True
+        self._granted: asyncio.Future[None] | None = None
+        """Place in the queue for the target after a wait."""
+        self._watching: Watching | None = None
+        self._news: Sight | None = None
+        self._look_once = False
 
     def touch(self) -> None:
         """Make the driver reload external changes before it plans again."""
@@ -87,6 +93,11 @@ class Driver:
     @property
     def snapshot(self) -> RunSnapshot:
         return RunSnapshot(self.run, tuple(self._outside.alerts), tuple(self._outside.orders))
+
+    @property
+    def sight(self) -> Sight | None:
+        """What the present polled wait has seen."""
+        return self._watching.sight if self._watching is not None else None
 
     @property
     def is_touched(self) -> bool:
@@ -116,12 +127,16 @@ class Driver:
         try:
             if self._group is not None and self.run.is_open:
                 await self._group.follow()
-            if not self.run.is_open or await self._take_target():
+            if not self.run.is_open or (await self._take_turn() and await self._take_target()):
+                self._has_target = not claims.is_unlocked(self.run)
                 await self._carry_through()
         finally:
+            self._stop_watching()
+            self._granted, self._look_once, self._news = None, False, None
             if self._group is not None:
                 self._group.leave()
             self._services.locks.release(self.run.id)
+            self._services.turns.leave(self.run.playbook, self.run.id)
             self._note_planned()
 
     async def _carry_through(self) -> None:
@@ -138,10 +153,19 @@ class Driver:
             next_plan = plan.advance(draft) if ended is None else plan.conclude_and_advance(draft, *ended)
             if await self._commit(next_plan):  # otherwise plan again with the alert that joined
                 self._then = next_plan.then
+        self._news = None
+        self._look_once = isinstance(self._then, Look) and self._then.once
 
     async def _carry_out(self) -> EndedAttempt | None:
         """Wait, or make the attempt and return it with its outcome. None after a wait."""
+        if not isinstance(self._then, (Look, TakeTarget)):
+            self._stop_watching()
+        self._settle_target()
         match self._then:
+            case Look() as look:
+                await self._watch(look)
+            case TakeTarget(until):
+                await self._queue_for_target(until)
             case Wait(until):
                 self._release_if_closed()
                 await self._rest(until)
@@ -165,11 +189,108 @@ class Driver:
 
     def _draft(self) -> RunDraft:
         group = self._group.progress if self._group is not None else None
-        return RunDraft(self.run, self._outside, self._context, self._now(), group)
+        return RunDraft(
+            self.run,
+            self._outside,
+            self._context,
+            self._now(),
+            group,
+            has_target=self._has_target,
+            look_once=self._look_once,
+            sight=self._news,
+        )
+
+    async def _watch(self, look: Look) -> None:
+        """Look on time until there is news, a touch or the deadline."""
+        if self._watching is None or self._watching.sight.key != look.key:
+            self._stop_watching()
+            self._watching = Watching(look.key)
+        watching = self._watching
+        while not self._touched.is_set() and self._now() < look.deadline:
+            if watching.task is None:
+                due = watching.sight.due(look, self._now())
+                if self._now() < due:
+                    await self._rest(min(due, look.deadline))
+                    continue
+                self._services.fence()
+                watching.begin(observe(self._services, self._draft(), look))
+            assert watching.task is not None
+            await self._rest(look.deadline, watching.task)
+            if watching.task.done() and (watching.take(look) or look.once):
+                self._news = watching.sight
+                return
+        if not look.once:
+            self._news = watching.sight
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.stop()
+            self._watching = None
+
+    async def _queue_for_target(self, until: datetime | None) -> None:
+        """Lock the target after a wait, or join its queue and rest."""
+        locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
+        if self._granted is None:
+            locks.release(self.run.id)  # it locked nothing
+            if not locks.try_acquire(self.run.id, claim):
+                self._granted = locks.wait(self.run.id, claim)
+                holder = locks.blocker(self.run.id, claim)
+                waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
+                await self._commit(RunPlan(waiting, (self._event(kinds.WaitingForTarget(holder)),), TakeTarget(until)))
+        if self._granted is not None:
+            await self._rest(until, self._granted)
+            if not self._granted.done():
+                self._news = self.sight
+                return
+        self._granted, self._has_target, self._look_once = None, True, claims.is_unlocked(self.run)
+
+    def _settle_target(self) -> None:
+        """Leave the queue for a target that is no longer needed, and unlock one that a wait does not need."""
+        if self._granted is not None and not isinstance(self._then, TakeTarget):
+            self._has_target = self._granted.done()
+            self._granted = None
+            if not self._has_target:
+                self._services.locks.release(self.run.id)
+        if self._has_target and not self._look_once and self.run.is_open and claims.is_unlocked(self.run):
+            self._services.locks.release(self.run.id)
+            self._has_target = False
+
+    async def _take_turn(self) -> bool:
+        """Wait until ``max_concurrent`` lets the run begin; False if the run was closed instead."""
+        guards = self._context.playbook.definition.guards if self._context.playbook is not None else None
+        if guards is None or guards.queue is None or guards.max_concurrent is None or self.run.parent is not None:
+            return True
+        name, most = self.run.playbook, guards.max_concurrent
+        turn = self._services.turns.enter(name, self.run.id, most, at_once=plan.has_begun(self.run))
+        if turn.done():
+            return True
+        until = self.run.created_at + guards.queue
+        why = f"{most} runs of the playbook are open"
+        waiting = replace(self.run, status=Status.WAITING, waiting_on=TURN, message=why)
+        await self._commit(RunPlan(waiting, (self._event(wait_events.WaitingForTurn(why)),), Wait()))
+        while not turn.done():
+            await self._read_outside()
+            if self._outside.last(OrderKind.CANCEL, OrderKind.UNDO):
+                return True  # planning closes it
+            refused = self._refused_before_turn(until, most)
+            if refused is None:
+                await self._rest(until, turn)
+            elif await self._commit(plan.cancel_or_not_start(self._draft(), *refused)):
+                return False
+        return True
+
+    def _refused_before_turn(self, until: datetime, most: int) -> tuple[str, Decision] | None:
+        stale = plan.why_stale(self._draft())
+        if stale is not None:
+            return stale, Decision.STALE
+        if self._now() < until:
+            return None
+        waited = duration.write_rounded(until - self.run.created_at)
+        return f"waited {waited} for its turn; at most {most} runs may be open", Decision.CONCURRENCY_LIMITED
 
     async def _take_target(self) -> bool:
         """Lock the target, waiting if necessary; False if the run was closed instead."""
-        claim = claims.of_run(self.run, self._services.actions)
+        claim = claims.at_start(self.run, self._services.actions)
         if self._services.locks.try_acquire(self.run.id, claim):
             return True
         granted = self._services.locks.wait(self.run.id, claim)
@@ -188,7 +309,7 @@ class Driver:
             if granted.done():
                 return True
             # Stale means older than the maximum age, hence the millisecond.
-            newest = plan.newest_beginning(self.run, self._outside)
+            newest = plan.newest_beginning(self.run, self._outside, self._context)
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
@@ -198,6 +319,10 @@ class Driver:
         if self._outside.breaker is not None:
             reason = f"the target was busy, and then the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
+        if self._context.playbook is not None and self.run.parent is None:
+            outside = windows.why_outside(self._context.playbook.definition.windows, self._now())
+            if outside is not None:
+                return f"the target was busy, and now {outside}", Decision.OUTSIDE_WINDOW
         stale = plan.why_stale(self._draft())
         if stale is None:
             return None
@@ -222,7 +347,7 @@ class Driver:
             try:
                 call = self._call(act)
             except (errors.ConfigurationError, ValueError) as problem:
-                return _unmakeable_outcome(act, str(problem))
+                return performing.unmakeable_outcome(act, str(problem))
             if await self._is_called_off(act):
                 return CALLED_OFF
             began = self._now()
@@ -231,9 +356,11 @@ class Driver:
                 self._received_at = None
             self._services.fence()
             self._then = None
-            outcome = await _outcome_of(name, call, lambda call: actions.get(name).perform(call), began, metrics)
+            outcome = await performing.outcome_of(
+                name, call, lambda call: actions.get(name).perform(call), began, metrics
+            )
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
-        number = _attempts_of(state, act)[-1].number
+        number = performing.attempts_of(state, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
@@ -248,7 +375,7 @@ class Driver:
             has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
             barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
         except errors.ConfigurationError as problem:
-            return _unmakeable_outcome(act, str(problem))
+            return performing.unmakeable_outcome(act, str(problem))
         if barred is not None:
             return _barred_outcome(act, barred)
         if waited:
@@ -269,7 +396,7 @@ class Driver:
 
         An undo uses the recorded ones.
         """
-        action = _multi_node_action(self._services.actions, name) if not act.undo else None
+        action = performing.multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None:
             return None
         located: list[BaseModel] = []
@@ -281,8 +408,8 @@ class Driver:
         try:
             call = self._call(act)
         except (errors.ConfigurationError, ValueError) as problem:
-            return _unmakeable_outcome(act, str(problem))
-        outcome = await _outcome_of(name, call, ask, self._now(), self._services.metrics)
+            return performing.unmakeable_outcome(act, str(problem))
+        outcome = await performing.outcome_of(name, call, ask, self._now(), self._services.metrics)
         if outcome.status != "applied":
             return outcome
         if located[0] is not call.params:
@@ -296,7 +423,7 @@ class Driver:
         alert = self._outside.alerts[0].alert
         report_wait = functools.partial(self._report_wait, state)
         clearance = functools.partial(self._clearance, state)
-        return _call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
+        return performing.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
         """Return the clearance. The driver stays touched, so that the next plan reads the change too."""
@@ -371,7 +498,7 @@ class Driver:
             self._group.news.clear()
         self._outside = self._outside.under(self._services.controls(), self._pause())
 
-    async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
+    async def _rest(self, until: datetime | None, *others: asyncio.Future[Any]) -> None:
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._touched.wait()), *others}
         if self._group is not None:
             waits.add(asyncio.ensure_future(self._group.news.wait()))
@@ -386,6 +513,7 @@ class Driver:
     def _release_if_closed(self) -> None:
         if not self.run.is_open:
             self._services.locks.release(self.run.id)
+            self._services.turns.leave(self.run.playbook, self.run.id)
 
     def _note_planned(self) -> None:
         if not self._touched.is_set():
@@ -401,76 +529,13 @@ class Driver:
         return self._services.clock.now()
 
 
-def _attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """Return the attempts of the step or its undo; the last is to be made."""
-    return state.undo_attempts if act.undo else state.attempts
-
-
-def _call_of(
-    run: Run,
-    act: PerformAttempt,
-    actions: Actions,
-    alert: Alert,
-    now: datetime,
-    report_wait: Callable[[str], Awaitable[None]],
-    clearance: Callable[[], Awaitable[Clearance]],
-) -> Call:
-    """Return the call for the attempt, with its full time from `now` if that ran out before the start.
-
-    Raises ConfigurationError or ValueError.
-    """
-    state = run.step(act.key)
-    undo = state.undo if act.undo else None
-    name = undo.action if undo else state.action or ""
-    *earlier, attempt = _attempts_of(state, act)
-    repeated = bool(earlier) and earlier[-1].command_id == attempt.command_id
-    action_class = actions.action_class(name)
-    assert run.target is not None
-    if action_class is None:
-        raise errors.ConfigurationError(f"this server has no action {name!r}")
-    return Call(
-        command_id=attempt.command_id,
-        run_id=run.id,
-        playbook=run.playbook,
-        target=run.target,
-        params=action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD),
-        reason=f"{alert.name}: {undo.because}" if undo else alert.name,
-        issued_at=attempt.started_at,
-        deadline=attempt.deadline if now < attempt.deadline else now + (attempt.deadline - attempt.started_at),
-        alert=alert,
-        resumed=act.resumed or repeated,
-        undo_of=undo.undo_of if undo else None,
-        undoes_applied=undo is not None and _was_applied(state, undo.undo_of),
-        report_wait=report_wait,
-        clearance=clearance if undo is None else None,  # neither pauses nor cancelling stop an undo
-    )
-
-
-def _was_applied(state: StepState, command_id: str) -> bool:
-    return any(attempt.command_id == command_id and attempt.status == "applied" for attempt in state.attempts)
-
-
-@functools.cache
-def _has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Return whether an action's class implements a protocol. Cached: on Python 3.11 a check takes tens of µs."""
-    return isinstance(action_class, protocol)
-
-
-def _multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
-    try:
-        action = actions.get(name)
-    except errors.PermanentFailure:
-        return None  # the attempt fails with this reason
-    return cast("MultiNodeAction", action) if _has_methods_of(type(action), MultiNodeAction) else None
-
-
 def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
     """Return the attempt's targets, without a job's nodes if it only reads."""
     assert run.target is not None
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     action_class = actions.action_class(undo.action if undo else state.action or "")
-    if action_class is None or not action_class.harmful or not _has_methods_of(action_class, MultiNodeAction):
+    if action_class is None or not action_class.harmful or not performing.has_methods_of(action_class, MultiNodeAction):
         return (run.target,)
     try:
         params = action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD)
@@ -490,7 +555,7 @@ def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Seq
         return set()
     assert run.target is not None
     nodes = {target.node for target in targets if target.node is not None}
-    if _has_methods_of(action_class, NodeTouchingAction):
+    if performing.has_methods_of(action_class, NodeTouchingAction):
         try:
             params = action_class.Params.model_validate(state.params, context=ON_RECORD)
             nodes |= set(cast("type[NodeTouchingAction]", action_class).touches(params, run.target))
@@ -502,26 +567,16 @@ def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Seq
 
 
 def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
-    return replace(_unmakeable_outcome(act, reason), barred_by=Decision.BREAKER_OPEN)
+    return replace(performing.unmakeable_outcome(act, reason), barred_by=Decision.BREAKER_OPEN)
 
 
 def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
     state = run.step(act.key)
-    *earlier, last = _attempts_of(state, act)
+    *earlier, last = performing.attempts_of(state, act)
     moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
     if act.undo and state.undo:
         return run.with_step(replace(state, undo=replace(state.undo, attempts=moved)))
     return run.with_step(replace(state, attempts=moved))
-
-
-def _unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
-    """Return the outcome of an attempt that this server cannot make.
-
-    Undos are retried, perhaps by another release. The outcome is unknown if a killed server may have made the attempt.
-    """
-    if act.undo:
-        return AttemptOutcome("failed", error=reason)
-    return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)
 
 
 def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
@@ -537,30 +592,3 @@ def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
             last = attempts_before[-1]
             if all(attempt.status != "running" for attempt in attempts_after if attempt.number == last.number):
                 yield action, last.command_id
-
-
-async def _outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
-    limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
-    try:
-        async with asyncio.timeout(limit):
-            return AttemptOutcome("applied", await work(call))
-    except errors.TemporaryFailure as failure:
-        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun)
-    except errors.PermanentFailure as failure:
-        return AttemptOutcome("rejected", failure.output, str(failure), failure.is_begun)
-    except errors.NotSetUp as failure:
-        return AttemptOutcome("skipped", failure.output, str(failure))
-    except errors.EffectDisproved as failure:
-        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun, may_be_repeated=False)
-    except errors.NoLongerWanted as failure:
-        return AttemptOutcome("stopped", failure.output, str(failure), failure.is_begun)
-    except errors.OutcomeUnknown as failure:
-        return AttemptOutcome("unknown", failure.output, str(failure))
-    except TimeoutError:
-        return AttemptOutcome("unknown", error="the action did not end in time")
-    except Exception as failure:  # an action's bug ends its attempt, not the server
-        metrics.loop_errors.labels("action").inc()
-        log.exception("action raised an undeclared error", action=name)
-        return AttemptOutcome(
-            "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
-        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Set
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.pause import OperatorPause
@@ -18,6 +19,7 @@ from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.plan_values import PlanningContext
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.timeline import Timeline
+from trainmedic_server.engine.turns import RunQueue
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
 from trainmedic_server.ports.fence import Fence
@@ -56,6 +58,9 @@ class EngineServices(Struct, frozen=True):
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
     """Reloads it for an unknown target. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
+    turns: RunQueue = field(default_factory=RunQueue)
+    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
+    """Bounds the looks of polled waits at a time."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, timeline = self.limits, self.timeline

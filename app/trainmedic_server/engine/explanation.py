@@ -20,7 +20,7 @@ from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import forecast, matching, rollout, step_sequence
+from trainmedic_server.engine import forecast, matching, rollout, step_sequence, windows
 from trainmedic_server.engine.admission import AdmissionFacts, Admitter
 from trainmedic_server.engine.forecast import StepPlan
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
@@ -201,7 +201,11 @@ def _reacting(
         explanation,
         target=target.key,
         waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
-        guards=(*_rollout(definition, members), *_guards(definition.guards, facts, context.ago)),
+        guards=(
+            *_rollout(definition, members),
+            *_guards(definition.guards, facts, context.ago),
+            *windows.sentences(definition.windows),
+        ),
         steps=tuple(step for step in steps if not members or step.phase in step_sequence.MEMBER_PHASES),
     )
 
@@ -250,11 +254,13 @@ def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]
     if spec.max_runs is not None:
         used = f"; {facts.started} so far" if facts is not None else ""
         sentences.append(
-            f"max_runs: at most {spec.max_runs.count} runs started in {duration.write(spec.max_runs.per)}{used}"
+            f"max_runs: at most {spec.max_runs.count} runs{' on this target' if spec.max_runs.per_target else ''} "
+            f"started in {duration.write(spec.max_runs.per)}{used}"
         )
     if spec.max_concurrent is not None:
         used = f"; {facts.open_runs} are open" if facts is not None else ""
-        sentences.append(f"max_concurrent: at most {spec.max_concurrent} runs open at once{used}")
+        queue = f"; others wait up to {duration.write(spec.queue)}" if spec.queue is not None else ""
+        sentences.append(f"max_concurrent: at most {spec.max_concurrent} runs open at once{queue}{used}")
     return tuple(sentences)
 
 

@@ -40,12 +40,16 @@ class KeptTargets:
         if not isinstance(target, Target):
             return
         allowed, _ = self._services.limits.mode_for(target, self._services.topology())
-        if Mode.stricter(candidate.playbook.definition.mode, allowed) is Mode.OBSERVE:
+        mode = Mode.stricter(candidate.playbook.definition.mode, allowed)
+        if mode is Mode.OBSERVE:
             return
         if key in self._keepers or key in self._turned_away:
             return
+        if candidate.playbook.definition.guards.queue is not None:
+            return  # its turn comes first
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
-        claim = claims.of_playbook(candidate.playbook, target, self._services.actions)
+        asks = mode is Mode.APPROVE
+        claim = claims.of_playbook(candidate.playbook, target, self._services.actions, asks=asks)
         is_kept = self._services.locks.try_keep(keeper, claim)
         (self._keepers if is_kept else self._turned_away)[key] = keeper
 
@@ -64,7 +68,9 @@ class KeptTargets:
             return None  # its members are planned from the durable list
         context = self._services.planning_context(started.playbook)
         try:
-            first = plan.advance(RunDraft(started.run, OutsideState((started.alert,)), context, now))
+            has_target = not claims.is_unlocked(started.run)
+            draft = RunDraft(started.run, OutsideState((started.alert,)), context, now, has_target=has_target)
+            first = plan.advance(draft)
         except Exception:  # a bug must stay limited to this run; its driver meets it again
             log.exception("cannot plan run at admission", run_id=started.run.id)
             return None

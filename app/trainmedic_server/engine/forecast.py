@@ -19,7 +19,16 @@ from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
+from trainmedic_server.domain.playbook import (
+    ActionStep,
+    ApproveStep,
+    DelayStep,
+    Mode,
+    PolledQuery,
+    PollStep,
+    UndoTrigger,
+    UntilStep,
+)
 from trainmedic_server.domain.run import Decision, Run, Status, StepState
 from trainmedic_server.engine import scope, step_sequence
 from trainmedic_server.ports.actions import Actions
@@ -63,7 +72,7 @@ def step_plans(
 ) -> tuple[StepPlan, ...]:
     """Return each step as a run started now would perform it, with rendered parameters where they are known."""
     run = _imagined(playbook, alert, target, mode, now)
-    names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts)
+    names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts, now=now)
     states = step_sequence.initial_steps(playbook, ask_first=False)
     return tuple(_step_plan(playbook, actions, names, state) for state in states)
 
@@ -82,12 +91,21 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
         return plan
     if isinstance(spec, ApproveStep) and plan.verdict is StepForecast.RUNS:
         return replace(plan, what=f"{plan.what}: {_question(playbook, names, state, spec)}")
+    if isinstance(spec, PollStep):
+        return _rendered(playbook, names, state, plan, spec.wait_for.model_dump(by_alias=True))
     if not isinstance(spec, ActionStep):
         return plan
     if actions.action_class(spec.action) is None:
         return replace(plan, verdict=StepForecast.FAILS, why=f"there is no action {spec.action!r} in this server")
     plan = replace(plan, undo=None if spec.undo_trigger is UndoTrigger.NEVER else str(spec.undo_trigger))
-    if _uses_steps(spec.with_):
+    return _rendered(playbook, names, state, plan, spec.with_)
+
+
+def _rendered(
+    playbook: CompiledPlaybook, names: Scope, state: StepState, plan: StepPlan, written: Mapping[str, Any]
+) -> StepPlan:
+    """Return the plan with its parameters, if they do not depend on earlier steps."""
+    if _uses_steps(written):
         reason = plan.why or "its parameters depend on how earlier steps end"
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
     try:
@@ -133,4 +151,13 @@ def _describe(spec: Step) -> str:
         return f"action {spec.action}"
     if isinstance(spec, ApproveStep):
         return f"approve{limit}"
+    if isinstance(spec, DelayStep):
+        return f"wait {spec.wait}"
+    if isinstance(spec, UntilStep):
+        return f"wait_until {spec.wait_until}"
+    if isinstance(spec, PollStep):
+        polled = spec.wait_for
+        what = "query" if isinstance(polled, PolledQuery) else f"action {polled.action}"
+        held = f" to hold for {duration.write(polled.for_)}" if polled.for_ else ""
+        return f"wait_for {what}{held}, every {duration.write(polled.every)}{limit}"
     return f"wait_for {spec.wait_for}{limit}"

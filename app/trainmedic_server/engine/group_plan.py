@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
 from trainmedic_server.domain import group_events
 from trainmedic_server.domain.group import counted
 from trainmedic_server.domain.run import Decision, Run, Status
-from trainmedic_server.engine import rollout
+from trainmedic_server.engine import rollout, windows
 from trainmedic_server.engine.plan_values import RunDraft, Wait
 from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMembers, WaitForMembers
 
@@ -41,9 +41,12 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver:
         return Wait()
     if draft.outside.paused:
         return draft.suspend_until_resumed()
+    outside = windows.why_outside(draft.playbook.definition.windows, draft.now)
+    if outside is not None:
+        return _held(draft, outside, windows.opens_at(draft.playbook.definition.windows, draft.now))
     held = draft.outside.breaker or group.held
     if held:
-        return _held(draft, held)
+        return _held(draft, held, draft.now + TRY_AGAIN)
     _wait(draft)
     return then
 
@@ -87,10 +90,10 @@ def _wait(draft: RunDraft) -> None:
         draft.run = replace(draft.run, message="")
 
 
-def _held(draft: RunDraft, why: str) -> Wait:
+def _held(draft: RunDraft, why: str, until: datetime) -> Wait:
     draft.set_status(Status.WAITING, MEMBERS)
     message = f"no further member starts: {why}"
     if draft.run.message != message:
         draft.run = replace(draft.run, message=message)
         draft.add_event(group_events.RolloutHeld(why))
-    return Wait(draft.now + TRY_AGAIN)
+    return Wait(until)

@@ -5,16 +5,18 @@ The first reason that applies is the decision, so the most useful to people come
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from datetime import datetime
 
 from msgspec import Struct
 
 from trainmedic_core import duration
+from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.time_gaps import Ago
+from trainmedic_server.engine import windows as allowed_times
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
@@ -34,14 +36,18 @@ def decide(
     now: datetime,
     ago: Ago,
     pause: OperatorPause | None = None,
+    windows: Sequence[CronWindow] = (),
 ) -> GuardDecision:
     """Return whether a run may start, apart from the breaker's count (`trips_breaker`).
 
-    `ago` counts back from now; `pause` would hold the run.
+    `ago` counts back from now; `pause` would hold the run. With `windows`, an alert's age counts from their opening.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))
-    age = now - starts_at
+    outside = allowed_times.why_outside(windows, now)
+    if outside is not None:
+        return GuardDecision(Decision.OUTSIDE_WINDOW, outside)
+    age = now - allowed_times.could_act_since(windows, starts_at, now)
     if age > limits.max_age:
         began = f"the alert began {duration.write_rounded(age)} ago"
         return GuardDecision(Decision.STALE, f"{began}, over the maximum age of {duration.write(limits.max_age)}")
@@ -53,13 +59,18 @@ def decide(
     if guards.max_runs and facts.started >= guards.max_runs.count:
         return GuardDecision(
             Decision.RATE_LIMITED,
-            f"{facts.started} runs in the last {duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
+            f"{facts.started} runs{' on this target' if guards.max_runs.per_target else ''} in the last "
+            f"{duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
         )
-    if guards.max_concurrent and facts.open_runs >= guards.max_concurrent:
+    if guards.max_concurrent and guards.queue is None and facts.open_runs >= guards.max_concurrent:
         return GuardDecision(
             Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
         )
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
+
+
+def counts_per_target(guards: Guards) -> bool:
+    return guards.max_runs is not None and guards.max_runs.per_target
 
 
 def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:

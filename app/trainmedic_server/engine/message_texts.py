@@ -264,7 +264,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
         return None
     lines = [
         f"Nothing is done about {run.alert_name}: {why}.",
-        *([_IF_REPEATED] if decision in PASSING else []),
+        *([_IF_REPEATED] if decision in PASSING and decision is not Decision.OUTSIDE_WINDOW else []),
         remedy.format(playbook=run.playbook, target=shlex.quote(run.target_key)),
     ]
     # Derive the key from the period, because flapping alerts start often. Several guards may block a target; one
@@ -283,6 +283,8 @@ _REMEDIES: Mapping[Decision, str] = {
     Decision.RATE_LIMITED: "See what ran: trainmedic history --playbook {playbook}. To let more run in that time, "
     "raise max_runs in the guards of the playbook.",
     Decision.TARGET_BUSY: _START,
+    Decision.OUTSIDE_WINDOW: "It starts if the alert is reported in a window. To let it act at other times, change "
+    "only_during in the playbook.",
     Decision.STALE: f"{_START}. To act on older alerts, raise --max-age.",
 }
 

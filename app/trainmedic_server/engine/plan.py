@@ -14,7 +14,16 @@ from trainmedic_core import duration
 from trainmedic_server.domain.event_kinds import Closed, StepResumed
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import after_resolve, approval_steps, group_plan, preview, step_sequence, steps, undoing
+from trainmedic_server.engine import (
+    after_resolve,
+    approval_steps,
+    group_plan,
+    preview,
+    step_sequence,
+    steps,
+    undoing,
+    windows,
+)
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
     AttemptOutcome,
@@ -22,11 +31,12 @@ from trainmedic_server.engine.plan_values import (
     Instruction,
     OutsideState,
     PerformAttempt,
+    PlanningContext,
     RunDraft,
     RunPlan,
     Wait,
 )
-from trainmedic_server.engine.rollout import RolloutOver, StartMembers
+from trainmedic_server.engine.rollout import RolloutOver
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
@@ -76,22 +86,23 @@ def why_stale(draft: RunDraft) -> str | None:
     """Return why a run delayed before its first act must no longer act."""
     if draft.outside.resolved:
         return "the alert resolved before the run could act"
-    age, max_age = draft.now - newest_beginning(draft.run, draft.outside), draft.context.max_age
+    age, max_age = draft.now - newest_beginning(draft.run, draft.outside, draft.context), draft.context.max_age
     if age > max_age:
         return f"the alert began {duration.write_rounded(age)} ago, over the maximum age of {duration.write(max_age)}"
     return None
 
 
-def newest_beginning(run: Run, outside: OutsideState) -> datetime:
+def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) -> datetime:
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
-    is_later = run.started_by or run.parent  # a member counts from its batch
+    has_windows = context.playbook is not None and bool(context.playbook.definition.windows)
+    is_later = run.started_by or run.parent or has_windows  # a member counts from its batch
     return max([*began, run.created_at] if is_later else began, default=run.created_at)
 
 
 def has_begun(run: Run) -> bool:
     return (
         run.acted_at is not None
-        or run.waiting_on == group_plan.MEMBERS
+        or run.waiting_on in (group_plan.MEMBERS, windows.WINDOW)
         or any(step.status is not StepStatus.PENDING for step in run.steps)
     )
 
@@ -111,7 +122,7 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
     return replace(run, status=Status.OBSERVED, steps=tuple(map(observed, run.steps)))
 
 
-def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | None:
+def _advance_open(draft: RunDraft) -> Instruction | None:
     """Return what to do next; None once the run is closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
@@ -141,7 +152,7 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | Non
     return None
 
 
-def _next_step(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | None:
+def _next_step(draft: RunDraft) -> Instruction | None:
     """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
@@ -158,6 +169,10 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | StartMembers | None:
         assert draft.group is not None
         if draft.group.refused:
             _cancel_or_not_start(draft, draft.group.refused, Decision.BREAKER_OPEN)
+            return None
+        outside = windows.why_outside(draft.playbook.definition.windows, draft.now)
+        if outside is not None and not draft.group.begun:
+            _cancel_or_not_start(draft, outside, Decision.OUTSIDE_WINDOW)
             return None
         ahead = group_plan.proceed(draft)
         if not isinstance(ahead, RolloutOver):

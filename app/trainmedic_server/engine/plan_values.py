@@ -26,6 +26,7 @@ from trainmedic_server.domain.run import (
 )
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import scope
+from trainmedic_server.engine.looking import Look, Sight
 from trainmedic_server.engine.rollout import GroupProgress, StartMembers
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
@@ -75,11 +76,17 @@ class Wait(Struct, frozen=True):
     until: datetime | None = None
 
 
+class TakeTarget(Struct, frozen=True):
+    """Lock the target, waiting until this time at most; None for no limit."""
+
+    until: datetime | None = None
+
+
 class Idle(Struct, frozen=True):
     """The run is closed and nothing is due."""
 
 
-Instruction = PerformAttempt | Wait | Idle | StartMembers
+Instruction = PerformAttempt | Wait | Look | TakeTarget | Idle | StartMembers
 
 
 class RunPlan(Struct, frozen=True):
@@ -134,13 +141,20 @@ class RunDraft:
         context: PlanningContext,
         now: datetime,
         group: GroupProgress | None = None,
+        *,
+        has_target: bool = True,
+        look_once: bool = False,
+        sight: Sight | None = None,
     ) -> None:
-        """`group` is that of an open parent run."""
+        """`group` is that of an open parent run, `sight` news of a polled wait."""
         self.run = run
         self.outside = outside
         self.context = context
         self.now = now
         self.group = group
+        self.has_target = has_target
+        self.look_once = look_once
+        self.sight = sight
         self.events: list[Event] = []
         self.refused: tuple[Decision, str] | None = None
 
@@ -199,10 +213,10 @@ class RunDraft:
         self.refused = (decision, reason)
 
     def scope(self) -> Scope:
-        run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
+        run, playbook, alerts, now = self.run, self.playbook, [record.alert for record in self.outside.alerts], self.now
         url, topology = self.context.external_url, self.context.topology
         return scope.LazyScope(
             lambda: scope.build(
-                run, playbook, alerts, external_url=url, verdicts=topology().verdicts, group=self._group_data()
+                run, playbook, alerts, external_url=url, verdicts=topology().verdicts, group=self._group_data(), now=now
             )
         )

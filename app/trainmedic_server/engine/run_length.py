@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Retry, WaitStep
+from trainmedic_server.domain.playbook import ActionStep, ApproveStep, DelayStep, PollStep, Retry, UntilStep, WaitStep
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
@@ -69,6 +69,10 @@ def _longest_step(step: Step, actions: Actions) -> LongestRun:
             if attempt is None:
                 return LongestRun(is_limited=False)
             return LongestRun(attempt * step.retry.attempts + _waits(step.retry))
+        case PollStep():
+            return LongestRun(step.timeout or timedelta(), is_limited=step.timeout is not None)
+        case DelayStep() | UntilStep():
+            return LongestRun(is_limited=False)  # its time may be a template
         case WaitStep():
             return LongestRun(step.timeout or timedelta(), after_end=step.timeout is None)
         case ApproveStep():

@@ -1,10 +1,11 @@
-"""Names for playbook expressions and templates: ``alert, alerts, labels, annotations, target, job, vars, steps, run``.
-Pure.
+"""Names for playbook expressions and templates: ``alert, alerts, labels, annotations, target, job, vars, steps, run``,
+``now``. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -77,15 +78,18 @@ def build(
     external_url: str = "",
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     group: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
 ) -> Scope:
     """Return the scope of a run's steps. The first alert is the run's initial one.
 
-    `hindsight` False omits step results: expressions that need them fail, which mode observe detects.
+    `hindsight` False omits step results: expressions that need them fail, which mode observe detects. Without `now`,
+    those that need the time fail.
     """
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}
     return {
         **({"group": group} if group is not None else {}),
+        **({"now": now.timestamp()} if now is not None else {}),
         "alert": first.as_data(),
         "alerts": [alert.as_data() for alert in alerts],
         "labels": dict(first.labels),

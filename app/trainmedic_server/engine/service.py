@@ -135,7 +135,8 @@ class Engine:
         """Return what the run does next; None if it is over. Raises StoreUnavailable."""
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
-        return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders)
+        sight = self._workers.sight(run.id)
+        return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders, sight)
 
     async def _held_by(self, run: Run) -> HeldBy | None:
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainmedic_server.domain.playbook import APPROVAL, PHASES, ActionStep, ApproveStep, WaitStep, step_id
+from trainmedic_server.domain.playbook import (
+    APPROVAL,
+    FREE_WAITS,
+    PHASES,
+    ActionStep,
+    ApproveStep,
+    PollStep,
+    WaitStep,
+    step_id,
+)
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
@@ -53,7 +62,7 @@ def tolerates_timeout(definition: Step) -> bool:
         return True
     if isinstance(definition, ApproveStep):
         return definition.last_resort == "continue"
-    return isinstance(definition, WaitStep) and definition.on_timeout == "continue"
+    return isinstance(definition, (WaitStep, PollStep)) and definition.on_timeout == "continue"
 
 
 def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
@@ -87,4 +96,6 @@ def _entries(playbook: CompiledPlaybook, phase: str) -> Sequence[Step]:
 def _kind(entry: Step) -> str:
     if isinstance(entry, WaitStep):
         return "wait_for"
+    if isinstance(entry, FREE_WAITS):
+        return "wait"
     return "approve" if isinstance(entry, ApproveStep) else "action"

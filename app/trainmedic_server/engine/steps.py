@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from trainmedic_core import errors
 from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain import wait_events
 from trainmedic_server.domain.playbook import (
+    FREE_WAITS,
     ActionStep,
     ApproveStep,
     OwnUndo,
@@ -27,8 +29,15 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.engine import after_resolve, approval_steps
-from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, RunDraft, Wait
+from trainmedic_server.engine import after_resolve, approval_steps, waits, windows
+from trainmedic_server.engine.looking import Look
+from trainmedic_server.engine.plan_values import (
+    AttemptOutcome,
+    PerformAttempt,
+    RunDraft,
+    TakeTarget,
+    Wait,
+)
 from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
@@ -36,7 +45,7 @@ from trainmedic_server.ports.playbooks import Step
 MOST_STOPS = 20
 
 
-def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
+def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look | TakeTarget | None:
     """Return what to do about the first step that is not final.
 
     None once it is final, or if the run must not act (`RunDraft.refused`).
@@ -58,6 +67,10 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
         if is_unwanted:
             after_resolve.skip_to_wait(draft, state)
             return None
+    if isinstance(definition, FREE_WAITS):
+        return waits.proceed(draft, state, definition)
+    if not draft.has_target:
+        return TakeTarget()
     if isinstance(definition, WaitStep):
         return _wait(draft, state, definition)
     if isinstance(definition, ApproveStep):
@@ -208,6 +221,10 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _was_held_up(draft.run):
         draft.refuse(Decision.BREAKER_OPEN, f"the breaker opened before the run could act: {draft.outside.breaker}")
         return None
+    if _needs_window(state, action):
+        outside = windows.why_outside(draft.playbook.definition.windows, draft.now)
+        if outside is not None:
+            return _wait_for_window(draft, outside)
     params = state.params
     if not state.attempts:
         try:
@@ -238,6 +255,23 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     return PerformAttempt(state.key)
 
 
+def _needs_window(state: StepState, action: type[Action]) -> bool:
+    """Return whether the step must begin within ``only_during``: not if it has begun, only reads, or reverts."""
+    gives_back = getattr(action, "gives_back", False)
+    return action.harmful and not gives_back and not state.attempts and state.phase == "steps"
+
+
+def _wait_for_window(draft: RunDraft, outside: str) -> Wait | None:
+    """Refuse a run that has not acted. One that has acted, or a member of a group, waits for the next window."""
+    if draft.run.acted_at is None and draft.run.parent is None:
+        draft.refuse(Decision.OUTSIDE_WINDOW, outside)
+        return None
+    draft.set_status(Status.WAITING, windows.WINDOW)
+    if draft.run.message != outside:
+        draft.run = replace(draft.run, message=outside)
+    return Wait(windows.opens_at(draft.playbook.definition.windows, draft.now))
+
+
 def _was_held_up(run: Run) -> bool:
     """Return whether the run was delayed after admission, when the breaker was closed."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
@@ -250,16 +284,16 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
         return None
     if draft.outside.resolved:
         draft.end(state, StepStatus.SUCCEEDED, started_at=state.started_at or draft.now)
-        draft.add_event(kinds.WaitEnded(state.id, "resolved", draft.outside.resolved_because))
+        draft.add_event(wait_events.WaitEnded(state.id, "resolved", draft.outside.resolved_because))
         return None
     if state.status is StepStatus.PENDING:
         deadline = draft.now + definition.timeout if definition.timeout else None
         state = draft.put(replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline))
-        draft.add_event(kinds.WaitStarted(state.id, definition.wait_for, deadline))
+        draft.add_event(wait_events.WaitStarted(state.id, definition.wait_for, deadline))
     state = draft.timely(state)
     if state.deadline and draft.now >= state.deadline:
         draft.end(state, StepStatus.TIMED_OUT, error="the alert had not resolved in time")
-        draft.add_event(kinds.WaitEnded(state.id, "timed_out"))
+        draft.add_event(wait_events.WaitEnded(state.id, "timed_out"))
         return None
     draft.set_status(Status.WAITING, "resolved")
     return Wait(state.deadline)

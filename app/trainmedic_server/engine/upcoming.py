@@ -15,10 +15,12 @@ from trainmedic_core import errors
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
+from trainmedic_server.domain.playbook import APPROVAL, FREE_WAITS, ApproveStep, PollStep, WaitStep
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus, Undo, UndoStatus
-from trainmedic_server.domain.upcoming import HeldBy, Upcoming
-from trainmedic_server.engine import group_plan, scope, step_sequence
+from trainmedic_server.domain.upcoming import HeldBy, Upcoming, waiting
+from trainmedic_server.engine import group_plan, scope, step_sequence, waits, windows
+from trainmedic_server.engine.looking import Sight
+from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 
@@ -29,6 +31,7 @@ def of_run(
     held_by: HeldBy | None = None,
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
+    sight: Sight | None = None,
 ) -> Upcoming | None:
     """Return what the run does next; None if it is over. `playbook` is None if unreadable."""
     if not run.is_open:
@@ -42,7 +45,7 @@ def of_run(
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
     if ended_by := next((order for order in orders if order.kind in (OrderKind.CANCEL, OrderKind.UNDO)), None):
-        now = {"now": at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts)}
+        now = {"now": at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts, sight)}
         return Upcoming(**now, outcome="cancelled", note=f"{ended_by.actor} has ended it")
     firing = [record.alert for record in alerts]
     names = scope.LazyScope(lambda: scope.build(run, playbook, firing, verdicts=verdicts))
@@ -51,7 +54,9 @@ def of_run(
     then = _first_of(playbook, names, _from(run, at)[1:], failed is not None)
     if run.is_group and at.phase == APPROVAL:
         then = Upcoming(note="its members start then")
-    return replace(then, now=at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts))
+    doing = _at_step(at, step_sequence.step_definition(playbook, at), alerts, sight)
+    queue = _hold(run, held_by) if run.waiting_on == "target" else {}
+    return replace(then, now=at.id, **{**doing, **queue})
 
 
 def _from(run: Run, state: StepState) -> Sequence[StepState]:
@@ -63,7 +68,7 @@ def _from(run: Run, state: StepState) -> Sequence[StepState]:
 
 def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
     ahead = ahead or Upcoming()
-    doing = f"waits for {ahead.waits_for}" if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
+    doing = waiting(ahead.waits_for) if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
     return HeldBy(
         run.id, run.playbook, run.target_key, run.alert_name, run.created_at, doing, ahead.deadline, ahead.at_deadline
     )
@@ -76,14 +81,26 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
         holder_id = held_by.run_id if held_by else None
         waits_for = {"waits_for": f"{run.target_key}{by}", "holder": holder_id, "held_by": held_by}
         # A run takes its target first, so one that has not acted has waited since admission.
-        return {**waits_for, "waiting_since": run.created_at if run.acted_at is None else None}
+        has_waited = run.acted_at is None and not any(step.started_at for step in run.steps)
+        return {**waits_for, "waiting_since": run.created_at if has_waited else None}
+    if run.waiting_on == TURN:
+        return {"waits_for": "its turn: max_concurrent of the playbook is reached"}
+    if run.waiting_on == windows.WINDOW:
+        return {"waits_for": f"its next window: {run.message}"}
     if run.waiting_on == "resume":
         return {"waits_for": "an operator to resume the server"}
     return {}
 
 
-def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) -> dict[str, Any]:
+def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord], sight: Sight | None) -> dict[str, Any]:
     """Return the fields of `Upcoming` on the current step."""
+    if isinstance(definition, FREE_WAITS):
+        of_step = sight if sight is not None and sight.key == state.key else None
+        waits_for = waits.awaited(definition, state, of_step)
+        if not isinstance(definition, PollStep):
+            return {"waits_for": waits_for, "not_before": state.deadline}
+        otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
+        return {"waits_for": waits_for, "deadline": state.deadline, "at_deadline": otherwise}
     if isinstance(definition, WaitStep):
         otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
         return {"waits_for": _resolution_of(alerts), "deadline": state.deadline, "at_deadline": otherwise}

@@ -15,6 +15,7 @@ from trainmedic_server.engine import approval_steps, claims, group_members, plan
 from trainmedic_server.engine.admission_changes import StartedRun
 from trainmedic_server.engine.driver import Driver
 from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.engine.looking import Sight
 from trainmedic_server.engine.plan_values import OutsideState, RunDraft, RunPlan
 from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.ending import end_tasks
@@ -45,7 +46,7 @@ class Workers:
         run, outside = started.run, outside or OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
-        claim = claims.of_run(run, self._services.actions)
+        claim = claims.at_start(run, self._services.actions)
         if not self._services.locks.try_acquire(run.id, claim):
             self._services.locks.wait(run.id, claim)  # queue before runs that are admitted later
         received_at = started.alert.first_heard_at
@@ -183,6 +184,11 @@ class Workers:
         """Return the driver's view of a run; None without a driver."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
+
+    def sight(self, run_id: str) -> Sight | None:
+        """Return what a run's polled wait has seen; None without one."""
+        driver = self._drivers.get(run_id)
+        return driver.sight if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
         snapshot = await self._services.recorder.snapshot(run_id)

@@ -154,6 +154,10 @@ class ActionTraits(Protocol):
     """True if it stops work until a person decides, as ``job.pause`` does. Its undo is due once the run ends without
     success, whatever its trigger. Default: False.
     """
+    leaves_results: ClassVar[bool]
+    """True if each attempt leaves something, such as a message. Waits never repeat it. Default: False."""
+    promql: ClassVar[frozenset[str]]
+    """Parameters that are PromQL. Templates in them stand within quotes, and values are escaped. Default: none."""
 
 
 @runtime_checkable

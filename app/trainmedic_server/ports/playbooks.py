@@ -16,9 +16,17 @@ from trainmedic_server.domain.topology import Topology
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Playbook, WaitStep
+    from trainmedic_server.domain.playbook import (
+        ActionStep,
+        ApproveStep,
+        DelayStep,
+        Playbook,
+        PollStep,
+        UntilStep,
+        WaitStep,
+    )
 
-Step: TypeAlias = "ActionStep | WaitStep | ApproveStep"
+Step: TypeAlias = "ActionStep | WaitStep | PollStep | DelayStep | UntilStep | ApproveStep"
 Scope = Mapping[str, Any]
 
 
@@ -68,7 +76,11 @@ class CompiledPlaybook(Protocol):
         ...
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """Return the rendered and checked parameters of an action step. Raises ExpressionError."""
+        """Return the rendered and checked parameters of an action step or polled wait. Raises ExpressionError."""
+        ...
+
+    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
+        """Return whether a polled wait's ``until`` holds for an output. Raises ExpressionError."""
         ...
 
     def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:
@@ -78,7 +90,7 @@ class CompiledPlaybook(Protocol):
         ...
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """Return the question of an approve step. Raises ExpressionError."""
+        """Return the question of an approve step, or the written time of a wait. Raises ExpressionError."""
         ...
 
 

@@ -41,7 +41,7 @@ class GuardFacts(Struct, frozen=True):
     last_ended_at: datetime | None = None
     """End of the playbook's last run on this target."""
     started: int = 0
-    """The playbook's runs on any target after the requested time."""
+    """The playbook's runs after the requested time: on any target, or on this one if so requested."""
     open_runs: int = 0
     """The playbook's open runs on any target."""
 
@@ -109,11 +109,15 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def guard_facts(
-        self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
+        self,
+        keys: Collection[tuple[str, str]],
+        started_since: Mapping[str, datetime],
+        per_target: Collection[str] = (),
     ) -> dict[tuple[str, str], GuardFacts]:
         """Return guard inputs by (playbook, target key).
 
-        ``started`` counts runs after ``started_since[playbook]``, 0 if absent there.
+        ``started`` counts runs after ``started_since[playbook]``, 0 if absent there; of playbooks `per_target`, those
+        on the target.
         """
         ...
 

@@ -11,11 +11,12 @@ from trainmedic_core.words import plain, words
 from trainmedic_server.domain import links
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import OPEN, Run, Status
+from trainmedic_server.domain.upcoming import waiting
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
 
 Document = Mapping[str, Any]
-_WAITS = {"resolved": "alert"}
+_WAITS = {"resolved": "alert", "wait": "time or condition"}
 _MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
 
 
@@ -120,7 +121,7 @@ def _now(document: Document) -> Iterator[Sentence]:
         yield "at ", document["now"]
     if awaited := document.get("waits_for"):
         before, found, after = awaited.partition(document.get("holder") or "\0")
-        yield ("waits for ", before, RunName(found), after) if found else ("waits for ", awaited)
+        yield ("waits for ", before, RunName(found), after) if found else (waiting(awaited),)
         if held := document.get("held_by"):
             until: Sentence = (", until ", At(held["until"]), " at the latest") if held.get("until") else ()
             yield "that run of ", held["playbook"], " ", held["doing"], *until

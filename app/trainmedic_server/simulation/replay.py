@@ -21,7 +21,7 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import places
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertStatus
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.playbook import Guards
+from trainmedic_server.domain.playbook import Guards, Playbook
 from trainmedic_server.domain.run import PASSING, Decision
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import matching, run_length
@@ -203,6 +203,9 @@ class Replay:
         replayed = self._replayed[candidate.playbook]
         run = self._spool.run(reaction.run_id) if reaction is not None and reaction.run_id else None
         is_same_text = run is not None and run.version == replayed.playbook.version
+        if why := _not_judged(replayed.playbook.definition):
+            self._without_target(alert, replayed, candidate, reaction, Outcome(frozenset(), why, Unknown.PLAYBOOK))
+            return
         if candidate.decision == Decision.NOT_ACCEPTED:
             self._compare_refused(alert, candidate, reaction, candidate.decision)
             return
@@ -211,7 +214,8 @@ class Replay:
             if reaction is not None and is_same_text and reaction.decision in _UNFOUND:
                 self._compare_refused(alert, candidate, reaction, reaction.decision)
             else:
-                self._without_target(alert, replayed, candidate, reaction)
+                unknown = Outcome(frozenset(), candidate.why, Unknown.TARGET)
+                self._without_target(alert, replayed, candidate, reaction, unknown)
             return
         decided = _decided_here(alert, reaction, run)
         is_same = is_same_text and run is not None and run.mode == replayed.mode and run.target == target.key
@@ -264,13 +268,13 @@ class Replay:
         replayed: _Replayed,
         candidate: SpooledCandidate,
         reaction: RecordedReaction | None,
+        unknown: Outcome,
     ) -> None:
         end = max(alert.last_heard, alert.first_heard)
         key = candidate.playbook, ""
         run = self._new_run(replayed, key, None, alert, alert.first_heard, end, None)
         run.is_certain = False
         self._runs.add(run, replayed.guards)
-        unknown = Outcome(frozenset(), candidate.why, Unknown.TARGET)
         self._compare(candidate.playbook, alert, reaction, None, unknown, alert.first_heard)
 
     def _push(self, at: datetime, pending: _Pending) -> None:
@@ -433,6 +437,19 @@ def _spooled(candidate: Candidate) -> SpooledCandidate:
     if isinstance(target, Target):
         return SpooledCandidate(name, target)
     return SpooledCandidate(name, None, target.reason, target.why)
+
+
+def _not_judged(playbook: Playbook) -> str:
+    """Return what a playbook uses that a replay does not judge; empty if nothing."""
+    guards = playbook.guards
+    uses = {
+        "a group": playbook.group is not None,
+        "only_during": bool(playbook.windows),
+        "guards.queue": guards.queue is not None,
+        "guards.max_runs.per_target": guards.max_runs is not None and guards.max_runs.per_target,
+    }
+    used = [name for name, is_used in uses.items() if is_used]
+    return f"a replay does not judge {', '.join(used)}" if used else ""
 
 
 def _decided_here(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:

@@ -12,6 +12,7 @@ _PLAYBOOKS = ("PLAYBOOK", "SAME", "DIFFERENT", "NOT KNOWN", "GPU-HOURS THEN", "G
 _DIFFERENCES = ("ALERTS", "PLAYBOOK", "ALERT", "THEN", "NOW", "EXAMPLE", "WHY")
 _WHY = {
     "target": "its target is not known",
+    "playbook": "the playbook uses what a replay does not judge: a group, only_during, a queue or per_target",
     "earlier_run": "it depends on whether an earlier run started, or when it ended",
     "breaker": "it depends on whether the breaker opened",
     "reports": "it depends on when the alert was reported again",

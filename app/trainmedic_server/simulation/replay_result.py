@@ -35,6 +35,8 @@ class Unknown(StrEnum):
     """Whether an earlier run started, or when it ended."""
     BREAKER = "breaker"
     """Whether the breaker opened: the server may know more nodes."""
+    PLAYBOOK = "playbook"
+    """The playbook uses what a replay does not judge."""
     REPORTS = "reports"
     """When the alert was reported again. A guard refused the first report, and would have allowed a later one."""
 

@@ -17,7 +17,9 @@ from pydantic import BaseModel
 from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
 from trainmedic_server.actions.commands import COMPARED
-from trainmedic_server.domain.run import Run
+from trainmedic_server.domain import promql
+from trainmedic_server.domain.playbook import PROMETHEUS_QUERY
+from trainmedic_server.domain.run import Run, StepStatus
 from trainmedic_server.ports.actions import Action, Actions, Call
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
@@ -94,12 +96,13 @@ class _ScriptedAction:
         run = await self._store.transact(lambda tx: tx.run(call.run_id))
         step = _step_of(run, call.command_id)
         is_undo = call.undo_of is not None
-        self._script.calls.append(RecordedCall(self._real.name, call.target.key, params, is_undo))
-        reply = self._script.next(f"{step}.undo" if is_undo else step, self._real.name)
+        if step.is_attempt:
+            self._script.calls.append(RecordedCall(self._real.name, call.target.key, params, is_undo))
+        reply = self._script.next(f"{step.id}.undo" if is_undo else step.id, self._real.name)
         await asyncio.sleep(reply.after.total_seconds())
         match reply.outcome:
             case ReplyOutcome.APPLIED:
-                return reply.output
+                return _of_query(reply.output, params) if self._real.name == PROMETHEUS_QUERY else reply.output
             case ReplyOutcome.FAILED if COMPARED in reply.output:
                 raise errors.EffectDisproved(reply.reason or "something else came of it", reply.output)
             case ReplyOutcome.FAILED:
@@ -123,10 +126,31 @@ class _ScriptedAction:
         return
 
 
-def _step_of(run: Run | None, command_id: str) -> str:
-    """Return the ID of the step with this command in its attempts or undo attempts."""
-    for step in run.steps if run else ():
+class _Caller(Struct, frozen=True):
+    id: str
+    is_attempt: bool
+    """False for the look of a wait."""
+
+
+def _step_of(run: Run | None, command_id: str) -> _Caller:
+    """Return the step with this command in its attempts or undo attempts; otherwise the one that waits."""
+    steps = run.steps if run else ()
+    for step in steps:
         attempts = (*step.attempts, *step.undo_attempts)
         if any(attempt.command_id == command_id for attempt in attempts):
-            return step.id
-    return ""
+            return _Caller(step.id, True)
+    waiting = next((step.id for step in steps if step.kind == "wait" and step.status is StepStatus.WAITING), "")
+    return _Caller(waiting, False)
+
+
+def _of_query(output: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a whole output from its `value`, which passes the query's comparison or not. Without one, it does."""
+    value = output.get("value", output.get("compared"))
+    comparisons = promql.comparisons(params["query"])
+    is_compared = len(comparisons) == 1 and isinstance(value, (int, float))
+    passes = (
+        comparisons[0].holds(float(value)) is not False if is_compared else "value" not in output or value is not None
+    )
+    samples = [{"labels": {}, "value": value}] if passes else []
+    made = {"value": value if passes else None, "series": samples, "count": len(samples), "compared": value}
+    return {**made, **{name: each for name, each in output.items() if name != "value"}}

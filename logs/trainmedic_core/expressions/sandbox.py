@@ -8,8 +8,9 @@ nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ _LARGEST_EXPONENT = 64
 _LARGEST_BASE = 1e6
 _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
+_NUMBER = re.compile(r"^\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*$", re.ASCII)
 _STEPS_PER_MEMBER = 3
 """Most filters call a Python function per list member."""
 
@@ -282,8 +284,38 @@ def _tojson(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _duration(value: Any) -> str:
+def _duration(value: Any) -> str | float:
+    """Return seconds as text such as ``1h30m``, and such a text as seconds."""
+    if isinstance(value, str) and not _NUMBER.match(value):
+        try:
+            return duration.parse(value).total_seconds()
+        except ValueError as error:
+            raise jinja2.TemplateRuntimeError(str(error)) from None
     return duration.write(value if isinstance(value, timedelta) else timedelta(seconds=float(value)))
+
+
+def _number(value: Any) -> int | float:
+    """Return a text's number. Unlike ``float``, it does not make 0 of other texts."""
+    if isinstance(value, jinja2.Undefined):
+        str(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _NUMBER.match(value):
+        return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
+    raise jinja2.TemplateRuntimeError(f"{shown(value)} is not a number")
+
+
+def _time(value: Any) -> float:
+    """Return a time with its zone in seconds since 1970, as ``now`` is."""
+    if isinstance(value, jinja2.Undefined):
+        str(value)
+    try:
+        read = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        read = None
+    if read is None or read.tzinfo is None:
+        raise jinja2.TemplateRuntimeError(f"{shown(value)} is not a time with its zone, such as 2026-01-31T12:00:00Z")
+    return read.timestamp()
 
 
 def _weigh(value: Any) -> Any:
@@ -314,7 +346,7 @@ def _environment() -> _Environment:
     environment.globals.clear()
     filters: dict[str, Callable[..., Any]] = {name: environment.filters[name] for name in _FILTERS}
     filters.update(join=_join, replace=_replace, round=_round, sum=_sum, trim=_trim)
-    filters.update(urlencode=_urlencode, tojson=_tojson, duration=_duration)
+    filters.update(urlencode=_urlencode, tojson=_tojson, duration=_duration, number=_number, time=_time)
     environment.filters = {name: _metered(each, shallow=name in _SHALLOW) for name, each in filters.items()}
     environment.filters.update({WEIGH: _weigh, LOOP: _loop, CONCATENATE: _concatenate})
     tests: dict[str, Any] = dict(environment.tests.items())

@@ -37,7 +37,7 @@ def with_step(step: str) -> str:
         (changed("  alert: T", "  matchers: ['a']\n  alert: T"), "3:14: on.matchers[0]: 'a' is not a matcher"),
         (changed("  alert: T", "  when: lables.x\n  alert: T"), "3:9: when: there is no name 'lables' here; did you"),
         (changed("  alert: T", "  when: steps.a.status\n  alert: T"), "there is no name 'steps' here"),
-        (with_step("{}"), "9:5: steps[1]: a step has exactly one of action, wait_for, approve"),
+        (with_step("{}"), "9:5: steps[1]: a step has exactly one of action, wait_for, wait, wait_until, approve"),
         (with_step("{wait_for: resolved, action: test.tell}"), "a step has exactly one of"),
         (with_step("{wait_for: resolve}"), "steps[1].wait_for: must be 'resolved', not 'resolve'"),
         (with_step("{wait_for: resolved, timeut: 5m}"), "9:26: unknown key 'timeut'; did you mean 'timeout'?"),
@@ -117,7 +117,7 @@ def with_step(step: str) -> str:
         (with_step("{approve: '{{ $labels.gpu }}'}"), "unexpected char '$' at 3; names have no $ here: labels.gpu"),
         (
             changed("  alert: T", "  when: labels.temp > 80\n  alert: T"),
-            "3:9: when: labels.temp is text and is compared with a number by >; write labels.temp | float",
+            "3:9: when: labels.temp is text and is compared with a number by >; write labels.temp | number",
         ),
         (with_step("{wait_for: resolved, when: -1.5 != alert.annotations.x}"), "alert.annotations.x is text"),
         (
@@ -145,7 +145,12 @@ def test_a_misplaced_parameter_is_told_once() -> None:
 
 def test_labels_are_compared_with_numbers_once_they_are_numbers() -> None:
     """And with text, and step outputs with either."""
-    for when in ("labels.temp | float > 80", "labels.temp == '80'", "steps.back.output.x > 80", "labels | length > 80"):
+    for when in (
+        "labels.temp | number > 80",
+        "labels.temp == '80'",
+        "steps.back.output.x > 80",
+        "labels | length > 80",
+    ):
         assert problems_of(with_step(f'{{wait_for: resolved, when: "{when}"}}')) == []
 
 

@@ -43,7 +43,19 @@ def rows(text: str) -> set[str]:
         ("Groups", [playbook.GroupTarget, playbook.Rollout]),
         ("guards", [playbook.Guards]),
         ("effect", [playbook.MeasuredEffect]),
-        ("steps", [playbook.ActionStep, playbook.WaitStep, playbook.ApproveStep]),
+        (
+            "steps",
+            [
+                playbook.ActionStep,
+                playbook.WaitStep,
+                playbook.PollStep,
+                playbook.DelayStep,
+                playbook.UntilStep,
+                playbook.PolledQuery,
+                playbook.PolledAction,
+                playbook.ApproveStep,
+            ],
+        ),
     ],
 )
 def test_every_key_of_the_language_is_in_the_reference(title: str, models: Iterable[type[BaseModel]]) -> None:

@@ -126,12 +126,68 @@ async def test_a_rate_limit_counts_over_all_targets(world: MakeWorld) -> None:
     assert [run.decision for run in (await w.post(w.alert(gpu="7", node="n1"))).runs] == [Decision.STARTED]
 
 
+async def test_a_rate_limit_may_count_each_target_alone(world: MakeWorld) -> None:
+    """A noisy target uses up nothing of the others; in one delivery as over several."""
+    w = world(CAP + "guards: {max_runs: {count: 1, per: 1h, per_target: true}}\n")
+    first = w.alert(gpu="0", node="n1")
+    admission = await w.post(first, w.alert(gpu="1", node="n1"))
+    assert [run.decision for run in admission.runs] == [Decision.STARTED, Decision.STARTED]
+    await w.resolve(first)
+    await w.pass_time(60)
+    admission = await w.post(w.alert(gpu="0", node="n1", again="yes"), w.alert(gpu="2", node="n1"))
+    assert [run.decision for run in admission.runs] == [Decision.RATE_LIMITED, Decision.STARTED]
+    assert "1 runs on this target" in (admission.runs[0].why or "")
+
+
 async def test_a_concurrency_limit_counts_open_runs(world: MakeWorld) -> None:
     """And makes room when one closes."""
     w = world(CAP + "guards: {max_concurrent: 1}\n")
     w.actions["cap"].outcomes.append("hang")
     admission = await w.post(w.alert(gpu="0", node="n1"), w.alert(gpu="1", node="n1"))
     assert [run.decision for run in admission.runs] == [Decision.STARTED, Decision.CONCURRENCY_LIMITED]
+
+
+QUEUED = CAP.replace("with: {amount: 80}", "timeout: 1h") + "guards: {max_concurrent: 2, queue: 10m}\n"
+
+
+async def test_runs_over_the_concurrency_limit_may_wait_for_their_turn(world: MakeWorld) -> None:
+    """The sixth of six emergencies is not dropped: they act in order of arrival, also over a restart."""
+    w = world(QUEUED)
+    w.actions["cap"].outcomes.extend([timedelta(minutes=1)] * 6)
+    admission = await w.post(*(w.alert(gpu=str(number), node="n1") for number in range(6)))
+    assert {run.decision for run in admission.runs} == {Decision.STARTED}
+    assert [run.waiting_on for run in await w.runs()] == [None, None, "turn", "turn", "turn", "turn"]
+    assert w.calls()["cap"] == 2
+    await w.restart()
+    await w.pass_time(61)
+    waiting = [run.target.gpu for run in await w.runs() if run.waiting_on == "turn" and run.target]
+    assert waiting == ["4", "5"]
+    await w.pass_time(121)
+    assert {run.status for run in await w.runs()} == {Status.SUCCEEDED}
+
+
+async def test_a_run_whose_turn_does_not_come_in_time_does_not_start(world: MakeWorld) -> None:
+    """It ends as without a queue, and starts when the alert is reported again."""
+    w = world(QUEUED)
+    w.actions["cap"].outcomes.extend([timedelta(minutes=30)] * 2)
+    alerts = [w.alert(gpu=str(number), node="n1") for number in range(3)]
+    await w.post(*alerts)
+    await w.pass_time(601)
+    last = (await w.runs())[-1]
+    assert (last.status, last.decision) == (Status.NOT_STARTED, Decision.CONCURRENCY_LIMITED)
+    assert "waited 10m for its turn" in last.message
+
+
+async def test_a_run_that_waits_for_its_turn_ends_with_its_alert(world: MakeWorld) -> None:
+    """And gives its place to the next."""
+    w = world(QUEUED)
+    w.actions["cap"].outcomes.extend([timedelta(minutes=5)] * 2)
+    alerts = [w.alert(gpu=str(number), node="n1") for number in range(4)]
+    await w.post(*alerts)
+    await w.resolve(alerts[2])
+    assert (await w.runs())[2].status is Status.NOT_STARTED
+    await w.pass_time(301)
+    assert (await w.runs())[3].status is Status.SUCCEEDED
 
 
 async def test_an_alert_that_began_long_ago_is_stale(world: MakeWorld) -> None:

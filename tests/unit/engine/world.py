@@ -283,7 +283,8 @@ class World:
     def calls(self) -> dict[str, int]:
         counts: dict[str, int] = defaultdict(int)
         for name in self.actions.names():
-            counts[name.removeprefix("test.")] = len(self.actions[name.removeprefix("test.")].calls)
+            if name.startswith("test."):
+                counts[name.removeprefix("test.")] = len(self.actions[name.removeprefix("test.")].calls)
         return {name: count for name, count in counts.items() if count}
 
 

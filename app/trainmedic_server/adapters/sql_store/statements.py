@@ -70,6 +70,17 @@ COUNT_STARTED = (
     )
 )
 _SINCE = sa.bindparam("since", type_=schema.TimeColumn)
+COUNT_STARTED_HERE = _of_each(
+    sa.select(sa.func.count())
+    .select_from(runs)
+    .where(
+        runs.c.playbook == sa.bindparam("playbook"),
+        runs.c.target_key == WANTED.c.key,
+        schema.was_started,
+        schema.is_no_member,
+        runs.c.created_at > _SINCE,
+    )
+)
 _IS_VOUCHED_FOR = sa.and_(runs.c.parent.is_not(None), runs.c.mode == Mode.APPROVE.value)
 """`Run.is_vouched_for`"""
 NODES_OF_STARTED_RUNS = (

@@ -194,20 +194,27 @@ class SqlTransaction(Transaction):
         return {key: open_runs[key] for key in keys if key in open_runs}
 
     def guard_facts(
-        self, keys: Collection[tuple[str, str]], started_since: Mapping[str, datetime]
+        self,
+        keys: Collection[tuple[str, str]],
+        started_since: Mapping[str, datetime],
+        per_target: Collection[str] = (),
     ) -> dict[tuple[str, str], GuardFacts]:
         self._open_runs()
         facts: dict[tuple[str, str], GuardFacts] = {}
         for playbook in {playbook for playbook, _ in keys}:
             since, started = started_since.get(playbook), 0
+            targets = [target for its_playbook, target in keys if its_playbook == playbook]
+            here: dict[str, int] = {}
             if since is not None:
                 values = {"playbook": playbook, "since": since}
-                started = self._flushed_runs().execute(statements.COUNT_STARTED, values).scalar_one()
-            targets = [target for its_playbook, target in keys if its_playbook == playbook]
+                if playbook in per_target:
+                    here = dict(statements.COUNT_STARTED_HERE.rows(self._flushed_runs(), targets, **values))
+                else:
+                    started = self._flushed_runs().execute(statements.COUNT_STARTED, values).scalar_one()
             connection = self._flushed_if(lambda pending: not pending.targets.isdisjoint(keys))
             ended: dict[str, datetime | None] = dict(statements.LAST_ENDED.rows(connection, targets, playbook=playbook))
             open_runs = self._cache.count_open(playbook)
-            facts |= {(playbook, key): GuardFacts(ended.get(key), started, open_runs) for key in targets}
+            facts |= {(playbook, key): GuardFacts(ended.get(key), here.get(key, started), open_runs) for key in targets}
         return facts
 
     def _open_runs(self) -> Mapping[tuple[str, str], str]:

@@ -1,6 +1,4 @@
-"""PromQL query of a playbook's ``effect``. Templates stand only inside quoted strings, escaped so that no label can end
-the string.
-"""
+"""PromQL in playbooks. Templates stand only inside quoted strings, escaped so that no label can end the string."""
 
 from __future__ import annotations
 
@@ -22,24 +20,27 @@ _TARGET = ("kind", "key", "node", "gpu", "job")
 Template = Expression | TextTemplate | str
 
 
-class EffectQuery(Struct, frozen=True):
+class QuotedQuery(Struct, frozen=True):
     pieces: Sequence[Template]
 
-    def rendered(self, run: Run, variables: Mapping[str, Any]) -> str:
-        """Raises ExpressionError."""
+    def of_effect(self, run: Run, variables: Mapping[str, Any]) -> str:
+        """Return the query of ``effect``. Raises ExpressionError."""
         target = run.target
         members = {name: str(value) for name in _TARGET if (value := getattr(target, name, None)) is not None}
-        scope = {"labels": dict(run.alert_labels), "target": members, "vars": variables}
+        return self.rendered({"labels": dict(run.alert_labels), "target": members, "vars": variables})
+
+    def rendered(self, scope: Mapping[str, Any]) -> str:
+        """Raises ExpressionError."""
         made = [
             piece if isinstance(piece, str) else promql.escaped(str(piece.evaluate(scope))) for piece in self.pieces
         ]
         query = "".join(made)
         if len(query) > promql.LONGEST_QUERY:
-            raise ExpressionError(f"the query of effect is longer than {promql.LONGEST_QUERY} characters")
+            raise ExpressionError(f"the query is longer than {promql.LONGEST_QUERY} characters")
         return query
 
 
-def compiled(text: str, compile_template: Callable[[str], Template]) -> EffectQuery | str:
+def compiled(text: str, compile_template: Callable[[str], Template]) -> QuotedQuery | str:
     """`compile_template` compiles ``{{ … }}`` and reports its errors. Return an error as text."""
     pieces: list[Template] = []
     before = ""
@@ -53,4 +54,4 @@ def compiled(text: str, compile_template: Callable[[str], Template]) -> EffectQu
             pieces.append(compile_template(piece))
         else:
             return f'{piece} must be inside double or single quotes, as in {{job_name="{piece}"}}'
-    return EffectQuery(tuple(pieces))
+    return QuotedQuery(tuple(pieces))

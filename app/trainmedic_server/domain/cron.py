@@ -1,0 +1,82 @@
+"""Cron schedules, and the windows of time that they open. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from trainmedic_core.fields import Duration
+
+_SOME_DAY = datetime(2024, 1, 1, tzinfo=UTC)
+_FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 * * 2"
+
+
+def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
+    """Return the schedule's first time after `instant`, in UTC.
+
+    As in Debian's cron, a time that the clock skips comes right after it, and a repeated time comes once, unless minute
+    or hour begin with ``*``. Raises ValueError.
+    """
+    if len(expression.split()) != 5:
+        raise ValueError(f"{expression!r} does not have the five fields of a schedule; {_FIELDS}")
+    try:
+        times = CronSim(expression, instant.astimezone(_zone(timezone)))
+    except CronSimError as error:
+        raise ValueError(f"{expression!r} is not a schedule: {str(error).lower()}; {_FIELDS}") from None
+    for time in times:
+        # In the hour that is repeated, the library counts from the first of both.
+        if time.astimezone(UTC) > instant:
+            return time.astimezone(UTC)
+    raise ValueError(f"{expression!r} never comes")
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (LookupError, OSError, ValueError):  # unknown; a folder of zones; a path
+        raise ValueError(f"there is no time zone {name!r}; write it as Europe/Berlin or UTC") from None
+
+
+def _schedule(text: str) -> str:
+    next_after(text, "UTC", _SOME_DAY)
+    return text
+
+
+def _timezone(text: str) -> str:
+    _zone(text)
+    return text
+
+
+Schedule = Annotated[
+    str,
+    AfterValidator(_schedule),
+    Field(max_length=200, description="Five fields as in crontab: minute, hour, day of month, month, day of week."),
+]
+TimeZone = Annotated[str, AfterValidator(_timezone), Field(max_length=100, description="Such as Europe/Berlin.")]
+
+
+class CronWindow(BaseModel):
+    """A window of time that opens at each time of a schedule."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schedule: Schedule
+    duration: Annotated[Duration, Field(gt=timedelta(0))]
+    timezone: TimeZone = "UTC"
+
+    def __str__(self) -> str:
+        return f"{self.schedule} ({self.timezone})"
+
+
+def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
+    """Return the time of the schedule that still opens the window; None if it is closed. Its end is outside."""
+    opened = next_after(window.schedule, window.timezone, instant - window.duration)
+    return opened if opened <= instant else None
+
+
+def holds_at(window: CronWindow, instant: datetime) -> bool:
+    return opened_at(window, instant) is not None

@@ -1,0 +1,43 @@
+"""Kinds of history events about waits (`event_kinds`)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from trainmedic_server.domain.event_kinds import OfRun
+
+
+class WaitingForTurn(OfRun, frozen=True):
+    """The playbook's `max_concurrent` is reached, and its `queue` lets the run wait."""
+
+    why: str
+
+
+class WaitStarted(OfRun, frozen=True):
+    """The step waits: for the alert (`resolved`), a time, a query or an action."""
+
+    step: str
+    wait_for: str
+    deadline: datetime | None
+
+
+class WaitChanged(OfRun, frozen=True):
+    """A query or action that the step waits for holds now, or no longer; `why` if that is an error."""
+
+    step: str
+    holds: bool
+    value: float | None
+    why: str | None
+
+
+class WaitEnded(OfRun, frozen=True):
+    """The wait ended: `resolved`, with the reason, `held` (query or action), `over` (time), `moot` (the alert
+    resolved), or `timed_out`.
+    """
+
+    step: str
+    outcome: Literal["resolved", "held", "over", "moot", "timed_out"]
+    because: str | UnsetType | None = UNSET

@@ -1,0 +1,77 @@
+"""What a polled wait has seen, and when to look next. Pure, and in memory only."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec import Struct, field
+
+_LATE = timedelta(minutes=2)
+"""A longer gap between two looks interrupts ``for``."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Look(Struct, frozen=True):
+    """Look until something changes, the condition has held for long enough, or `deadline`."""
+
+    key: tuple[str, int]
+    action: str
+    params: Mapping[str, Any]
+    held_for: timedelta
+    every: timedelta
+    deadline: datetime
+    once: bool = False
+    """Look at once: the target is locked now."""
+
+
+class Observed(Struct, frozen=True):
+    """One look, from its beginning to the answer."""
+
+    holds: bool
+    began: datetime
+    ended: datetime
+    why: str = ""
+    """Why it does not hold, if that is an error or missing data."""
+    output: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sight(Struct, frozen=True):
+    key: tuple[str, int]
+    holds: bool | None = None
+    """None before the first look."""
+    since: datetime | None = None
+    """Holds without a break since then."""
+    last: Observed | None = None
+
+    def after(self, look: Look, observed: Observed) -> Sight:
+        since: datetime | None = None
+        if observed.holds:
+            is_gap = self.last is None or observed.began - self.last.ended > look.every + _LATE
+            since = observed.ended if self.since is None or is_gap or observed.began < self.since else self.since
+        return Sight(self.key, observed.holds, since, observed)
+
+    def is_over(self, look: Look) -> bool:
+        if self.since is None or self.last is None:
+            return False
+        return not look.held_for or self.last.began - self.since >= look.held_for
+
+    def due(self, look: Look, now: datetime) -> datetime:
+        """Return when to look next: on the condition's grid, and when ``for`` is over."""
+        if self.last is None or look.once:
+            return now
+        grid = grid_time(look, self.last.began)
+        return grid if self.since is None else min(grid, max(self.since + look.held_for, self.last.ended))
+
+    @property
+    def value(self) -> Any:
+        return self.last.output.get("compared") if self.last is not None else None
+
+
+def grid_time(look: Look, after: datetime) -> datetime:
+    """Return the next time for a look, the same for equal conditions, which share a request."""
+    offset = look.every * ((zlib.crc32(f"{look.action} {sorted(look.params.items())}".encode()) % 1000) / 1000)
+    passed = (after - _EPOCH - offset) // look.every
+    return _EPOCH + offset + (passed + 1) * look.every

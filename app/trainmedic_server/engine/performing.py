@@ -1,0 +1,122 @@
+"""Calls of actions: their outcomes, and optional methods of their classes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.run import Attempt, Run, StepState
+from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
+from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction
+
+GRACE = timedelta(seconds=5)
+"""Time after its deadline for an action to report before it is cancelled."""
+
+Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
+
+log = telemetry.logger(__name__)
+
+
+def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
+    """Return the attempts of the step or its undo; the last is to be made."""
+    return state.undo_attempts if act.undo else state.attempts
+
+
+def call_of(
+    run: Run,
+    act: PerformAttempt,
+    actions: Actions,
+    alert: Alert,
+    now: datetime,
+    report_wait: Callable[[str], Awaitable[None]],
+    clearance: Callable[[], Awaitable[Clearance]],
+) -> Call:
+    """Return the call for the attempt, with its full time from `now` if that ran out before the start.
+
+    Raises ConfigurationError or ValueError.
+    """
+    state = run.step(act.key)
+    undo = state.undo if act.undo else None
+    name = undo.action if undo else state.action or ""
+    *earlier, attempt = attempts_of(state, act)
+    repeated = bool(earlier) and earlier[-1].command_id == attempt.command_id
+    action_class = actions.action_class(name)
+    assert run.target is not None
+    if action_class is None:
+        raise errors.ConfigurationError(f"this server has no action {name!r}")
+    return Call(
+        command_id=attempt.command_id,
+        run_id=run.id,
+        playbook=run.playbook,
+        target=run.target,
+        params=action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD),
+        reason=f"{alert.name}: {undo.because}" if undo else alert.name,
+        issued_at=attempt.started_at,
+        deadline=attempt.deadline if now < attempt.deadline else now + (attempt.deadline - attempt.started_at),
+        alert=alert,
+        resumed=act.resumed or repeated,
+        undo_of=undo.undo_of if undo else None,
+        undoes_applied=undo is not None and _was_applied(state, undo.undo_of),
+        report_wait=report_wait,
+        clearance=clearance if undo is None else None,  # neither pauses nor cancelling stop an undo
+    )
+
+
+def _was_applied(state: StepState, command_id: str) -> bool:
+    return any(attempt.command_id == command_id and attempt.status == "applied" for attempt in state.attempts)
+
+
+@functools.cache
+def has_methods_of(action_class: Hashable, protocol: type) -> bool:
+    """Cached by class: Python 3.11 takes tens of microseconds per check."""
+    return isinstance(action_class, protocol)
+
+
+def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
+    try:
+        action = actions.get(name)
+    except errors.PermanentFailure:
+        return None  # the attempt fails with this reason
+    return cast("MultiNodeAction", action) if has_methods_of(type(action), MultiNodeAction) else None
+
+
+async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
+    limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
+    try:
+        async with asyncio.timeout(limit):
+            return AttemptOutcome("applied", await work(call))
+    except errors.TemporaryFailure as failure:
+        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun)
+    except errors.PermanentFailure as failure:
+        return AttemptOutcome("rejected", failure.output, str(failure), failure.is_begun)
+    except errors.NotSetUp as failure:
+        return AttemptOutcome("skipped", failure.output, str(failure))
+    except errors.EffectDisproved as failure:
+        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun, may_be_repeated=False)
+    except errors.NoLongerWanted as failure:
+        return AttemptOutcome("stopped", failure.output, str(failure), failure.is_begun)
+    except errors.OutcomeUnknown as failure:
+        return AttemptOutcome("unknown", failure.output, str(failure))
+    except TimeoutError:
+        return AttemptOutcome("unknown", error="the action did not end in time")
+    except Exception as failure:  # an action's bug ends its attempt, not the server
+        metrics.loop_errors.labels("action").inc()
+        log.exception("action raised an undeclared error", action=name)
+        return AttemptOutcome(
+            "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
+        )
+
+
+def unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
+    """Return the outcome of an attempt that this server cannot make.
+
+    Undos are retried, perhaps by another release. The outcome is unknown if a killed server may have made the attempt.
+    """
+    if act.undo:
+        return AttemptOutcome("failed", error=reason)
+    return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)

@@ -1,0 +1,35 @@
+"""Allowed times of a playbook (``only_during``). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from trainmedic_core import duration
+from trainmedic_server.domain import cron
+from trainmedic_server.domain.cron import CronWindow
+from trainmedic_server.domain.upcoming import clock
+
+WINDOW = "window"
+"""`Run.waiting_on` of a run that has begun, or of a member, outside all windows."""
+
+
+def why_outside(windows: Sequence[CronWindow], now: datetime) -> str | None:
+    """Return why nothing may start now; None inside a window, or if there is none."""
+    if not windows or any(cron.holds_at(window, now) for window in windows):
+        return None
+    return f"the playbook may act only in its windows; the next one opens at {clock(opens_at(windows, now))}"
+
+
+def opens_at(windows: Sequence[CronWindow], now: datetime) -> datetime:
+    return min(cron.next_after(window.schedule, window.timezone, now) for window in windows)
+
+
+def could_act_since(windows: Sequence[CronWindow], begin: datetime, now: datetime) -> datetime:
+    """Return since when an alert that began at `begin` could be acted on: not before a window was open."""
+    opened = [at for window in windows if (at := cron.opened_at(window, now)) is not None]
+    return max(begin, min(opened)) if opened else begin
+
+
+def sentences(windows: Sequence[CronWindow]) -> tuple[str, ...]:
+    return tuple(f"only_during: {duration.write(each.duration)} from each {each}" for each in windows)
