@@ -179,7 +179,7 @@ class DemoStage:
         self, name: str, argv: Sequence[str | Path], url: str | None, environment: Mapping[str, str] | None = None
     ) -> None:
         log = self._directory / f"{name.rpartition(' ')[2].lower()}.log"
-        program = ChildProcess(name, argv, log, environment or {})
+        program = ChildProcess(name, argv, log, {"TMPDIR": str(self._directory), **(environment or {})})
         self.programs.append(program)
         self._stack.callback(program.end)
         if url is not None:

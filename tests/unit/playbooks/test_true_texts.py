@@ -129,6 +129,7 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "NODE could not be asked: REASON": lambda run: not done("node.facts")(run),
     "NODE: READINGS": done("node.facts"),
+    "GPU 4 does not answer": done("node.facts"),
     "The most on one of its nodes: READINGS": done("node.facts"),
     "For half an hour all ranks have waited for one on NODE.": lambda run: (
         run.ended_at is not None and run.ended_at - run.created_at >= timedelta(minutes=30)
