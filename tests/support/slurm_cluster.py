@@ -50,7 +50,7 @@ SelectType=select/cons_tres
 ReturnToService=2
 SchedulerParameters=sched_interval=1,bf_interval=1
 KillWait=2
-MessageTimeout=90
+MessageTimeout=20
 """
 
 
