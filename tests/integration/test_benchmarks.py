@@ -43,7 +43,7 @@ SMALL = {
     "finding_to_alert": (("--rounds", "3"), r"finding to alert: (\d+\.\d) ms, p95 .* counted in (\d+\.\d\d) s"),
     "groups": (("--nodes", "3"), r"24 members on 3 nodes[^\n]*\n(\d+\.\d) s, [^$]*given back once: yes"),
     "log_rules": (("--lines", "2000"), r"log rules: (\d+) lines a second and core"),
-    "replay": (("--alerts", "3000"), r"replay: (\d+) alerts a second of 3,000"),
+    "replay": (("--alerts", "3000"), r"replay: (\d+) alerts a second and core of 3,000"),
     "command_to_limit": (("--rounds", "5"), r"command to limit: (\d+\.\d) ms, p95 .* \(median of 5, 8 GPUs\)"),
 }
 """Options for a small run of those that can be short, and what they print then."""

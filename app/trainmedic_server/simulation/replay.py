@@ -33,7 +33,7 @@ from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.simulation.recorded import Recorded, RecordedAlert, RecordedReaction, RecordedRun
-from trainmedic_server.simulation.replay_result import Outcome, ReplayResult, Unknown
+from trainmedic_server.simulation.replay_result import ReplayOutcome, ReplayResult, Unknown
 from trainmedic_server.simulation.replay_spool import ReplaySpool, SpooledAlert, SpooledCandidate
 
 _DECISIONS = frozenset(map(str, Decision))
@@ -192,7 +192,7 @@ class Replay:
         reactions = {each.playbook: each for each in alert.reactions}
         for name, why in alert.misses.items():
             is_loaded = name in self._replayed
-            now = Outcome(frozenset({"not_matched"}), why if is_loaded else "no such playbook is replayed")
+            now = ReplayOutcome(frozenset({"not_matched"}), why if is_loaded else "no such playbook is replayed")
             self._compare(name, alert, reactions[name], None, now, alert.first_heard)
         for candidate in alert.candidates:
             self._begin_candidate(alert, candidate, reactions.get(candidate.playbook))
@@ -204,7 +204,7 @@ class Replay:
         run = self._spool.run(reaction.run_id) if reaction is not None and reaction.run_id else None
         is_same_text = run is not None and run.version == replayed.playbook.version
         if why := _not_judged(replayed.playbook.definition):
-            self._without_target(alert, replayed, candidate, reaction, Outcome(frozenset(), why, Unknown.PLAYBOOK))
+            self._without_target(alert, replayed, candidate, reaction, ReplayOutcome(frozenset(), why, Unknown.PLAYBOOK))
             return
         if candidate.decision == Decision.NOT_ACCEPTED:
             self._compare_refused(alert, candidate, reaction, candidate.decision)
@@ -214,7 +214,7 @@ class Replay:
             if reaction is not None and is_same_text and reaction.decision in _UNFOUND:
                 self._compare_refused(alert, candidate, reaction, reaction.decision)
             else:
-                unknown = Outcome(frozenset(), candidate.why, Unknown.TARGET)
+                unknown = ReplayOutcome(frozenset(), candidate.why, Unknown.TARGET)
                 self._without_target(alert, replayed, candidate, reaction, unknown)
             return
         decided = _decided_here(alert, reaction, run)
@@ -228,7 +228,7 @@ class Replay:
     def _compare_refused(
         self, alert: SpooledAlert, candidate: SpooledCandidate, reaction: RecordedReaction | None, decision: str
     ) -> None:
-        outcome = Outcome(frozenset({decision}), candidate.why)
+        outcome = ReplayOutcome(frozenset({decision}), candidate.why)
         self._compare(candidate.playbook, alert, reaction, None, outcome, alert.first_heard)
 
     def _compare(
@@ -237,7 +237,7 @@ class Replay:
         alert: SpooledAlert,
         reaction: RecordedReaction | None,
         target: Target | None,
-        outcome: Outcome,
+        outcome: ReplayOutcome,
         now: datetime,
         *,
         is_same: bool = True,
@@ -268,7 +268,7 @@ class Replay:
         replayed: _Replayed,
         candidate: SpooledCandidate,
         reaction: RecordedReaction | None,
-        unknown: Outcome,
+        unknown: ReplayOutcome,
     ) -> None:
         end = max(alert.last_heard, alert.first_heard)
         key = candidate.playbook, ""
@@ -369,7 +369,7 @@ class Replay:
             ends_by = longest.ends_by(now, pending.alert.resolved_at) or FAR
             self._runs.extend(pending.key, now, ends_by)
         unknown = None if is_known else self._unknown(pending, possible)
-        outcome = Outcome(frozenset(map(str, possible)), "", unknown)
+        outcome = ReplayOutcome(frozenset(map(str, possible)), "", unknown)
         pending.is_settled = True
         self._compare(name, pending.alert, pending.reaction, pending.target, outcome, now, is_same=pending.is_same)
 

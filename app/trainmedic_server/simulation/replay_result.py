@@ -41,7 +41,7 @@ class Unknown(StrEnum):
     """When the alert was reported again. A guard refused the first report, and would have allowed a later one."""
 
 
-class Outcome(Struct, frozen=True):
+class ReplayOutcome(Struct, frozen=True):
     decisions: frozenset[str]
     """One if known, otherwise the possible ones; empty if any is."""
     why: str = ""
@@ -93,7 +93,7 @@ class GpuTime(Struct):
         }
 
 
-class Comparison(Struct):
+class PlaybookComparison(Struct):
     """One playbook's decisions, each on one alert."""
 
     then: Counter[str] = field(default_factory=Counter)
@@ -106,7 +106,7 @@ class Comparison(Struct):
     now_time: GpuTime = field(default_factory=GpuTime)
 
 
-class Difference(Struct):
+class ReplayDifference(Struct):
     """Alerts on which a playbook decides otherwise, or on which its decision is not known. The example is the first."""
 
     playbook: str
@@ -155,10 +155,10 @@ class ReplayResult(Struct):
     """Manual starts, which are no alerts."""
     given_runs: int = 0
     """Recorded runs taken as they were: manual ones, and those before the first alert."""
-    playbooks: dict[str, Comparison] = field(default_factory=dict)
+    playbooks: dict[str, PlaybookComparison] = field(default_factory=dict)
     breaker_opened: list[tuple[datetime, str]] = field(default_factory=list)
     uncounted_differences: int = 0
-    _differences: dict[tuple[str, ...], Difference] = field(default_factory=dict)
+    _differences: dict[tuple[str, ...], ReplayDifference] = field(default_factory=dict)
 
     def take_alert(self, item: RecordedAlert) -> None:
         self.alerts += 1
@@ -167,10 +167,10 @@ class ReplayResult(Struct):
         if self.last is None or item.last_heard > self.last:
             self.last = item.last_heard
 
-    def of(self, playbook: str) -> Comparison:
+    def of(self, playbook: str) -> PlaybookComparison:
         found = self.playbooks.get(playbook)
         if found is None:
-            found = self.playbooks[playbook] = Comparison()
+            found = self.playbooks[playbook] = PlaybookComparison()
         return found
 
     def compare(
@@ -179,7 +179,7 @@ class ReplayResult(Struct):
         alert: SpooledAlert,
         reaction: RecordedReaction | None,
         target: Target | None,
-        outcome: Outcome,
+        outcome: ReplayOutcome,
     ) -> None:
         """Record a playbook's decision on an alert beside the recorded one."""
         then, now, of_playbook = reaction.decision if reaction else NONE, outcome.text, self.of(playbook)
@@ -199,13 +199,13 @@ class ReplayResult(Struct):
             if len(self._differences) >= _MOST_DIFFERENCES:
                 self.uncounted_differences += 1
                 return
-            difference = self._differences[key] = Difference(
+            difference = self._differences[key] = ReplayDifference(
                 playbook, alert.name, then, now, outcome.unknown, is_certain, outcome.why, alert.fingerprint,
                 alert.first_heard, target.key if target else None, reaction.run_id if reaction else None,
             )  # fmt: skip
         difference.count += 1
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[ReplayDifference]:
         """Return them, certain ones first, then by number of alerts."""
         ordered = sorted(self._differences.values(), key=lambda each: (each.playbook, each.alert, each.then, each.now))
         return sorted(ordered, key=lambda each: (not each.is_certain, -each.count))
@@ -229,7 +229,7 @@ class ReplayResult(Struct):
         }
 
 
-def _of_playbook(name: str, compared: Comparison) -> dict[str, Any]:
+def _of_playbook(name: str, compared: PlaybookComparison) -> dict[str, Any]:
     return {
         "playbook": name,
         "then": _counts(compared.then),

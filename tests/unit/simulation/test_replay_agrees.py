@@ -10,7 +10,7 @@ from tests.unit.simulation import recorded_world
 from tests.unit.simulation.recorded_world import catalog_of, moment, played, replayed, replies, reports
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.simulation.recorded import RecordedAlert
-from trainmedic_server.simulation.replay_result import Outcome, ReplayResult
+from trainmedic_server.simulation.replay_result import ReplayOutcome, ReplayResult
 from trainmedic_server.simulation.replay_spool import SpooledAlert
 
 CAP = """
@@ -40,13 +40,13 @@ def texts(cooldown: str = "4m", undo: str = "on_resolve", runs: int = 4) -> tupl
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], Outcome]:
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], ReplayOutcome]:
     """The replay's outcome by playbook and fingerprint, as they are compared."""
-    found: dict[tuple[str, str], Outcome] = {}
+    found: dict[tuple[str, str], ReplayOutcome] = {}
     compare = ReplayResult.compare
 
     def noted(
-        self: ReplayResult, playbook: str, alert: SpooledAlert, reaction: Any, target: Any, outcome: Outcome
+        self: ReplayResult, playbook: str, alert: SpooledAlert, reaction: Any, target: Any, outcome: ReplayOutcome
     ) -> None:
         found[playbook, alert.fingerprint] = outcome
         compare(self, playbook, alert, reaction, target, outcome)
@@ -93,12 +93,12 @@ def test_repeated_alerts_decide_the_same_or_are_not_known(seed: int) -> None:
 @pytest.mark.parametrize("repeat", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_other_playbooks_would_have_decided_so(
-    outcomes: dict[tuple[str, str], Outcome], seed: int, repeat: bool
+    outcomes: dict[tuple[str, str], ReplayOutcome], seed: int, repeat: bool
 ) -> None:
-    """The history of one set of guards, replayed with another one and with runs of other lengths: each known decision is
-    that of an engine with those playbooks.
+    """The history of some guards, replayed with others, whose runs take other times: each known decision is that of an
+    engine with them.
     """
-    told, other = reports(seed, 60, repeat=repeat), catalog_of(*texts("9m", "never", 3))
+    told, other = reports(seed, 20, repeat=repeat), catalog_of(*texts("9m", "never", 3))
     items = played(catalog_of(*texts("2m", "never")), told, replies(seed))
     replayed(other, items)
     truth = played(other, told, replies(seed + 100))
@@ -111,7 +111,7 @@ def test_other_playbooks_would_have_decided_so(
     assert outcomes.keys() == decided.keys()
     known = {key: next(iter(each.decisions)) for key, each in outcomes.items() if each.unknown is None}
     assert known == {key: decided[key] for key in known}
-    assert len(known) >= 5
+    assert len(known) >= 3
 
 
 def test_the_recorded_world_is_not_empty() -> None:
