@@ -34,7 +34,8 @@ async def test_each_alert_says_what_became_of_it() -> None:
     assert answer["next"] is None
     unknown, missed, started = answer["items"]
     assert (started["reacted"], started["reason"]) == (True, "")
-    assert started["reactions"] == [{"playbook": "cool", "decision": "started", "reason": "", "run_id": "run-1"}]
+    reaction = {"playbook": "cool", "decision": "started", "reason": "", "run_id": "run-1", "run_status": None}
+    assert started["reactions"] == [reaction]
     assert (missed["alert_name"], missed["status"], missed["count"]) == ("A1", "firing", 1)
     assert missed["reason"] == "cool: 'severity' is '' and must match warning|critical"
     assert (unknown["reactions"], unknown["reacted"]) == ([], False)
