@@ -34,8 +34,8 @@ def _lines(item: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {'run':<9}{words.plain(item.get('run_id'))}  {words.plain(item.get('playbook'))}"
     yield f"  {'for':<9}{words.plain(item.get('target'))}, because of {words.plain(item.get('alert_name'))}"
     index_of = targets.index_in(item.get("alert_labels") or {})
-    for number, told in enumerate(steps.sentences(item.get("steps", ()), item.get("target"), index_of), 1):
-        yield f"  {'would' if number == 1 else '':<9}{number}. {words.plain(told)}"
+    for number, line in enumerate(steps.sentences(item.get("steps", ()), item.get("target"), index_of), 1):
+        yield f"  {'would' if number == 1 else '':<9}{number}. {words.plain(line)}"
     yield f"  {'reaches':<9}{_reach(item)}"
     yield f"  {'until':<9}{_until(item)}"
     yield f"  {'by':<9}{_by(item)}"

@@ -193,8 +193,8 @@ def _steps(run: Document) -> Iterator[str]:
 
 
 def _terms(terms: Document) -> Iterator[str]:
-    for number, told in enumerate(steps.sentences(terms.get("steps", ())), 1):
-        yield f"    would    {number}. {plain(told)}"
+    for number, line in enumerate(steps.sentences(terms.get("steps", ())), 1):
+        yield f"    would    {number}. {plain(line)}"
     who = questions.who(terms.get("by"), terms.get("count"))
     yield f"    of       {plain('; '.join((who, *questions.asked(terms))))}"
 

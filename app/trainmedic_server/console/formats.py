@@ -115,11 +115,11 @@ def status_mark(value: Any) -> Markup:
 def target(key: Any, index_of: IndexOf) -> Markup:
     if not key:
         return Markup('<span class="dim">–</span>')
-    told = targets.words(str(key), index_of)
-    kind = told.kind if told.kind in ("job", "node") else ""
-    behind = Markup(' title="{}"').format(finish(told.behind)) if told.behind else Markup("")
+    name = targets.words(str(key), index_of)
+    kind = name.kind if name.kind in ("job", "node") else ""
+    behind = Markup(' title="{}"').format(finish(name.behind)) if name.behind else Markup("")
     return Markup('<span class="target"{}>{}{}</span>').format(
-        behind, Markup('<span class="dim">{}</span> ').format(kind) if kind else "", breaks(told.name)
+        behind, Markup('<span class="dim">{}</span> ').format(kind) if kind else "", breaks(name.name)
     )
 
 

@@ -27,16 +27,16 @@ class GpuIndexes:
     async def refresh(self) -> None:
         """Read the agents' reports if there are newer ones. Keep what is known while Redis is unavailable."""
         try:
-            read = await self._presences.recent_agents()
+            agents = await self._presences.recent_agents()
         except BusUnavailable:
             return
-        if read is not self._read:
-            self._read = read
-            self._known = await asyncio.to_thread(_indexes, read, self._known)
+        if agents is not self._read:
+            self._read = agents
+            self._known = await asyncio.to_thread(_indexes, agents, self._known)
 
 
-def _indexes(read: Sequence[Presence], known: Mapping[str, int]) -> Mapping[str, int]:
-    topology = AgentTopology.of({agent.name: agent.details for agent in read})
+def _indexes(agents: Sequence[Presence], earlier: Mapping[str, int]) -> Mapping[str, int]:
+    topology = AgentTopology.of({agent.name: agent.details for agent in agents})
     cards = (card for cards in topology.gpus_by_node.values() for card in cards)
     newest = {gpu_names.uuid_key(card.uuid): card.index for card in cards if card.index is not None}
-    return newest if len(known) + len(newest) > _MOST else {**known, **newest}
+    return newest if len(earlier) + len(newest) > _MOST else {**earlier, **newest}

@@ -38,14 +38,14 @@ class Day(Struct, frozen=True):
 
 def curve(name: str, points: Points, unit: str = "", marks: Iterable[Mark] = (), limit: float | None = None) -> Markup:
     """Return a curve with marks and a limit. Gaps stay gaps. Empty with fewer than two values."""
-    known = [(at, value) for at, value in points if value is not None]
-    if len(known) < 2:
+    measured = [(at, value) for at, value in points if value is not None]
+    if len(measured) < 2:
         return Markup("")
     begin, end = points[0][0], points[-1][0]
-    shown = sorted((mark for mark in marks if begin <= mark.at <= end), key=lambda mark: mark.at)
-    values = [value for _, value in known]
-    seen = values if limit is None else [*values, limit]
-    low, high = min(seen), max(seen)
+    visible = sorted((mark for mark in marks if begin <= mark.at <= end), key=lambda mark: mark.at)
+    values = [value for _, value in measured]
+    scale = values if limit is None else [*values, limit]
+    low, high = min(scale), max(scale)
     width, height = (end - begin) or 1.0, (high - low) or 1.0
 
     def across(at: float) -> str:
@@ -55,7 +55,7 @@ def curve(name: str, points: Points, unit: str = "", marks: Iterable[Mark] = (),
         return f"{TALL - _MARGIN - (TALL - 2 * _MARGIN) * (value - low) / height:.1f}"
 
     parts = [_line("limit", "0", str(WIDE), down(limit), down(limit))] if limit is not None else []
-    parts += [_line(f"mark {mark.kind}", across(mark.at), across(mark.at), "0", str(TALL)) for mark in shown]
+    parts += [_line(f"mark {mark.kind}", across(mark.at), across(mark.at), "0", str(TALL)) for mark in visible]
     for stretch in _stretches(points):
         parts.append(
             Markup('<polyline class="curve" points="{}"/>').format(
@@ -69,10 +69,10 @@ def curve(name: str, points: Points, unit: str = "", marks: Iterable[Mark] = (),
         name, first, last, suffix, number(min(values)), number(max(values)),
         f"; the dashed line is {number(limit)}" if limit is not None else "",
     )  # fmt: skip
-    rows = [(clock(at), number(value), "") for at, value in _thinned(known)]
-    rows += [(clock(mark.at), "", mark.text) for mark in shown]
+    rows = [(clock(at), number(value), "") for at, value in _thinned(measured)]
+    rows += [(clock(mark.at), "", mark.text) for mark in visible]
     times = Markup("<div class=axis><span>{}</span>{}<span>{}</span></div>").format(
-        clock(begin), _legend(shown), clock(end)
+        clock(begin), _legend(visible), clock(end)
     )
     return _figure(label, caption, f"0 0 {WIDE} {TALL}", parts, times, ("Time (UTC)", f"{name}{suffix}", "Event"), rows)
 
@@ -180,9 +180,9 @@ def _line(kind: str, x1: str, x2: str, y1: str, y2: str) -> Markup:
 
 
 def _legend(marks: Sequence[Mark]) -> Markup:
-    told = (Markup('<span class="{}">{} {}</span>').format(mark.kind, clock(mark.at), mark.text) for mark in marks[:4])
+    notes = (Markup('<span class="{}">{} {}</span>').format(mark.kind, clock(mark.at), mark.text) for mark in marks[:4])
     more = f" and {len(marks) - 4} more" if len(marks) > 4 else ""
-    return Markup(" ").join(told) + escape(more)
+    return Markup(" ").join(notes) + escape(more)
 
 
 def _stretches(points: Points) -> Iterable[list[tuple[float, float]]]:
@@ -197,6 +197,6 @@ def _stretches(points: Points) -> Iterable[list[tuple[float, float]]]:
         yield stretch
 
 
-def _thinned(known: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    step = -(-len(known) // _MOST_ROWS)
-    return [*known[::step], *([known[-1]] if (len(known) - 1) % step else [])]
+def _thinned(measured: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    step = -(-len(measured) // _MOST_ROWS)
+    return [*measured[::step], *([measured[-1]] if (len(measured) - 1) % step else [])]

@@ -78,11 +78,11 @@ async def job(page: PageRequest) -> Response:
 
 async def _curves(page: PageRequest, name: str) -> Mapping[str, Any]:
     """Return what Prometheus knows of the job, with pictures of its curves and marks of what was done."""
-    read = await page.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
-    listed = await page.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
-    marks = list(_marks(listed["items"]))
-    drawn = [pictures.curve(each["name"], each["points"], each["unit"], marks) for each in read["curves"]]
-    return {**read, "pictures": [picture for picture in drawn if picture]}
+    answer = await page.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
+    history = await page.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
+    marks = list(_marks(history["items"]))
+    curves = [pictures.curve(each["name"], each["points"], each["unit"], marks) for each in answer["curves"]]
+    return {**answer, "pictures": [picture for picture in curves if picture]}
 
 
 def _marks(runs: Iterable[Mapping[str, Any]]) -> Iterator[pictures.Mark]:
@@ -133,8 +133,8 @@ async def node(page: PageRequest) -> Response:
 
 
 async def _readings(page: PageRequest, node: str) -> Mapping[str, Any]:
-    read = await page.get(f"/agents/{node}/readings")
-    return {**read, "gpus": [{**each, "key": gpu_names.uuid_key(each["uuid"])} for each in read["gpus"]]}
+    answer = await page.get(f"/agents/{node}/readings")
+    return {**answer, "gpus": [{**each, "key": gpu_names.uuid_key(each["uuid"])} for each in answer["gpus"]]}
 
 
 async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:

@@ -57,5 +57,5 @@ def ahead(run: Run, step: StepState) -> list[str]:
     if not terms.steps:
         return []
     gpus = f" ({count(terms.gpus, 'GPU')})" if terms.gpus else ""
-    told = steps.sentences(list(map(asdict, terms.steps)), run.target_key, targets.index_in(run.alert_labels))
-    return [f"If approved{gpus}:", *(f"{number}. {each}" for number, each in enumerate(told, 1))]
+    lines = steps.sentences(list(map(asdict, terms.steps)), run.target_key, targets.index_in(run.alert_labels))
+    return [f"If approved{gpus}:", *(f"{number}. {each}" for number, each in enumerate(lines, 1))]

@@ -44,10 +44,10 @@ def story(run: Document, index_of: IndexOf = targets.unknown) -> RunStory:
 def undo(document: Document) -> str:
     """Return what is known of a step's undo: ``It is reverted automatically when the alert resolves``."""
     status = str(document.get("status"))
-    told = _UNDO.get(status, words(status))
+    phrase = _UNDO.get(status, words(status))
     if status == "armed":
-        told = f"{told} {_WHEN.get(str(document.get('trigger')), '')}".rstrip()
-    return f"{told}: {document['because']}" if document.get("because") else told
+        phrase = f"{phrase} {_WHEN.get(str(document.get('trigger')), '')}".rstrip()
+    return f"{phrase}: {document['because']}" if document.get("because") else phrase
 
 
 def _happened(run: Document, index_of: IndexOf) -> str:
@@ -59,10 +59,10 @@ def _happened(run: Document, index_of: IndexOf) -> str:
     if status == Status.NOT_STARTED:
         return f"{cause}, and no run was started: {message or words(run.get('decision'))}."
     if status == Status.OBSERVED:
-        told = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _acting(run))
         if run.get("group"):
             return f"{cause}. Trainmedic changed nothing; it {message}."
-        return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {told or 'nothing'}."
+        phrase = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _acting(run))
+        return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {phrase or 'nothing'}."
     if run.get("group"):
         members, verb = runs.group(run["group"]), "worked on" if run.get("acted_at") else "has not begun to work on"
         outcome = _outcome(run, status, "" if status == Status.SUCCEEDED else message)
@@ -112,23 +112,25 @@ def _acts(run: Document, index_of: IndexOf) -> Iterator[str]:
         if step.get("status") == "succeeded":
             yield steps.done(step, run.get("target"), index_of)
         elif any(attempt.get("status") in _IN_DOUBT for attempt in step.get("attempts", ())):
-            told = steps.sentence(step, run.get("target"), index_of)
-            yield f"tried to {told} (whether it was carried out is not known yet)"
+            phrase = steps.sentence(step, run.get("target"), index_of)
+            yield f"tried to {phrase} (whether it was carried out is not known yet)"
 
 
 def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
     for change in run.get("changed", ()):
-        told = steps.sentence({**change, "note": None}, run.get("target"), index_of)
-        done = steps.done(change, run.get("target"), index_of) if change.get("is_certain", True) else f"perhaps {told}"
+        phrase = steps.sentence({**change, "note": None}, run.get("target"), index_of)
+        past = (
+            steps.done(change, run.get("target"), index_of) if change.get("is_certain", True) else f"perhaps {phrase}"
+        )
         values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
         error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
-        yield f"{done[:1].upper()}{done[1:]}{values}. Reverted: {change.get('given_back')}{error}."
+        yield f"{past[:1].upper()}{past[1:]}{values}. Reverted: {change.get('given_back')}{error}."
     if run.get("changed"):
         return
     if run.get("group"):
         owing = run["group"].get("owing") or 0
-        told = f"{owing} of them owe an undo." if owing else "None of them owes an undo."
-        yield f"What its members changed is on their pages. {told}" if run.get("acted_at") else "Nothing so far."
+        debt = f"{owing} of them owe an undo." if owing else "None of them owes an undo."
+        yield f"What its members changed is on their pages. {debt}" if run.get("acted_at") else "Nothing so far."
         return
     if run.get("undone_at"):
         yield f"Nothing. All changes were reverted at {times.stamp(run['undone_at'])}."
@@ -139,8 +141,8 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
 
 
 def _next(run: Document) -> Iterator[Sentence]:
-    if (told := runs.upcoming(run.get("next"))) is not None:
-        yield from (*told.now, *told.until, told.then)
+    if (upcoming := runs.upcoming(run.get("next"))) is not None:
+        yield from (*upcoming.now, *upcoming.until, upcoming.then)
         return
     if run.get("owes_undo"):
         yield ("The run has ended. Its changes are reverted as stated above.",)

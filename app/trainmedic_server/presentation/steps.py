@@ -36,8 +36,8 @@ def _direction(factor: float) -> str:
 
 def _power(params: Document, on: str) -> str:
     amounts = ((params.get(name), unit) for name, unit in (("percent", "%"), ("watts", "W")))
-    told = [f"{amount:g} {unit}" for amount, unit in amounts if isinstance(amount, int | float)]
-    return f"lower the power limit of {on} to {told[0] if told else 'a value that depends on the run'}"
+    phrase = [f"{amount:g} {unit}" for amount, unit in amounts if isinstance(amount, int | float)]
+    return f"lower the power limit of {on} to {phrase[0] if phrase else 'a value that depends on the run'}"
 
 
 def _rollback(params: Document, on: str) -> str:
@@ -55,8 +55,8 @@ def _rollback(params: Document, on: str) -> str:
 
 def _workers(params: Document, on: str) -> str:
     number, most = params.get("count"), params.get("at_most")
-    told = f"{plain(most)} data loader workers at most" if number is None else f"{plain(number)} data loader workers"
-    return f"use {told} for each rank of {on}"
+    phrase = f"{plain(most)} data loader workers at most" if number is None else f"{plain(number)} data loader workers"
+    return f"use {phrase} for each rank of {on}"
 
 
 def _on_node(text: str) -> Says:
@@ -122,20 +122,20 @@ def sentence(step: Document, target: str | None = None, index_of: IndexOf = targ
     on = targets.within(key, index_of) if key else "the target"
     says, note = _SAYS.get(action), step.get("note")
     if says is None or (note and not params):
-        told = call(action, params) + (f" on {on}" if key else "")
+        phrase = call(action, params) + (f" on {on}" if key else "")
     else:
-        told = says(params, on)
+        phrase = says(params, on)
     if not note:
-        return told
-    return f"{note}: {told}" if str(note).startswith("if ") else f"{told} ({plain(note)})"
+        return phrase
+    return f"{note}: {phrase}" if str(note).startswith("if ") else f"{phrase} ({plain(note)})"
 
 
 def done(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
     """Return what a step has done: ``lowered the power limit of GPU 3 on node-2 to 80 %``."""
-    told = sentence({**step, "note": None}, target, index_of)
+    phrase = sentence({**step, "note": None}, target, index_of)
     if step.get("action") not in _SAYS:
-        return f"carried out {told}"
-    verb, _, rest = told.partition(" ")
+        return f"carried out {phrase}"
+    verb, _, rest = phrase.partition(" ")
     return f"{_PAST.get(verb) or (f'{verb}d' if verb.endswith('e') else f'{verb}ed')} {rest}"
 
 
@@ -143,6 +143,6 @@ def sentences(
     steps: Sequence[Document], target: str | None = None, index_of: IndexOf = targets.unknown
 ) -> Iterator[str]:
     for step in steps:
-        told = sentence(step, target, index_of)
-        is_name = "." in told.partition(" ")[0]
-        yield told if is_name else told[:1].upper() + told[1:]
+        phrase = sentence(step, target, index_of)
+        is_name = "." in phrase.partition(" ")[0]
+        yield phrase if is_name else phrase[:1].upper() + phrase[1:]

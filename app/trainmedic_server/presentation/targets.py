@@ -68,15 +68,15 @@ def gpu(name: str, index_of: IndexOf = unknown) -> str:
 
 def within(key: str, index_of: IndexOf = unknown) -> str:
     """Return the target as a part of a sentence: ``GPU 3 on node-1``, ``job llm-1``, ``the cluster``."""
-    told = words(key, index_of)
-    if told.kind == "cluster":
+    named = words(key, index_of)
+    if named.kind == "cluster":
         return "the cluster"
-    if told.kind != "gpu":
-        return str(told)
-    node, _, name = told.name.rpartition(" · ")
+    if named.kind != "gpu":
+        return str(named)
+    node, _, name = named.name.rpartition(" · ")
     return f"{name} on {node}"
 
 
 def shortened(text: str, index_of: IndexOf = unknown) -> str:
     """Replace the keys of GPUs in a text by their names."""
-    return _KEY_IN_TEXT.sub(lambda found: words(found[0], index_of).name, text)
+    return _KEY_IN_TEXT.sub(lambda match: words(match[0], index_of).name, text)

@@ -82,7 +82,7 @@ class JobCurves:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuReading:
+class NodeGpuReading:
     """Newest values of the last 5 minutes; None for one that is unknown."""
 
     uuid: str
@@ -94,7 +94,7 @@ class GpuReading:
 @dataclass(frozen=True, slots=True)
 class NodeReadings:
     node: str
-    gpus: tuple[GpuReading, ...]
+    gpus: tuple[NodeGpuReading, ...]
     unknown: str | None
 
 
@@ -124,11 +124,11 @@ async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: 
         if answer
     )
     none = "Prometheus has no loss, throughput or learning rate of this job in that time"
-    usual, step, kept, kept_at = map(_one, latest)
+    usual, step, saved, saved_at = map(_one, latest)
     timed = [_rank_time(series) for series in ranks if _one([series]) is not None]
     slowest = sorted(timed, key=lambda each: -each.seconds)[:_MOST_RANKS]
     return JobCurves(
-        job, begin, end, curves, tuple(slowest), usual, _checkpoint(step, kept, kept_at), None if curves else none
+        job, begin, end, curves, tuple(slowest), usual, _checkpoint(step, saved, saved_at), None if curves else none
     )
 
 
@@ -149,7 +149,7 @@ async def of_node(metrics: MetricHistory | None, node: str, now: datetime) -> No
     for (name, _), answer in zip(_OF_NODE, answers, strict=True):
         for uuid, value in _newest(answer):
             values.setdefault(uuid, {})[name] = value
-    gpus = tuple(GpuReading(uuid, **read) for uuid, read in sorted(values.items()))
+    gpus = tuple(NodeGpuReading(uuid, **latest) for uuid, latest in sorted(values.items()))
     return NodeReadings(
         node, gpus, None if gpus else "Prometheus has no GPU metrics of this node in the last 5 minutes"
     )
@@ -168,11 +168,11 @@ def _rank_time(series: MetricSeries) -> RankTime:
     return RankTime(series.labels.get("rank", "?"), series.labels.get("rank_node", ""), series.points[-1][1])
 
 
-def _checkpoint(step: float | None, kept: float | None, kept_at: float | None) -> NewestCheckpoint | None:
-    if kept_at is None:
+def _checkpoint(step: float | None, saved: float | None, saved_at: float | None) -> NewestCheckpoint | None:
+    if saved_at is None:
         return None
-    since = int(step - kept) if step is not None and kept is not None and step >= kept else None
-    return NewestCheckpoint(None if kept is None else int(kept), datetime.fromtimestamp(kept_at, UTC), since)
+    since = int(step - saved) if step is not None and saved is not None and step >= saved else None
+    return NewestCheckpoint(None if saved is None else int(saved), datetime.fromtimestamp(saved_at, UTC), since)
 
 
 def _finite(series: MetricSeries) -> tuple[tuple[float, float | None], ...]:
@@ -180,5 +180,5 @@ def _finite(series: MetricSeries) -> tuple[tuple[float, float | None], ...]:
 
 
 def _newest(answer: Sequence[MetricSeries]) -> list[tuple[str, float]]:
-    found = [(series.labels.get("uuid", ""), series.points[-1][1]) for series in answer if series.points]
-    return [(uuid, value) for uuid, value in found if uuid and math.isfinite(value)]
+    values = [(series.labels.get("uuid", ""), series.points[-1][1]) for series in answer if series.points]
+    return [(uuid, value) for uuid, value in values if uuid and math.isfinite(value)]

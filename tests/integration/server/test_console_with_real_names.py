@@ -47,6 +47,8 @@ PLACES = (
 STATUSES = ("succeeded", "failed", "waiting", "awaiting_approval", "observed", "not_started")
 TOO_WIDE = """all => all.filter((each) => each.scrollWidth > each.clientWidth + 1)
     .map((each) => `${each.nodeName}.${each.className} by ${each.scrollWidth - each.clientWidth}`)"""
+TOO_NARROW = """all => all.filter((each) => each.innerText.length > 40 && each.offsetWidth < 150)
+    .map((each) => each.innerText)"""
 UUID = re.compile("GPU-[0-9a-f]{8}-[0-9a-f]{4}")
 
 
@@ -116,9 +118,7 @@ def test_no_number_is_broken_and_the_texts_have_room(page: Page, lab: Lab) -> No
                 "all => all.filter((each) => each.offsetHeight > 40).map((each) => each.outerHTML)"
             )
             assert (path, width, tall) == (path, width, [])
-            narrow = page.locator("table td.what").evaluate_all(
-                "all => all.filter((each) => each.offsetWidth < 150).map((each) => each.offsetWidth)"
-            )
+            narrow = page.locator("table td.what").evaluate_all(TOO_NARROW)
             assert (path, width, narrow) == (path, width, [])
 
 

@@ -36,15 +36,15 @@ class SqlAlertHistory(SqlHistory, ReceivedAlerts):
         return page[:limit], _encoded(page[limit - 1])
 
     async def statuses_of(self, run_ids: Collection[str]) -> dict[str, Status]:
-        wanted = list(run_ids)
+        ids = list(run_ids)
 
         def work(connection: sa.Connection) -> dict[str, Status]:
-            found: dict[str, Status] = {}
-            for first in range(0, len(wanted), _MOST_NAMED):
-                chosen = runs.c.id.in_(wanted[first : first + _MOST_NAMED])
+            statuses: dict[str, Status] = {}
+            for first in range(0, len(ids), _MOST_NAMED):
+                chosen = runs.c.id.in_(ids[first : first + _MOST_NAMED])
                 rows = connection.execute(sa.select(runs.c.id, runs.c.status).where(chosen))
-                found |= {run_id: Status(status) for run_id, status in rows}
-            return found
+                statuses |= {run_id: Status(status) for run_id, status in rows}
+            return statuses
 
         return await self._read(work)
 
