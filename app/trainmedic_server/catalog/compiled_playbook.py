@@ -14,8 +14,8 @@ from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.catalog.scope_check import OUTPUT
 from trainmedic_server.catalog.quoted_query import QuotedQuery
+from trainmedic_server.catalog.scope_check import OUTPUT
 from trainmedic_server.domain import inputs, job_lookup, proof, selectors, target_resolution
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved

@@ -39,6 +39,7 @@ from trainmedic_server.engine.plan_values import (
     Wait,
 )
 from trainmedic_server.engine.step_sequence import step_definition
+from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
@@ -250,7 +251,8 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
         undo=undo,
     )
     acted_at = draft.now if action.harmful and draft.run.acted_at is None else draft.run.acted_at
-    draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at)
+    message = "" if draft.run.waiting_on in (TURN, windows.WINDOW) else draft.run.message
+    draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at, message=message)
     draft.add_event(kinds.StepStarted(state.id, state.action, state.params, attempt.number, attempt.command_id))
     return PerformAttempt(state.key)
 

@@ -204,7 +204,9 @@ class Replay:
         run = self._spool.run(reaction.run_id) if reaction is not None and reaction.run_id else None
         is_same_text = run is not None and run.version == replayed.playbook.version
         if why := _not_judged(replayed.playbook.definition):
-            self._without_target(alert, replayed, candidate, reaction, ReplayOutcome(frozenset(), why, Unknown.PLAYBOOK))
+            self._without_target(
+                alert, replayed, candidate, reaction, ReplayOutcome(frozenset(), why, Unknown.PLAYBOOK)
+            )
             return
         if candidate.decision == Decision.NOT_ACCEPTED:
             self._compare_refused(alert, candidate, reaction, candidate.decision)

@@ -162,6 +162,7 @@ async def test_runs_over_the_concurrency_limit_may_wait_for_their_turn(world: Ma
     await w.pass_time(61)
     waiting = [run.target.gpu for run in await w.runs() if run.waiting_on == "turn" and run.target]
     assert waiting == ["4", "5"]
+    assert [run.message for run in await w.runs() if run.status is Status.RUNNING] == ["", ""]
     await w.pass_time(121)
     assert {run.status for run in await w.runs()} == {Status.SUCCEEDED}
 
