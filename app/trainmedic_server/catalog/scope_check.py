@@ -149,7 +149,9 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _unknown_step(member, scope)
         case ("steps", step):
             cure = cures.STEP_MEMBERS.get(member, "").replace("{id}", step)
-            if not cure and member in scope.outputs.get(step, {}):
+            if member in _STEP:
+                cure = ""
+            elif not cure and member in scope.outputs.get(step, {}):
                 cure = f"write steps.{step}.output.{member}"
             return f"a step has no {member!r}; {cure}" if cure else _missing("a step has no", member, _STEP)
         case ("alert",):

@@ -6,9 +6,13 @@ import pytest
 
 from tests.unit.catalog.mistakes import BASE, mistakes
 from trainmedic_core import duration
+from trainmedic_core.expressions import template_syntax
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import loader, scope_check
+from trainmedic_server.catalog.scope_check import STEP_NAMES, VisibleNames
+from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.ports.actions import Action
 
 ACTIONS = registry.Registry({action.name: action for action in registry.BUILT_IN})
 TABLE = tuple(mistakes())
@@ -67,6 +71,16 @@ def test_a_valid_step_stays_valid(step: str) -> None:
 def test_alertnames_and_values_of_matchers_may_have_any_characters(on: str) -> None:
     """Only those that are certainly meant as a pattern are refused."""
     assert problems_of(BASE.replace("{alert: A}", on)) == []
+
+
+@pytest.mark.parametrize("action", registry.BUILT_IN, ids=lambda action: action.name)
+def test_members_of_a_step_and_of_its_output_are_known_for_every_action(action: type[Action]) -> None:
+    """Also where the output has a member of the same name, as the ``status`` of ``http.request``."""
+    outputs = value_types.of_outputs(getattr(action, "outputs", ()))
+    names = VisibleNames(STEP_NAMES, steps=("x",), outputs={"x": outputs})
+    members = ["status", "params", "output", "error", "attempts", *(f"output.{key}" for key in outputs)]
+    trees = [template_syntax.parse_template(f"{{{{ steps.x.{member} }}}}") for member in members]
+    assert [scope_check.check(tree, names) for tree in trees] == [[]] * len(members)
 
 
 def test_an_output_of_a_job_is_checked_where_no_ranks_or_nodes_are_merged() -> None:
