@@ -22,7 +22,7 @@ from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, heard, run
 from tests.support.programs import PYTHON_PATH
 from tests.support.run_store_tables import rows
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain.known_finding import EpisodeKey
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, mapping, revision, schema
@@ -30,7 +30,7 @@ from trainmedic_server.adapters.sql_store.columns import encode_json
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.adapters.sql_store.history_page import page_select
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.run import OperatorOrder, OrderKind
+from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Status
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 ROOT = Path(__file__).parents[2]
@@ -344,3 +344,22 @@ def _everything_that_reads(tx: Transaction) -> None:
     tx.findings.episodes([EpisodeKey("node-1", "e")])
     tx.findings.going_on(["f"])
     tx.findings.excerpt_counts(["f"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "readable_from"),
+    [
+        ({}, schema.READABLE_FROM),
+        ({"target": Target(TargetKind.GROUP, group="nodes:rack=r1")}, schema.HEAD),
+        ({"status": Status.NOT_STARTED, "decision": Decision.OUTSIDE_WINDOW, "ended_at": at(1)}, schema.HEAD),
+    ],
+)
+async def test_a_run_that_earlier_releases_cannot_read_makes_them_refuse_the_store(
+    url: str, changes: dict[str, Any], readable_from: str
+) -> None:
+    """They would fail on each page that has it."""
+    store, one = SqlStore.open(url), replace(run(), **changes)
+    await store.transact(lambda tx: (tx.save_alerts([heard()]), tx.add_runs([one])))
+    await store.close()
+    with sa.create_engine(url).connect() as connection:
+        assert connection.execute(sa.select(schema.identity.c.readable_from)).scalar() == readable_from

@@ -14,7 +14,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import mapping, run_facts, schema, statements
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.domain.alert import AlertRecord, Identity
-from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, StepState
+from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, StepState
 from trainmedic_server.domain.time_gaps import TimeGap
 
 _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
@@ -38,6 +38,8 @@ class PendingWrites:
         self.groups: dict[str, tuple[str, ...]] = {}
         self.parents: set[str] = set()
         """Parents whose ``unfinished`` may change."""
+        self.has_new_forms = False
+        """True if earlier releases cannot read a run."""
         self.links: dict[tuple[str, Identity], None] = {}
         self.orders: list[OperatorOrder] = []
         self.events: list[Event] = []
@@ -69,6 +71,9 @@ class PendingWrites:
     def has_run(self, run_id: str) -> bool:
         return run_id in self.saved or run_id in self.added
 
+    def _note_form(self, run: Run) -> None:
+        self.has_new_forms |= run.is_group or run.decision is Decision.OUTSIDE_WINDOW
+
     def _note_group(self, run: Run) -> None:
         if run.parent is not None:
             self.parents.add(run.parent)
@@ -79,6 +84,7 @@ class PendingWrites:
         if run.id in self.added:
             raise errors.Conflict(f"there is a run {run.id} already")
         self.added[run.id] = run
+        self._note_form(run)
         self._note_group(run)
         self.targets.add((run.playbook, run.target_key))
         if run.parent is None:  # a group counts once
@@ -88,6 +94,7 @@ class PendingWrites:
 
     def save_run(self, run: Run, before: Run) -> None:
         (self.added if run.id in self.added else self.saved)[run.id] = run
+        self._note_form(run)
         if (run.is_open or run.owes_undo) != (before.is_open or before.owes_undo) or run.is_group:
             self._note_group(run)
         self.targets.add((run.playbook, run.target_key))
@@ -111,6 +118,7 @@ class PendingWrites:
         self.steps.update(other.steps)
         self.groups.update(other.groups)
         self.parents |= other.parents
+        self.has_new_forms |= other.has_new_forms
         self.links.update(other.links)
         self.orders += other.orders
         self.events += other.events
@@ -155,6 +163,8 @@ class Flusher:
         for parent in sorted(pending.parents):
             connection.execute(statements.SETTLE_GROUP, {"group": parent})
         self._steps.run(connection, (mapping.step_row(key[0], step) for key, step in steps))
+        if pending.has_new_forms:
+            connection.execute(statements.REQUIRE_READER)
         self._groups.run(connection, ((run_id, list(members)) for run_id, members in pending.groups.items()))
         self._links.run(connection, ((run_id, *identity) for run_id, identity in pending.links))
         self._touched.run(connection, ((*key, at) for key, at in pending.touched.items()))

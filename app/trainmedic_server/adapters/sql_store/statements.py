@@ -134,6 +134,10 @@ SETTLE_GROUP = (
     )
 )
 """A parent is unfinished while a member is, so that its alert is followed to the end and the history shows it."""
+REQUIRE_READER = (
+    sa.update(schema.identity).where(schema.identity.c.readable_from < schema.HEAD).values(readable_from=schema.HEAD)
+)
+"""From the first run that earlier releases cannot read, they refuse the store instead of failing on each page."""
 GROUP_LIST = sa.select(schema.groups.c.members).where(schema.groups.c.run_id == _PARENT)
 MEMBERS = sa.select(
     *(runs.c.target_key, runs.c.id, runs.c.batch, runs.c.status, runs.c.decision, runs.c.unfinished, runs.c.acted_at),
