@@ -207,7 +207,7 @@ def test_agents_are_handed_the_rules_and_what_changes(server: Server, sender: Fi
     sender.present("node-1")
     rules = eventually(lambda: sender.rules("node-1"), 60, "rules")
     assert set(rules.by_name) == {"gpu-xid", "cuda-oom"}
-    assert server.ask("/ready").body["log_rules"] == {"ok": True, "detail": "2 loaded"}
+    assert server.ask("/ready").body["log_rules"] == {"ok": True, "detail": "2 loaded", "caution": False}
     oom = server.directory / "playbooks" / "2.yaml"
     oom.write_text(oom.read_text().replace("CUDA out of memory", "OUT OF MEMORY"))
     (server.directory / "playbooks" / "3.yaml").write_text("log_rule: wrong\nsource: kernel\n")

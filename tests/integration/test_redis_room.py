@@ -204,7 +204,7 @@ def test_a_server_that_starts_beside_a_full_redis_says_so(tmp_path: Path, own_re
         eventually(lambda: redis_state(url)["ok"], 60, "that there is room")
         log = server.log.read_text()
     words = "takes no more clients: raise its maxclients, and its limit of open files"
-    assert refused == {"ok": False, "detail": f"Redis {words}"}
+    assert refused == {"ok": False, "detail": f"Redis {words}", "caution": False}
     assert f"it {words}" in log
     assert "Traceback" not in log
 

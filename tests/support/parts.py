@@ -28,11 +28,13 @@ REST: Mapping[str, Sequence[str]] = {
     "a browser (Chromium)": (
         "tests/integration/server/test_behind_a_proxy.py",
         "tests/integration/server/test_console_in_a_browser.py",
+        "tests/integration/server/test_console_with_real_names.py",
     ),
     "a real Slurm (mmdebstrap)": (
         "tests/contract/test_slurm.py",
         "tests/integration/server/test_slurm.py",
         "tests/integration/test_slurm_actions.py",
+        "tests/integration/test_slurm_scripts.py",
     ),
     "a container engine (dockerd)": ("tests/integration/agent/test_container_leftovers.py",),
     "trainings of several ranks": (

@@ -15,7 +15,16 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import jinja2
 from jinja2 import nodes
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    model_validator,
+)
 
 from trainmedic.wire.reading import read_json
 from trainmedic_server.actions.base import BasicAction, Irreversible
@@ -100,7 +109,15 @@ def _secret_headers(headers: dict[str, str]) -> dict[str, str]:
     return headers
 
 
-SecretName = Annotated[str, Field(pattern=r"^TRAINMEDIC_HTTP_[A-Z0-9_]+$")]
+def _secret_name(name: str) -> str:
+    if not re.fullmatch(r"TRAINMEDIC_HTTP_[A-Z0-9_]+", name):
+        raise ValueError("name a variable of the server, which begins with TRAINMEDIC_HTTP_; it has the secret or path")
+    return name
+
+
+SecretName = Annotated[
+    str, AfterValidator(_secret_name), WithJsonSchema({"type": "string", "pattern": "^TRAINMEDIC_HTTP_[A-Z0-9_]+$"})
+]
 """A variable of the server. Its name with ``_FILE`` is the path of a file with the value."""
 
 

@@ -37,8 +37,18 @@ def load(path: Path) -> WrittenTopology:
         if not isinstance(node, str) or not address.strip() or not node.strip():
             message = f"{address!r}: {node!r} does not map an address to a node name"
             raise ConfigurationError(f"inventory {document.problem((address,), message)}")
-        written[address.strip().removeprefix("[").removesuffix("]")] = node.strip()
-    try:
-        return inventory.parse(written)
-    except ValueError as error:
-        raise ConfigurationError(f"inventory {path}: {error}") from error
+        key = _key(address)
+        if key.startswith((inventory.ATTRIBUTES, inventory.GPUS)):
+            try:
+                inventory.parse({key: node.strip()})
+            except ValueError as error:
+                message = f"inventory {document.problem((address,), f'{address!r}: {error}')}"
+                raise ConfigurationError(message) from error
+        written[key] = node.strip()
+    return inventory.parse(written)
+
+
+def _key(written: str) -> str:
+    """Return an entry's key; an IPv6 address without its brackets."""
+    key = written.strip()
+    return key[1:-1] if key.startswith("[") and key.endswith("]") else key

@@ -52,14 +52,14 @@ def routers(
     reads: ReadTurns,
     are_measured: bool = False,
 ) -> tuple[ApiRoutes, ...]:
-    of_runs = _router_of_runs(history, auth, clock, limits, reads)
+    of_runs = _router_of_runs(history, now, auth, clock, limits, reads)
     of_one = _router_of_one(history, findings, now, auth, reads, are_measured)
     of_job = _router_of_job(history, findings, now, auth, clock, limits, reads, are_measured)
     return of_runs, of_one, of_job, router_of_now(now, auth, reads)
 
 
 def _router_of_runs(
-    history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
+    history: History, now: NowApi, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
 ) -> ApiRoutes:
     routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[Run] = Exports(limits, views.HistoryItem, views.item)
@@ -77,6 +77,8 @@ def _router_of_runs(
         ignored.
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if conditions.parent is not None:
+            conditions = replace(conditions, parent=await run_ids.whole(now.present, conditions.parent))
         if kind != "application/json":
             return await exports.response(history.stream(conditions), kind)
         async with reads.take():
@@ -194,7 +196,8 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
         owes_undo: Annotated[bool | None, Query(description="Closed runs with a pending undo.")] = None,
         parent: Annotated[
-            str | None, Query(max_length=64, description="Members of this group's parent run, by its full ID.")
+            str | None,
+            Query(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="Members of this group's parent run."),
         ] = None,
     ) -> HistoryFilter:
         _check(target or ())

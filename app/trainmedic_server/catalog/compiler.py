@@ -83,6 +83,7 @@ class _Compilation:
         self._is_group = isinstance(raw.get("target"), dict) and bool(raw["target"].keys() & MEMBER_KINDS.keys())
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
+        self._is_manual = "manual" in trigger
         declared = _mapping(trigger.get("manual")).get("inputs")
         self._inputs = {str(name): _of_input(spec) for name, spec in _mapping(declared).items()}
         before_run = self._visible(ALERT_NAMES)
@@ -123,7 +124,7 @@ class _Compilation:
         outputs: Mapping[str, Mapping[str, Shape]] = MappingProxyType({}),
         later: Collection[str] = (),
     ) -> VisibleNames:
-        too = (scope_check.INPUTS,) if self._inputs else ()
+        too = (scope_check.INPUTS,) if self._is_manual else ()
         return VisibleNames((*names, *too), self._vars, kind, before, outputs, later, self._inputs)
 
     # --- trigger, target, effect

@@ -81,7 +81,7 @@ def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
         wrong.append(f"there is no job here: the target is a {scope.kind}")
     assigned = {name.name for name in tree.all_of(nodes.Name) if name.ctx != "load"}
     for parts in names.chains(tree):
-        if parts[0] not in assigned:
+        if parts[0] not in assigned and not (parts[0] == INPUTS and INPUTS in unknown):
             mistake = _unknown_member(parts, scope)
             if mistake is not None and mistake not in wrong:
                 wrong.append(mistake)
@@ -144,7 +144,7 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
         case ("vars", *inner):
             return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
         case ("inputs",):
-            return _missing("the playbook has no input", member, scope.inputs)
+            return _missing("the playbook has no input", member, scope.inputs, "; declare it under on.manual.inputs")
         case ("steps",):
             return _unknown_step(member, scope)
         case ("steps", step):

@@ -137,6 +137,9 @@ class _Show:
 
     def _cause(self, kind: FaultKind) -> None:
         _say(f"FAULT {kind}: {FAULTS[kind].text}")
+        if kind is FaultKind.ASK:
+            url = self._stage.url
+            _say(f"A person decides: on the console, or by 'trainmedic approvals --server {url}' and 'runs approve'")
         self._stage.cause(kind)
 
     def _show_changes(self) -> None:

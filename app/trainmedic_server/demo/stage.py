@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 
 from trainmedic_server.demo.alert_relay import AlertRelay, MeasuredAlerts, PrometheusAlerts
-from trainmedic_server.demo.child_process import ChildProcess, answers, free_port
+from trainmedic_server.demo.child_process import ChildProcess, answers, free_port, is_free
 from trainmedic_server.demo.demo_rules import rules_file
 from trainmedic_server.demo.faults import FAULTS, FaultKind
 from trainmedic_server.demo.simulated_nodes import SimulatedCluster, SimulatedNode
@@ -48,6 +48,8 @@ class DemoStage:
         """``only_own``: without Prometheus and Alertmanager. ``plain``: without PyTorch."""
         self._directory = directory
         self._plain = plain
+        if port and not is_free(port):
+            raise DemoFailed(f"port {port} is in use; choose another with --port, or leave it out")
         self.url = f"http://127.0.0.1:{port or free_port()}"
         self.prometheus = None if only_own else _program("prometheus")
         self.alertmanager = _program("prometheus-alertmanager", "alertmanager") if self.prometheus is not None else None
@@ -89,15 +91,19 @@ class DemoStage:
         return items[::-1]
 
     def is_learned(self) -> bool:
+        return all(step >= LEARNED_STEPS for step in self._steps().values())
+
+    def _steps(self) -> dict[str, int]:
         jobs = {job["name"]: job["details"] for job in self._get("/jobs")["items"]}
-        return all((jobs.get(job, {}).get("step") or 0) >= LEARNED_STEPS for job in JOBS)
+        return {job: jobs.get(job, {}).get("step") or 0 for job in JOBS}
 
     def wait_until_learned(self) -> None:
         """Raise DemoFailed if a job does not train."""
         deadline = time.monotonic() + _START_SECONDS
         while not self.is_learned():
             if time.monotonic() > deadline:
-                raise DemoFailed(f"not every job made {LEARNED_STEPS} steps within {_START_SECONDS:g} s")
+                steps = ", ".join(f"{job} {step}" for job, step in self._steps().items())
+                raise DemoFailed(f"not every job made {LEARNED_STEPS} steps within {_START_SECONDS:g} s: {steps}")
             self.check()
             time.sleep(0.5)
 

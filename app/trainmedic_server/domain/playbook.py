@@ -136,7 +136,11 @@ def _written_out(value: Any) -> Any:
     """All is never the meaning of nothing."""
     if value == "on_node":
         raise ValueError("on_node is no group; this release has no several targets in a run")
-    if not value or (isinstance(value, str) and value != "all"):
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        raise ValueError(f"names are written as a condition: {{name: [{', '.join(value[:3])}]}}")
+    if isinstance(value, str) and value != "all":
+        raise ValueError(f"write {{name: {value!r}}} for names, {{pool: h100}} for an attribute, or all")
+    if not value:
         raise ValueError("name conditions, such as {pool: h100}, or write all")
     return value
 
@@ -204,6 +208,8 @@ class Percentage(float):
 
 
 def _share(value: Any) -> float:
+    if isinstance(value, str) and value.isdigit():
+        raise ValueError(f"write {value} without quotes")
     if isinstance(value, str) and value.endswith("%"):
         try:
             share = float(value[:-1])
@@ -218,7 +224,11 @@ def _share(value: Any) -> float:
 
 
 def _read_batch(value: Any) -> float:
-    size = _share(value)
+    try:
+        size = _share(value)
+    except ValueError as error:
+        wrong = str(error).replace("from 0%", "over 0%").replace("from 0,", "from 1,")
+        raise ValueError(wrong) from None
     if size <= 0:
         raise ValueError("must be more than 0")
     return size

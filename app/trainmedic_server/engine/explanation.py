@@ -203,6 +203,7 @@ def _reacting(
         waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
         guards=(
             *_rollout(definition, members),
+            *_observed(playbook, members, admitter),
             *_guards(definition.guards, facts, context.ago),
             *windows.sentences(definition.windows),
         ),
@@ -216,6 +217,15 @@ def _members(target: Target, topology: Topology) -> Sequence[Target]:
         return ()
     selection = selectors.resolve(Selector.of(target), topology)
     return selection.members if isinstance(selection, Selection) else ()
+
+
+def _observed(playbook: CompiledPlaybook, members: Sequence[Target], admitter: Admitter) -> tuple[str, ...]:
+    """Return a sentence on the members that the modes file only lets observe."""
+    observed = [member.key for member in members if admitter.mode_of(playbook, member) is Mode.OBSERVE]
+    if not observed or len(observed) == len(members):
+        return ()
+    shown, more = ", ".join(observed[:_SHOWN]), len(observed) - _SHOWN
+    return (f"only observed: {shown}{f' and {more} more' if more > 0 else ''}",)
 
 
 def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ _UNDO = {
     "available": "An operator can revert it",
     "done": "It was reverted",
     "failed": "It could not be reverted",
-    "dropped": "It is not reverted",
+    "dropped": "No undo",
     "closed": "A person decided not to revert it",
 }
 _WHEN = {"on_resolve": "when the alert resolves", "on_failure": "if the run fails", "never": ""}
@@ -146,6 +146,8 @@ def _next(run: Document) -> Iterator[Sentence]:
         return
     if run.get("owes_undo"):
         yield ("The run has ended. Its changes are reverted as stated above.",)
+    elif run.get("changed"):
+        yield ("Nothing by itself: what it changed stays until a person orders the undo, where there is one.",)
     elif run.get("status") == Status.FAILED and any(not each.get("resolved_at") for each in run.get("alerts", ())):
         yield ("Nothing by itself: the alert still fires, and a person has to look at it.",)
     else:

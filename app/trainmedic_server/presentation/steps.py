@@ -35,6 +35,9 @@ def _direction(factor: float) -> str:
 
 
 def _power(params: Document, on: str) -> str:
+    percent = params.get("percent")
+    if params.get("restore") or (isinstance(percent, int | float) and percent >= 100):
+        return f"restore the power limit of {on}"
     amounts = ((params.get(name), unit) for name, unit in (("percent", "%"), ("watts", "W")))
     phrase = [f"{amount:g} {unit}" for amount, unit in amounts if isinstance(amount, int | float)]
     return f"lower the power limit of {on} to {phrase[0] if phrase else 'a value that depends on the run'}"

@@ -57,6 +57,8 @@ def test_what_was_recorded_says_whether_it_was_applied(shared_redis: RedisServer
     commander.close()
     if action == "job.scale_lr":
         assert (reply.status, "recorded says" in reply.output["recovered"]) == ("applied", True)
-        assert set((tmp_path / "resumes").read_text().split()) == {"0.05"}
+        told, *rates = sorted((tmp_path / "resumes").read_text().splitlines(), reverse=True)
+        assert "job.scale_lr" in told
+        assert set(rates) == {"0.05"}
     else:
         assert (reply.status, "interrupted" in reply.output["reason"]) == ("failed", True)

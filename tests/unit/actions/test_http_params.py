@@ -158,7 +158,7 @@ SECRET = "TRAINMEDIC_HTTP_A"
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"headers_from_env": {"X-Key": "PATH"}}, "pattern"),
+        ({"headers_from_env": {"X-Key": "PATH"}}, "begins with TRAINMEDIC_HTTP_"),
         ({"headers_from_env": {"Host": SECRET}}, "set by Trainmedic"),
         ({"headers_from_env": {"a b": SECRET}}, "not a header name"),
         ({"headers_from_env": {"X-Key": SECRET}, "headers": {"x-key": "a"}}, "in headers and in headers_from_env"),
@@ -166,8 +166,8 @@ SECRET = "TRAINMEDIC_HTTP_A"
         ({"basic_auth": {"user": "a", "password_from_env": SECRET}, "bearer_from_env": SECRET}, "give one of"),
         ({"basic_auth": {"user": "a:b", "password_from_env": SECRET}}, "pattern"),
         ({"basic_auth": {"user": "a", "password": "b"}}, "password"),
-        ({"socket_from_env": "/var/run/docker.sock"}, "pattern"),
-        ({"certificate_from_env": "HOME"}, "pattern"),
+        ({"socket_from_env": "/var/run/docker.sock"}, "begins with"),
+        ({"certificate_from_env": "HOME"}, "begins with"),
     ],
 )
 def test_secrets_are_named_by_variables_of_their_own(given, why):

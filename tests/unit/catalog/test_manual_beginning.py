@@ -52,3 +52,17 @@ def test_inputs_are_unknown_without_a_declaration() -> None:
         "  alert: Hot",
     )
     assert any("inputs" in each for each in problems(text))
+
+
+@pytest.mark.parametrize(
+    ("on", "told"),
+    [
+        ("{manual: {}}", ["the playbook has no input 'a'; declare it under on.manual.inputs"]),
+        ("{alert: A}", ["there is no name 'inputs' here; constants are under vars: vars.name"]),
+    ],
+)
+def test_an_input_that_there_is_not_is_one_error(on: str, told: list[str]) -> None:
+    """With the cure that fits the beginning."""
+    step = "{action: test.tell, with: {message: '{{ inputs.a }}'}}"
+    found = problems(f"playbook: p\non: {on}\ntarget: cluster\nsteps:\n  - {step}\n")
+    assert [problem.partition("message: ")[2] for problem in found] == told

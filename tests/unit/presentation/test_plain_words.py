@@ -186,7 +186,7 @@ def test_a_run_of_an_older_server_is_told_too() -> None:
     [
         ({"status": "available", "trigger": "never"}, "An operator can revert it"),
         ({"status": "armed", "trigger": "on_resolve"}, "It is reverted automatically when the alert resolves"),
-        ({"status": "dropped", "trigger": "never"}, "It is not reverted"),
+        ({"status": "dropped", "trigger": "never"}, "No undo"),
         ({"status": "done", "because": "the alert resolved"}, "It was reverted: the alert resolved"),
     ],
 )
