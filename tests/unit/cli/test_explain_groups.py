@@ -1,0 +1,36 @@
+"""``playbook explain`` of a group, with an inventory and a modes file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from trainmedic_server.cli.explain import explain
+
+PLAYBOOK = """
+playbook: rack
+on: {alert: RackHot}
+target: {nodes: {rack: "{{ labels.rack }}"}}
+rollout: {serial: 2}
+steps:
+  - {action: k8s.cordon, undo: on_resolve}
+"""
+
+
+def test_members_batches_and_those_that_are_only_observed_are_shown(tmp_path: Path) -> None:
+    """The inventory names nodes by host lists; the modes file takes one of them out."""
+    (tmp_path / "rack.yaml").write_text(PLAYBOOK)
+    (tmp_path / "inventory.yaml").write_text('"attributes:n[1-4]": rack=r1\n"attributes:m[01-12]": rack=r2\n')
+    (tmp_path / "modes.yaml").write_text("modes: [{nodes: {rack: r1, name: n2}, mode: observe}]\n")
+    alert = {"labels": {"alertname": "RackHot", "rack": "r1"}, "status": "firing"}
+    (tmp_path / "alert.json").write_text(json.dumps(alert))
+    options = ["--playbooks", str(tmp_path / "rack.yaml"), "--inventory", str(tmp_path / "inventory.yaml")]
+    done = CliRunner().invoke(
+        explain, [str(tmp_path / "alert.json"), *options, "--modes", str(tmp_path / "modes.yaml")]
+    )
+    assert done.exit_code == 0, done.output
+    assert "members: 4: node:n1, node:n2, node:n3, node:n4" in done.output
+    assert "rollout: batches of 2, 2" in done.output
+    assert "only observed: node:n2" in done.output
