@@ -12,7 +12,7 @@ from tests.support.command_line import CommandLine
 from tests.support.programs import ROOT, start_server
 
 PAGE = (ROOT / "docs" / "on-call.md").read_text(encoding="utf-8")
-SITUATIONS = PAGE.partition("## Ten situations")[2].partition("\n## ")[0]
+SITUATIONS = PAGE.partition("## Situations")[2].partition("\n## ")[0]
 COMMANDS = sorted(
     {
         command
@@ -42,9 +42,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
         yield CommandLine(url)
 
 
-def test_there_are_ten_situations() -> None:
-    """Each has its command in the second column."""
-    assert len(re.findall(r"^\| [^|`]+ \| `trainmedic [^`|]+` \|", SITUATIONS, re.MULTILINE)) == 10
+def test_each_situation_has_its_command() -> None:
+    """In the second column."""
+    rows = [row for row in SITUATIONS.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) >= 10
+    assert [row for row in rows if not re.match(r"\| [^|`]+ \| `trainmedic [^`|]+` \|", row)] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

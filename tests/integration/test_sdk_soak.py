@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import threading
@@ -43,6 +44,7 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
 ) -> None:
     """From the first quarter to the end; what waits in Redis is gone, but for the memory of what was done."""
     monkeypatch.setattr("trainmedic.wire.command_memory._KEPT_HERE", KEPT)
+    monkeypatch.setattr(logging.getLogger("trainmedic"), "disabled", True)  # pytest keeps each line of a command
     commander = Commander(redis_url)
     before, after, applied = 0, 0, 0
 
