@@ -79,12 +79,19 @@ def _open_run(lab: Lab) -> str:
     return run_id
 
 
+def _job(target: str) -> str:
+    """Return the job's name: the page writes ``job llm-1`` for ``job:llm-1``."""
+    kind, _, name = target.partition(":")
+    assert kind == "job"
+    return name
+
+
 def _changes(standing: Any) -> list[str]:
     changed = standing["changed"]
     assert len(changed) == 9
     assert {(each["before"], each["after"]) for each in changed} == {("0.001", "0.0005")}
     assert {each["given_back"] for each in changed} == {"when LabLR resolves", "when LabAsk resolves"}
-    return [text for each in changed for text in (each["target"], each["before"], each["after"])]
+    return [text for each in changed for text in (_job(each["target"]), each["before"], each["after"])]
 
 
 def _next(run: Any) -> list[str]:
@@ -95,7 +102,7 @@ def _next(run: Any) -> list[str]:
 
 def _approvals(listed: Any) -> list[str]:
     assert len(listed["items"]) == 4
-    return [text for each in listed["items"] for text in (each["target"], each["question"])]
+    return [text for each in listed["items"] for text in (_job(each["target"]), each["question"])]
 
 
 def _unheard(listed: Any) -> list[str]:
