@@ -23,7 +23,14 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained
 from trainmedic_server.cli.client import Client, token_from_file
 from trainmedic_server.cli.params import TimeParam
-from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
+from trainmedic_server.cli.playbook_paths import (
+    alert_map_option,
+    inventory_option,
+    loaded_alert_map,
+    mode_option,
+    playbook_roots,
+    playbooks_option,
+)
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.target_modes import TargetModes
 from trainmedic_server.domain.topology import Topology
@@ -35,28 +42,9 @@ from trainmedic_server.simulation.explain import explain as explain_alerts
 
 @click.command()
 @click.argument("alert", metavar="ALERT.json", type=click.File("rb"))
-@click.option(
-    "--playbooks",
-    "paths",
-    metavar="PATH",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Playbook file or directory. Repeatable.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice([mode.value for mode in Mode]),
-    default=Mode.ENFORCE.value,
-    show_default=True,
-    help="The server's mode.",
-)
-@click.option(
-    "--inventory",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    envvar="TRAINMEDIC_INVENTORY",
-    help="File that maps addresses to node names.",
-)
+@playbooks_option
+@mode_option
+@inventory_option
 @click.option(
     "--modes",
     metavar="FILE",

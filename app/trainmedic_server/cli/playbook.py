@@ -21,7 +21,7 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli.explain import explain
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
-from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
+from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots, playbooks_option
 from trainmedic_server.cli.replay import replay
 from trainmedic_server.domain.alert_suggestions import snippet
 from trainmedic_server.simulation import report, rule_outcomes, suite
@@ -74,14 +74,7 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
 
 @playbook.command()
 @click.argument("files", metavar="RULES...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--playbooks",
-    "paths",
-    metavar="PATH",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Playbook file or directory. Repeatable.",
-)
+@playbooks_option
 @alert_map_option
 @output_option()
 def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path], output: str) -> None:

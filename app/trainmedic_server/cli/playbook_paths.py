@@ -1,4 +1,4 @@
-"""Paths of playbooks and alert maps for commands."""
+"""Options and paths of the commands that judge alerts without a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from trainmedic_core.plain_text import visible
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.domain.playbook import Mode
 
+playbooks_option = click.option(
+    "--playbooks",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Playbook file or directory. Repeatable.",
+)
 alert_map_option = click.option(
     "--alert-map",
     "alert_map",
@@ -21,6 +30,20 @@ alert_map_option = click.option(
     type=click.Path(path_type=Path),
     envvar=alert_map_roots.SETTING,
     help="Alert map, or the name of a shipped one. Repeatable.",
+)
+inventory_option = click.option(
+    "--inventory",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="TRAINMEDIC_INVENTORY",
+    help="File that maps addresses to node names.",
+)
+mode_option = click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in Mode]),
+    default=Mode.ENFORCE.value,
+    show_default=True,
+    help="The server's mode.",
 )
 
 

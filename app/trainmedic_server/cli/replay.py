@@ -22,7 +22,14 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import listing
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.params import TimeParam
-from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
+from trainmedic_server.cli.playbook_paths import (
+    alert_map_option,
+    inventory_option,
+    loaded_alert_map,
+    mode_option,
+    playbook_roots,
+    playbooks_option,
+)
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.errors import ConfigurationError
@@ -61,29 +68,10 @@ class _DurationParam(click.ParamType[timedelta]):
 @click.option(
     "--since", type=TimeParam(), metavar="TIME", help="Only alerts first heard since. Default with history: 30d."
 )
-@click.option(
-    "--playbooks",
-    "paths",
-    metavar="PATH",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Playbook file or directory. Repeatable.",
-)
+@playbooks_option
 @alert_map_option
-@click.option(
-    "--inventory",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    envvar="TRAINMEDIC_INVENTORY",
-    help="File that maps addresses to node names.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice([mode.value for mode in Mode]),
-    default=Mode.ENFORCE.value,
-    show_default=True,
-    help="The server's mode.",
-)
+@inventory_option
+@mode_option
 @click.option("--max-age", type=_DurationParam(), default="15m", show_default=True, help="The server's maximum age.")
 @click.option(
     "--gpus-per-node", type=click.IntRange(min=1), metavar="NUMBER", help="To count GPU-hours of nodes and jobs."
