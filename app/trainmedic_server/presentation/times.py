@@ -84,6 +84,9 @@ def ago(value: Time, now: Time) -> str:
 
 
 def near(value: Time, now: Time) -> str:
-    """Return a time of day in UTC with its distance: ``23:57Z (in 12 min)``."""
-    at = read(value)
-    return f"{at.astimezone(UTC):%H:%M}Z ({ago(at, now)})" if at else plain(value)
+    """Return a time of day in UTC with its distance: ``23:57Z (in 12 min)``. From a day on it has its date."""
+    at, then = read(value), read(now)
+    if at is None:
+        return plain(value)
+    is_far = then is not None and abs(at - then) >= timedelta(days=1)
+    return f"{at.astimezone(UTC):{'%Y-%m-%d %H:%MZ' if is_far else '%H:%MZ'}} ({ago(at, now)})"

@@ -37,7 +37,7 @@ def test_a_pending_effect_says_when_it_is_measured() -> None:
     """Not only that it is pending."""
     pending = {"verdict": "pending", "due_at": "2026-01-31T12:10:00Z", "before": None, "at": None, "after": None}
     (line,) = (line for line in story.lines({"run_id": "r", "effect": pending}) if "effect" in line)
-    assert line.strip().startswith("effect    pending: measured at 12:10Z (")
+    assert line.strip().startswith("effect    pending: measured at 2026-01-31 12:10Z (")
 
 
 def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> None:
