@@ -295,6 +295,7 @@ async def test_a_job_is_cancelled_once(slurm: Slurm, cluster: SlurmCluster) -> N
     await slurm.cancel(job.job_id)
     await until(lambda: _has_state(slurm, job.job_id, "CANCELLED"), "it is cancelled")
     await slurm.cancel(job.job_id)
+    assert "CANCELLED" in (await slurm.job(job.job_id)).states
 
 
 async def test_a_requeue_ends_the_job_and_queues_it_again(slurm: Slurm, cluster: SlurmCluster) -> None:

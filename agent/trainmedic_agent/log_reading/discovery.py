@@ -246,7 +246,8 @@ class Discovery:
             self._errors += 1
             return False
         is_partial = self._is_partial(looked)
-        unit.is_large = is_partial or budget.taken > SMALL_ENTRIES or unit.cost > SMALL_SECONDS
+        is_crowded = (budget.is_cut and is_partial) or budget.taken > SMALL_ENTRIES
+        unit.is_large = is_crowded or unit.cost > SMALL_SECONDS
         if looked.is_unchanged:
             return False
         files, named = looked.files, looked.named

@@ -45,6 +45,7 @@ MOST_FOUND = 2_000
 MOST_OF_USER = 10_000
 _SHARE = 50
 """A job's scans take at most a fiftieth of the time."""
+_NO_COSTS = (0.0, 0.0, 0.0)
 _OFTEN = 1.0
 _UNITS_A_SECOND = 1000
 
@@ -115,7 +116,8 @@ class ScanUnit(Struct):
     looked_at: float = float("-inf")
     """Monotonic time."""
     is_old: bool = False
-    cost: float = 0.0
+    costs: tuple[float, float, float] = _NO_COSTS
+    """Seconds of the latest looks."""
     is_large: bool = False
     is_looked_at: bool = False
     """True while the thread for large jobs has it."""
@@ -123,8 +125,14 @@ class ScanUnit(Struct):
 
     def looked(self, began: float, ended: float, units: int) -> None:
         """Record a look. `units` is the number of all units, which share the time."""
-        self.cost = ended - began
+        _, second, third = self.costs
+        self.costs = second, third, ended - began
         self.due = ended + max(_OFTEN, _SHARE * self.cost, units / _UNITS_A_SECOND)
+
+    @property
+    def cost(self) -> float:
+        """Seconds of the shortest of the latest looks: a busy machine can interrupt any look for a second."""
+        return min(self.costs)
 
     @property
     def all_files(self) -> tuple[FoundFile, ...]:

@@ -507,6 +507,38 @@ def test_a_large_job_is_left_to_a_thread_of_its_own(tmp_path: Path, monkeypatch:
     assert not discovery._units[0].by_name["crowd"].is_large
 
 
+class InterruptedFiles(OwnFiles):
+    """Files of this process. Each listing takes `seconds` of a virtual clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.seconds = 0.0
+
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+        self.clock.now += self.seconds
+        return super().listing(path, most, named_by)
+
+
+def test_a_look_that_was_interrupted_does_not_delay_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine interrupts any look. Only a job whose looks are slow three times in a row waits, and is large."""
+    clock = Clock()
+    monkeypatch.setattr("trainmedic_agent.log_reading.scan_units.time.monotonic", clock)
+    path = touch(AttemptLogs.of(tmp_path, "normal", 1).launcher(NODE))
+    files = InterruptedFiles(clock)
+    discovery = Discovery(policy_of(roots=[str(tmp_path)]), NODE, files=files)
+    waits = []
+    for seconds in (0.0, 0.9, 0.9, 0.0, 0.9, 0.9, 0.9):
+        files.seconds = seconds
+        assert [file.path for file in discovery.scan((), lambda: False, 60.0).files] == [str(path)]
+        (unit,) = discovery._units[0].by_name.values()
+        waits.append((unit.due - clock.now, unit.is_large))
+        clock.now = unit.due
+    assert waits[:-1] == [(1.0, False)] * 6
+    seconds, is_large = waits[-1]
+    assert seconds > 40
+    assert is_large
+
+
 def test_large_jobs_of_users_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has many of them waits longer than whoever has one. A job that is looked at is not looked at twice."""
     table = Discovery(policy_of(roots=[str(tmp_path)]), NODE)
@@ -516,7 +548,7 @@ def test_large_jobs_of_users_are_looked_at_in_turn(tmp_path: Path, monkeypatch: 
     table.scan((), lambda: False)
     for name, unit in table._units[0].by_name.items():
         unit.owner = BudgetOwner(2000 if name == "job-3" else 1000, name)
-        unit.cost = 0.0  # A busy machine makes one scan dearer than the next, and a dear job waits longer.
+        unit.costs = (0.0, 0.0, 0.0)  # a busy machine makes one look cost more than the next
         units.append(unit)
     due: dict[BudgetOwner, list[Any]] = {unit.owner: [(unit, 1)] for unit in units}
     looks = table.large

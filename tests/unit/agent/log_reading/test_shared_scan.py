@@ -54,7 +54,7 @@ def test_a_scan_for_a_search_looks_before_it_is_due(tmp_path: Path) -> None:
     log_of(tmp_path, "llm-1")
     assert len(reader.scan((), lambda: False, 60.0).files) == 1
     (unit,) = reader._units[0].by_name.values()
-    unit.due, unit.cost = time.monotonic() + 3600, 0.0
+    unit.due, unit.costs = time.monotonic() + 3600, (0.0, 0.0, 0.0)
     log_of(tmp_path / "llm-1", "attempt-2").rename(tmp_path / "llm-1" / "attempt-1" / f"ranks-{NODE}.log")
     (tmp_path / "llm-1" / "attempt-1" / f"launcher-{NODE}.log").rename(tmp_path / "moved")
     assert len(reader.scan((), lambda: False, 60.0).files) == 1
