@@ -1,7 +1,8 @@
 """Search for log files below the policy's directories, without following symbolic links.
 
 ``finders`` identify logs and owners. Each job's directory is a unit (``scan_units``), scanned as often as its cost
-allows; users and jobs take turns by used time. A thread of its own looks at large jobs (``job_look``).
+allows. Users take turns by used time, and a user's jobs by waiting time. A thread of its own looks at large jobs
+(``job_look``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, LookPlace
 from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder
-from trainmedic_agent.log_reading.job_look import OLD_SECONDS, DueUnit, LargeLooks, Looked, looked_at
+from trainmedic_agent.log_reading.job_look import DueUnit, LargeLooks, Looked, looked_at
 from trainmedic_agent.log_reading.job_sources import JobSources
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.scan_units import (
@@ -56,6 +57,8 @@ class Scan(Struct, frozen=True):
     is_cut: bool = False
     late: int = 0
     """Jobs whose directories were not scanned completely, for lack of time."""
+    is_behind: bool = False
+    """True if the next scan should follow soon, because small jobs are late."""
     errors: int = 0
     is_stale: bool = False
     """True if this is an earlier scan, because the next one did not end in time."""
@@ -105,6 +108,7 @@ class Discovery:
         """The large jobs' looks, for a thread of its own. `scan` with a time leaves these jobs to it."""
         self._known: Collection[FileKey] = ()
         self._late = 0
+        self._is_behind = False
         self._errors = 0
 
     def scan(
@@ -145,7 +149,7 @@ class Discovery:
             refused += unit.refused
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
-        return Scan(logs, +refused, dumps, is_cut, self._late, self._errors)
+        return Scan(logs, +refused, dumps, is_cut, self._late, self._is_behind, self._errors)
 
     def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
         if file.key not in files or files[file.key].origin is None:
@@ -187,7 +191,7 @@ class Discovery:
         for looked in self.large.results():
             is_cut |= self._take(looked, count)
             self._late += self._is_partial(looked)
-        waiting: dict[BudgetOwner, list[DueUnit]] = {}
+        waiting: dict[int | None, list[DueUnit]] = {}
         large: dict[BudgetOwner, list[DueUnit]] = {}
         for top, table in zip(tops, self._units, strict=True):
             every = [unit for unit in top.units.values() if seconds is None or unit.due <= now or unit.cost < cheap]
@@ -196,18 +200,28 @@ class Discovery:
             due = every if seconds is None else first_of_users(list(filter(self._may_look_at, every)))
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
                 seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
-                lane = large if seen.is_large and seconds is not None else waiting
-                lane.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
+                item = seen, facts.written_ns if facts is not None else -1
+                if seen.is_large and seconds is not None:
+                    large.setdefault(seen.owner, []).append(item)
+                else:
+                    waiting.setdefault(seen.owner.uid, []).append(item)
         self.large.wait_for(large, self._known, is_stopping)
         entries = self._policy.max_job_entries if seconds is None else min(SMALL_ENTRIES, self._policy.max_job_entries)
-        for _, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
+        at = time.time()
+        in_turn = {
+            BudgetOwner(uid): sorted(items, key=lambda item: item[0].place(at)) for uid, items in waiting.items()
+        }
+        self._is_behind = False
+        for _, (unit, changed_ns) in self._turns.turns(in_turn, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
+                self._is_behind = True
                 break
             allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
             budget = ScanBudget(entries, is_stopping, allowed)
             looked = looked_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
             is_cut |= self._take(looked, count)
             self._late -= not self._is_partial(looked)
+            self._is_behind |= budget.is_late
         return is_cut
 
     def _may_look_at(self, unit: ScanUnit) -> bool:
@@ -241,7 +255,7 @@ class Discovery:
         if looked.changed_ns < 0:
             unit.files, unit.named, unit.refused = (), (), looked.refused
             return False
-        unit.looked(looked.began, looked.ended, units)
+        unit.looked(looked.began, looked.ended, units, is_late=budget.is_late)
         if looked.is_failed:
             self._errors += 1
             return False
@@ -261,8 +275,7 @@ class Discovery:
         self._cuts.stands_at(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
         unit.files, unit.named = newest(files, MOST_FOUND, self._known), newest(named, MOST_FOUND, self._known)
         unit.changed_ns, unit.looked_at, unit.refused = looked.changed_ns, looked.began, looked.refused
-        newest_ns = max((looked.changed_ns, *(file.written_ns for file in unit.all_files)))
-        unit.is_old = time.time() - newest_ns / 1e9 > OLD_SECONDS
+        unit.written_ns = max((looked.changed_ns, *(file.written_ns for file in unit.all_files)))
         return is_cut
 
 

@@ -59,7 +59,8 @@ def looked_at(
     """Look at a job's directory. An unexpected error is logged, so that it does not hide other jobs' logs."""
     looked = Looked(unit, changed_ns, budget, time.monotonic())
     try:
-        if unit.is_old and unit.changed_ns == changed_ns and looked.began - unit.looked_at < _OLD_EVERY:
+        is_old = unit.quiet_seconds(time.time()) > OLD_SECONDS
+        if is_old and unit.changed_ns == changed_ns and looked.began - unit.looked_at < _OLD_EVERY:
             looked.is_unchanged = True
         elif changed_ns >= 0:
             _look(looked, DirectoryLook(files, known, budget, unit.owner, unit.sources))

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 SCAN_SECONDS = 1.0
+BEHIND_SECONDS = 0.1
+"""Pause before the next scan if this one left small jobs out."""
 TURN_SECONDS = 0.5
 """Duration of a scan; the next one begins with the least served. A job's scan interval follows from its cost
 (``scan_units``).
@@ -211,7 +213,7 @@ class LogReader:
             self._context.counters.loop_error("log-scan")
         for user in (*users, self._dumps) if not self._stopping.is_set() else ():
             user.found(scan)
-        self.scans.pause(max(SCAN_SECONDS, time.thread_time() - used))
+        self.scans.pause(max(BEHIND_SECONDS if scan.is_behind else SCAN_SECONDS, time.thread_time() - used))
         return 0.0
 
     def _read_kernel(self) -> float:

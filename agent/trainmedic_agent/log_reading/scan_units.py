@@ -48,6 +48,7 @@ _SHARE = 50
 _NO_COSTS = (0.0, 0.0, 0.0)
 _OFTEN = 1.0
 _UNITS_A_SECOND = 1000
+_QUIET_SHARE, _QUIET_SECONDS = 0.05, 5.0
 
 
 class FoundFile(Struct, frozen=True):
@@ -115,7 +116,8 @@ class ScanUnit(Struct):
     changed_ns: int = -1
     looked_at: float = float("-inf")
     """Monotonic time."""
-    is_old: bool = False
+    written_ns: int = 0
+    """Last known write in it, in nanoseconds since 1970."""
     costs: tuple[float, float, float] = _NO_COSTS
     """Seconds of the latest looks."""
     is_large: bool = False
@@ -123,11 +125,25 @@ class ScanUnit(Struct):
     """True while the thread for large jobs has it."""
     due: float = float("-inf")
 
-    def looked(self, began: float, ended: float, units: int) -> None:
-        """Record a look. `units` is the number of all units, which share the time."""
+    def looked(self, began: float, ended: float, units: int, *, is_late: bool) -> None:
+        """Record a look. `units` is the number of all units, which share the time.
+
+        A look that ran out of time is repeated in the next scan, unless this unit is always slow.
+        """
         _, second, third = self.costs
         self.costs = second, third, ended - began
-        self.due = ended + max(_OFTEN, _SHARE * self.cost, units / _UNITS_A_SECOND)
+        wait = _SHARE * self.cost if is_late else max(_OFTEN, _SHARE * self.cost, units / _UNITS_A_SECOND)
+        self.due = ended + wait
+
+    def quiet_seconds(self, now: float) -> float:
+        """Return the seconds since the last known write. `now` is UNIX time."""
+        return now - self.written_ns / 1e9
+
+    def place(self, now: float) -> float:
+        """Return the place of the next look among those of its user: when it is due, later if nothing was written
+        lately. `now` is UNIX time.
+        """
+        return self.due + min(max(_QUIET_SHARE * self.quiet_seconds(now), 0.0), _QUIET_SECONDS)
 
     @property
     def cost(self) -> float:

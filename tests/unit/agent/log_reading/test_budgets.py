@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -520,7 +521,7 @@ class InterruptedFiles(OwnFiles):
 
 
 def test_a_look_that_was_interrupted_does_not_delay_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine interrupts any look. Only a job whose looks are slow three times in a row waits, and is large."""
+    """It is repeated at once. Only a job whose looks are slow three times in a row waits, and is large."""
     clock = Clock()
     monkeypatch.setattr("trainmedic_agent.log_reading.scan_units.time.monotonic", clock)
     path = touch(AttemptLogs.of(tmp_path, "normal", 1).launcher(NODE))
@@ -533,10 +534,39 @@ def test_a_look_that_was_interrupted_does_not_delay_the_next(tmp_path: Path, mon
         (unit,) = discovery._units[0].by_name.values()
         waits.append((unit.due - clock.now, unit.is_large))
         clock.now = unit.due
-    assert waits[:-1] == [(1.0, False)] * 6
+    assert waits[:-1] == [(wait, False) for wait in (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)]
     seconds, is_large = waits[-1]
     assert seconds > 40
     assert is_large
+
+
+def test_jobs_that_wait_are_looked_at_in_the_next_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users take turns. A user's jobs are looked at in the order of waiting, those written lately first."""
+    clock, now = Clock(), time.time()
+    monkeypatch.setattr("trainmedic_agent.log_reading.scan_units.time.monotonic", clock)
+    files = InterruptedFiles(clock)
+    discovery = Discovery(policy_of(roots=[str(tmp_path)]), NODE, files=files)
+    for name, age in (("quiet", 1000.0), ("slow", 0.0), ("fresh", 0.0), ("other", 0.0)):
+        path = touch(AttemptLogs.of(tmp_path, name, 1).launcher(NODE))
+        for each in (path, path.parent, path.parent.parent):
+            os.utime(each, (now - age, now - age))
+    assert not discovery.scan((), lambda: False, 60.0).is_behind
+    units = discovery._units[0].by_name
+    clock.now = 2.0
+    for unit in units.values():
+        unit.owner = BudgetOwner(2000 if unit.name == "other" else 1000, unit.name)
+        unit.due, unit.looked_at = 1.0, 0.0
+    units["slow"].due = 0.5
+    files.seconds = 0.2
+    looked = []
+    while True:
+        scan = discovery.scan((), lambda: False, 0.5)
+        done = [unit for unit in units.values() if unit.looked_at and unit.name not in looked]
+        looked += [unit.name for unit in sorted(done, key=lambda unit: unit.looked_at)]
+        if not scan.is_behind:
+            break
+    assert (looked[0], looked[-1]) == ("slow", "quiet")
+    assert looked.index("other") < looked.index("fresh")
 
 
 def test_large_jobs_of_users_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
