@@ -6,6 +6,7 @@ The least served goes first. So a user with thousands of files delays only their
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
@@ -45,8 +46,19 @@ _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
 class FairTurns:
     """Time used by users and jobs. Not thread-safe."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        most_waiting: float = math.inf,
+        processor: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """A turn counts at most `most_waiting` times its thread's `processor` seconds, because a busy machine can
+        interrupt any turn.
+        """
         self._monotonic = monotonic
+        self._most_waiting = most_waiting
+        self._processor = processor
         self._users: dict[int | None, float] = {}
         self._jobs: dict[BudgetOwner, float] = {}
         self._faded_at = monotonic()
@@ -95,11 +107,14 @@ class FairTurns:
             return
 
     def _timed(self, owner: BudgetOwner, item: Item) -> Iterator[tuple[BudgetOwner, Item]]:
-        began = self._monotonic()
+        began, used = self._monotonic(), self._processor()
         try:
             yield owner, item
         finally:
-            took = max(self._monotonic() - began, _LEAST)
+            took = self._monotonic() - began
+            if self._most_waiting < math.inf:
+                took = min(took, self._most_waiting * (self._processor() - used))
+            took = max(took, _LEAST)
             self._users[owner.uid] = self.used_by(owner.uid) + took
             self._jobs[owner] = self._jobs.get(owner, 0.0) + took
 

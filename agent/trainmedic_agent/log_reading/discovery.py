@@ -45,6 +45,8 @@ from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
+_MOST_WAITING = 20.0
+"""Maximum ratio of a look's counted duration to its processor time. Requests to the opener take two to ten times it."""
 MOST_ENTRIES = 2_000_000
 """Entries of a policy directory. Each job below it has its own bound."""
 
@@ -101,7 +103,7 @@ class Discovery:
         if kernel_file is not None:
             directory, _, name = kernel_file.rpartition("/")
             self._tops.append((directory, NamedFiles({name: Origin("kernel", node)})))
-        self._turns = FairTurns()
+        self._turns = FairTurns(most_waiting=_MOST_WAITING)
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)
@@ -207,10 +209,7 @@ class Discovery:
                     waiting.setdefault(seen.owner.uid, []).append(item)
         self.large.wait_for(large, self._known, is_stopping)
         entries = self._policy.max_job_entries if seconds is None else min(SMALL_ENTRIES, self._policy.max_job_entries)
-        at = time.time()
-        in_turn = {
-            BudgetOwner(uid): sorted(items, key=lambda item: item[0].place(at)) for uid, items in waiting.items()
-        }
+        in_turn = {BudgetOwner(uid): sorted(items, key=lambda item: item[0].due) for uid, items in waiting.items()}
         self._is_behind = False
         for _, (unit, changed_ns) in self._turns.turns(in_turn, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):

@@ -48,7 +48,8 @@ _SHARE = 50
 _NO_COSTS = (0.0, 0.0, 0.0)
 _OFTEN = 1.0
 _UNITS_A_SECOND = 1000
-_QUIET_SHARE, _QUIET_SECONDS = 0.05, 5.0
+_QUIET_SECONDS = 60.0
+"""Among many units, one without a write for this long waits twice as long."""
 
 
 class FoundFile(Struct, frozen=True):
@@ -132,18 +133,15 @@ class ScanUnit(Struct):
         """
         _, second, third = self.costs
         self.costs = second, third, ended - began
-        wait = _SHARE * self.cost if is_late else max(_OFTEN, _SHARE * self.cost, units / _UNITS_A_SECOND)
+        wait = _SHARE * self.cost
+        if not is_late:
+            quiet = min(max(self.quiet_seconds(time.time()) / _QUIET_SECONDS, 0.0), 1.0)
+            wait = max(_OFTEN, wait, (1.0 + quiet) * units / _UNITS_A_SECOND)
         self.due = ended + wait
 
     def quiet_seconds(self, now: float) -> float:
         """Return the seconds since the last known write. `now` is UNIX time."""
         return now - self.written_ns / 1e9
-
-    def place(self, now: float) -> float:
-        """Return the place of the next look among those of its user: when it is due, later if nothing was written
-        lately. `now` is UNIX time.
-        """
-        return self.due + min(max(_QUIET_SHARE * self.quiet_seconds(now), 0.0), _QUIET_SECONDS)
 
     @property
     def cost(self) -> float:

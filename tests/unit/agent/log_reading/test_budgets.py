@@ -24,10 +24,11 @@ from trainmedic_agent.log_reading.directory_look import DirectoryLook
 from trainmedic_agent.log_reading.discovery import Discovery, Scan
 from trainmedic_agent.log_reading.file_shares import shares
 from trainmedic_agent.log_reading.files import FileFollowing
+from trainmedic_agent.log_reading.finders import NamedFiles
 from trainmedic_agent.log_reading.followed_file import KnownFile
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_files import GrowingFile
-from trainmedic_agent.log_reading.scan_units import FoundFile
+from trainmedic_agent.log_reading.scan_units import FoundFile, ScanUnit
 from trainmedic_logs.diagnosis.flight_recorder import digest
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import MOST_REPORTED, CutKind, LogCut, cuts_in
@@ -541,32 +542,54 @@ def test_a_look_that_was_interrupted_does_not_delay_the_next(tmp_path: Path, mon
 
 
 def test_jobs_that_wait_are_looked_at_in_the_next_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users take turns. A user's jobs are looked at in the order of waiting, those written lately first."""
-    clock, now = Clock(), time.time()
+    """Users take turns, and each user's jobs in the order of waiting."""
+    clock = Clock()
     monkeypatch.setattr("trainmedic_agent.log_reading.scan_units.time.monotonic", clock)
     files = InterruptedFiles(clock)
     discovery = Discovery(policy_of(roots=[str(tmp_path)]), NODE, files=files)
-    for name, age in (("quiet", 1000.0), ("slow", 0.0), ("fresh", 0.0), ("other", 0.0)):
-        path = touch(AttemptLogs.of(tmp_path, name, 1).launcher(NODE))
-        for each in (path, path.parent, path.parent.parent):
-            os.utime(each, (now - age, now - age))
+    for name in ("third", "first", "second", "other"):
+        touch(AttemptLogs.of(tmp_path, name, 1).launcher(NODE))
     assert not discovery.scan((), lambda: False, 60.0).is_behind
     units = discovery._units[0].by_name
     clock.now = 2.0
-    for unit in units.values():
-        unit.owner = BudgetOwner(2000 if unit.name == "other" else 1000, unit.name)
-        unit.due, unit.looked_at = 1.0, 0.0
-    units["slow"].due = 0.5
+    for name, due in (("first", 0.5), ("second", 0.6), ("third", 0.7), ("other", 1.0)):
+        units[name].owner = BudgetOwner(2000 if name == "other" else 1000, name)
+        units[name].due, units[name].looked_at = due, 0.0
     files.seconds = 0.2
-    looked = []
-    while True:
-        scan = discovery.scan((), lambda: False, 0.5)
+    looked: list[str] = []
+    is_behind = True
+    while is_behind:
+        is_behind = discovery.scan((), lambda: False, 0.5).is_behind
         done = [unit for unit in units.values() if unit.looked_at and unit.name not in looked]
         looked += [unit.name for unit in sorted(done, key=lambda unit: unit.looked_at)]
-        if not scan.is_behind:
-            break
-    assert (looked[0], looked[-1]) == ("slow", "quiet")
-    assert looked.index("other") < looked.index("fresh")
+    assert [name for name in looked if name != "other"] == ["first", "second", "third"]
+    assert looked.index("other") < 2
+
+
+def test_a_job_without_writes_waits_longer_among_many() -> None:
+    now = time.time()
+    unit = ScanUnit("a", "/a", NORMAL, NamedFiles({}), None, NamedFiles({}), (0, 0, 0), "a")
+    waits = []
+    for seconds in (0.0, 3600.0):
+        unit.written_ns = int((now - seconds) * 1e9)
+        for units in (10, 3000):
+            unit.looked(5.0, 5.0, units, is_late=False)
+            waits.append(round(unit.due - 5.0, 1))
+    assert waits == [1.0, 3.0, 1.0, 6.0]
+
+
+def test_a_turn_that_was_interrupted_counts_little() -> None:
+    """Its user is not served later than others for it."""
+    clock, processor = Clock(), Clock()
+    turns = FairTurns(clock, most_waiting=20.0, processor=processor)
+    for _, _ in turns.turns({NORMAL: [1]}):
+        clock.now += 0.8
+        processor.now += 0.002
+    assert turns.used_by(NORMAL.uid) == pytest.approx(0.04)
+    for _, _ in turns.turns({OTHER: [1]}):
+        clock.now += 0.05
+        processor.now += 0.05
+    assert turns.used_by(OTHER.uid) == pytest.approx(0.05)
 
 
 def test_large_jobs_of_users_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
