@@ -1,4 +1,4 @@
-"""Entry point of ``python -m trainmedic_agent``, the same as ``trainmedic``."""
+"""Entry point of ``python -m trainmedic_agent``."""
 
 from trainmedic_core.command import main
 

@@ -1,6 +1,4 @@
-"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or if that cannot be checked. A resumed
-command's output counts only its second part.
-"""
+"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or if that cannot be checked."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from trainmedic_agent.executors import AcceptedCommand
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0
-"""Seconds per request; removing a large image takes a while."""
+"""Seconds; removing a large image takes a while."""
 
 
 class PruneContainersExecutor:

@@ -27,9 +27,7 @@ class Leftover(StrEnum):
 
 
 class ContainersPolicy(Struct, frozen=True):
-    """Bounds of `disk.prune_containers`.
-
-    - ``socket``: serves Docker's API
+    """- ``socket``: serves Docker's API
     - ``min_age``: since a container stopped, or an image was pulled, built or named
     - ``keep``: shell patterns of names that stay
     """

@@ -12,7 +12,7 @@ import threading
 
 _HEADER = struct.Struct(">I")
 SEND_SECONDS = 5.0
-"""Seconds for the other end to accept a frame."""
+"""For the other end to accept a frame."""
 
 
 class LinkClosed(ConnectionError):
@@ -59,7 +59,6 @@ class FrameStream:
             continue
 
     def close(self) -> None:
-        """End the link, also for a receiving thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

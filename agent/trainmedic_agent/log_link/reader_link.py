@@ -1,7 +1,7 @@
 """The agent's end of the link.
 
-Each message of the reader must answer one of the agent's, or be the one outstanding batch of findings. Anything else
-closes the link, which bounds the cost of a hostile reader.
+To bound the cost of a hostile reader, any message closes the link that is neither an answer nor the one outstanding
+batch of findings.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-"""Seconds without a pong after which the reader counts as hung."""
+"""Without a pong, the reader then counts as hung."""
 SEARCH_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
-"""Seconds that a search waits for a reader to connect."""
+"""For a search to wait for a reader."""
 METRICS_SECONDS = 1.0
 _TURN = 0.2
 _JOIN_SECONDS = 1.0
@@ -118,7 +118,7 @@ class ReaderLink:
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Send a message. Return False if there is no reader, or not that of `generation`."""
+        """Return False if there is no reader, or not that of `generation`."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -169,7 +169,7 @@ class ReaderLink:
             stream.close()
 
     def metrics(self) -> Sequence[LogMetric]:
-        """Return the reader's metrics, or the last ones if it does not answer in time. Empty without a reader."""
+        """Return the reader's metrics, or the last ones if it does not answer in time."""
         number = self._ping(wants_metrics=True)
         if number is None:
             return ()

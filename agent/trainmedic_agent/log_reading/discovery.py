@@ -1,7 +1,7 @@
 """Search for log files below the policy's directories, without following symbolic links.
 
-``finders`` identify logs and owners. Each job's directory is a unit (``scan_units``), scanned as often as its cost
-allows; users and jobs take turns by used time. A thread of its own looks at large jobs (``job_look``).
+Each job's directory is a unit (``scan_units``), scanned as often as its cost allows; users and jobs take turns by used
+time. A thread of its own looks at large jobs (``job_look``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
 MOST_ENTRIES = 2_000_000
-"""Entries of a policy directory. Each job below it has its own bound."""
+"""Entries of a policy directory; each job below has its own bound."""
 
 
 class Scan(Struct, frozen=True):
@@ -55,10 +55,10 @@ class Scan(Struct, frozen=True):
     """Flight recorder dumps, which are not logs."""
     is_cut: bool = False
     late: int = 0
-    """Jobs whose directories were not scanned completely, for lack of time."""
+    """Jobs not scanned completely, for lack of time."""
     errors: int = 0
     is_stale: bool = False
-    """True if this is an earlier scan, because the next one did not end in time."""
+    """True for an earlier scan: the next one did not end in time."""
 
 
 class _Top(Struct):
@@ -68,8 +68,6 @@ class _Top(Struct):
 
 
 class Discovery:
-    """Scanner for log files. Not thread-safe."""
-
     def __init__(
         self,
         policy: LogsPolicy,
@@ -80,7 +78,7 @@ class Discovery:
         files: NodeFiles = OwnFiles(),
         names: DirectoryNames | None = None,
     ) -> None:
-        """`names` remembers the first names of renamed directories, shared with other scanners."""
+        """`names` are shared with other scanners."""
         self._policy = policy
         self._node = node
         self._files = files
@@ -102,7 +100,7 @@ class Discovery:
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)
-        """The large jobs' looks, for a thread of its own. `scan` with a time leaves these jobs to it."""
+        """The large jobs' looks, which `scan` with a time leaves to another thread."""
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._errors = 0
@@ -116,10 +114,10 @@ class Discovery:
         *,
         is_asked: bool = False,
     ) -> Scan:
-        """Scan everything once. `known` are device and inode of files followed under any name.
+        """Scan everything once. `known` are files followed under any name.
 
-        With `seconds` it ends about then; for jobs not reached, the previous result counts. One job may take
-        `job_seconds` or longer. `is_asked` states that a caller waits: cheap units are then scanned early.
+        It ends after about `seconds`; for jobs not reached, the previous result counts. One job may take `job_seconds`
+        or longer. `is_asked`: a caller waits, so cheap units are scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -229,7 +227,7 @@ class Discovery:
             return [None] * len(units)
 
     def _is_partial(self, looked: Looked) -> bool:
-        """Return whether a further look, with the bounds of a large job, can find more."""
+        """Return whether a look with a large job's bounds can find more."""
         budget = looked.budget
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_EVERY = 0.5
 _OPEN_SECONDS = 20.0
-"""Seconds that the previous process may hold the database."""
+"""The previous process may hold the database."""
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
@@ -198,9 +198,7 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
 
 
 def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
-    """End both processes if the child, for example stopped, does not end after the link. If not permitted, its own
-    supervisor ends it: agent, systemd or kubelet.
-    """
+    """End both processes if the child hangs after the link's end. Otherwise its supervisor does."""
     reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):
         log.error("log reader does not end; killing it")
