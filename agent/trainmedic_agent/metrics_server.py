@@ -35,11 +35,11 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         self._places: dict[socket.socket, float] = {}
-        """In order of arrival."""
+        """Deadline by connection, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
         """Incomplete requests, oldest first. Only these are closed for others."""
         self._open: set[socket.socket] = set()
-        """Even without a place."""
+        """Connections not yet closed, even without a place."""
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 

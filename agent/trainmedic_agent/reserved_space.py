@@ -18,7 +18,7 @@ PIECE = 128 * 1024
 """About ten transactions."""
 PIECES = 8
 _RETRY_SECONDS = 30.0
-"""Before a failed refill is retried."""
+"""Delay before a failed refill is retried."""
 _ROOM = 8
 """Needed for a refill, in sizes of the file."""
 

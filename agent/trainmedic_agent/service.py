@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts", "logs")
 STOP_SECONDS = 8.0
-"""For running commands. With the three times below it stays under the 20 s after which systemd kills the agent
-(``packaging/systemd``).
+"""Seconds for running commands on a stop. With the three times below it stays under the 20 s after which systemd kills
+the agent (``packaging/systemd``).
 """
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0

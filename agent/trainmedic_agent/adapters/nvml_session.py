@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REOPEN_SECONDS = 60.0
-"""Between reopenings for a lost GPU."""
+"""Seconds between reopenings for a lost GPU."""
 
 
 class CallRunner(Protocol):

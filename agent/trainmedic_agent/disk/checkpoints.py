@@ -43,7 +43,7 @@ class Completeness(StrEnum):
 class CheckpointTraits(Struct, frozen=True):
     name: str
     written_ns: int
-    """In nanoseconds since the epoch."""
+    """Latest write, in nanoseconds since the epoch."""
     completeness: Completeness
     is_pinned: bool
     best: str | None

@@ -24,7 +24,7 @@ class Mount(Struct, frozen=True):
 
     number: int
     device: bytes
-    """Major and minor number."""
+    """Major and minor number, the same in all mount namespaces."""
     root: bytes
     point: bytes
     options: frozenset[bytes]

@@ -31,7 +31,7 @@ _BUFFER_BYTES = 64 * 1024
 # From inotify(7).
 _OPEN, _OVERFLOW, _IS_DIRECTORY, _ONLY_DIRECTORY = 0x20, 0x4000, 0x40000000, 0x01000000
 _FAILED = -1
-"""The kernel cannot watch."""
+"""Result if the kernel cannot watch."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -106,7 +106,7 @@ class CleaningPolicy(Struct, frozen=True):
     owners: frozenset[int] = frozenset()
     """Allowed owners of a root besides root and the agent's user."""
     max_files: int = DEFAULT_MAX_FILES
-    """Including files in checkpoints."""
+    """Per command, including files in checkpoints."""
     max_bytes: int | None = None
     """None for no limit."""
 

@@ -31,11 +31,11 @@ MAX_CHECKPOINTS = 20_000
 """Checkpoints per rule; with more, none is deleted."""
 
 _KEY = struct.Struct(">QHQ")
-"""Packed, they sort as bytes."""
+"""Age time, root index, inode: packed, they sort as bytes."""
 _REST = struct.Struct(">QI")
 """Bytes on disk, directory number; the name follows."""
 _TIME_OFFSET = 2**63
-"""Makes all times positive."""
+"""Makes times before 1970 positive too."""
 
 
 class _Search(Struct):

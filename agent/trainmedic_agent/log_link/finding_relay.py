@@ -31,7 +31,7 @@ _CLOCK_EVERY = 60.0
 _FULL_SECONDS = 1.0
 _IDLE_SECONDS = 1.0
 _TURN_SECONDS = 1.0
-"""On the connection, before commands are received again."""
+"""Maximum time on the connection before commands are received again."""
 _NEXT_SECONDS = 0.1
 
 

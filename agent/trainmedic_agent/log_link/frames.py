@@ -12,7 +12,7 @@ import threading
 
 _HEADER = struct.Struct(">I")
 SEND_SECONDS = 5.0
-"""For the other end to accept a frame."""
+"""Seconds for the other end to accept a frame."""
 
 
 class LinkClosed(ConnectionError):

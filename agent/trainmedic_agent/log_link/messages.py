@@ -153,7 +153,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     number: int
     status: ReaderStatus
     loop_errors: Annotated[dict[_Name, _Number], Meta(max_length=16)]
-    """By loop."""
+    """Unexpected errors survived by the reader's loops, by loop."""
     metrics: Annotated[list[LogMetric], Meta(max_length=100)] | None = None
 
 

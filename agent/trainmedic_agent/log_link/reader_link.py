@@ -39,10 +39,10 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-"""Without a pong, the reader then counts as hung."""
+"""Seconds without a pong after which the reader counts as hung."""
 SEARCH_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
-"""For a search to wait for a reader."""
+"""Seconds that a search waits for a reader to connect."""
 METRICS_SECONDS = 1.0
 _TURN = 0.2
 _JOIN_SECONDS = 1.0

@@ -120,7 +120,7 @@ class ReaderChild(subprocess.Popen[bytes]):
     """
 
     user_of_child: int | None = None
-    """None: this process's."""
+    """User of that child. None: this process's."""
 
     @property
     def is_stopped(self) -> bool:

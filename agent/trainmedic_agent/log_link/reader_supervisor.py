@@ -23,7 +23,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 SETTLED_SECONDS = 60.0
 """The pause resets after this much work."""
 CONNECT_SECONDS = 60.0
-"""In which a child must connect."""
+"""Seconds in which a child must connect."""
 STOPPED_SECONDS = 2.0
 """Maximum time stopped by a signal."""
 _LOOK_SECONDS = 0.25

@@ -80,7 +80,7 @@ class Listing(Struct, frozen=True):
     entries: Sequence[ListedName]
     is_cut: bool = False
     may_be_renamed: bool = False
-    """By other users (`others_may_rename`)."""
+    """True if users can rename others' entries (`others_may_rename`)."""
 
 
 class NodeFiles(Protocol):

@@ -49,7 +49,7 @@ _KEPT = 40 * 24 * 3600 * 1000
 _NEW = 24 * 3600.0
 """Seconds; a file not written for this long gets no entry."""
 _STALE = 150_000
-"""Milliseconds: old directories are scanned rarely."""
+"""Milliseconds by which the scan's report on an old file may be late: old directories are scanned rarely."""
 _UNKNOWN = 0
 _NO_SPAN = 2**64 - 1
 _ENDLESS = 2**63
@@ -66,7 +66,7 @@ class Block(NamedTuple):
 
 class Arrival(NamedTuple):
     after: datetime | None
-    """None if unknown."""
+    """Earliest time. None if unknown."""
     at: datetime
     until: int = 0
     """Bytes up to this offset arrived with it."""

@@ -29,7 +29,7 @@ class BudgetOwner(Struct, frozen=True):
     uid: int | None
     """Owner of the job's directory, or of a file outside any. None for the node's own logs."""
     job: str | None = None
-    """By its directory, pod, or file name."""
+    """Name of the job's directory, of the pod, or of the job in the file name."""
 
 
 NODE_ITSELF = BudgetOwner(None)
@@ -42,7 +42,7 @@ _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
 
 
 class FairTurns:
-    """Used time. Not thread-safe."""
+    """Time used by users and jobs. Not thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -119,7 +119,7 @@ class HourlyBudget:
         self._most = most
         self._monotonic = monotonic
         self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """The remainder and its time."""
+        """By owner: the remainder and its time."""
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
         """Use `count` if the owner has it left, and return whether it had. `NODE_ITSELF` is unlimited."""

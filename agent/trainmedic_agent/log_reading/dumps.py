@@ -37,9 +37,9 @@ OLDEST = timedelta(hours=1)
 SECONDS_OF_JOB = 120.0
 """Per hour for one job's dumps: 64 dumps of 5 MB take about 20 s."""
 BYTES_OF_JOB = 1024**3
-"""Per hour."""
+"""Bytes per hour of one job's dumps."""
 DUMPS_OF_JOB = 4 * MOST_RANKS
-"""From a job's newest attempts."""
+"""Maximum dumps per job, from its newest attempts."""
 _NO_BUDGET = "the hourly budget for dumps of this job is used up"
 _AT_ONCE = 4
 _LOOK_SECONDS = 1.0

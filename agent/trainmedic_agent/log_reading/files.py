@@ -38,7 +38,7 @@ from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 log = logging.getLogger(__name__)
 
 CLOSED_AFTER = 3600.0
-"""Idle seconds."""
+"""Idle seconds after which a file is closed."""
 _GONE_AFTER = 60.0
 """Seconds until a deleted file is closed, to free its disk space."""
 ROUND_SECONDS = 0.5
@@ -51,7 +51,7 @@ _FORGOTTEN_AFTER = 24 * 3600.0
 NEW_SECONDS = 24 * 3600.0
 """An unknown file is read if written within this time."""
 FIRST_BYTES = 1024 * 1024
-"""From the end of files older than the agent's first start; 64 MiB of the kernel's log."""
+"""Bytes read from the end of files older than the agent's first start; 64 MiB of the kernel's log."""
 
 
 class Followed(Protocol):
@@ -160,7 +160,7 @@ class FileFollowing(Generic[FollowedT]):
         self._polled_at: dict[tuple[int, int], float] = {}
         self._wanted: dict[_FileKey, _Wanted] = {}
         self._unopened: dict[_FileKey, UnreadReason] = {}
-        """In the last scan."""
+        """Files of the last scan that could not be opened."""
         self._refused: Counter[UnreadReason] = Counter()
         """Files that the last scan and the shares left out."""
         self._known: dict[tuple[int, int], KnownFile] = {}

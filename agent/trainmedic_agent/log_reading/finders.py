@@ -72,7 +72,7 @@ class PatternFinder(Struct, frozen=True):
 
 
 class LayoutFinder(Struct, frozen=True):
-    """Layout of ``trainmedic.wire.log_layout``."""
+    """Files in the layout of ``trainmedic.wire.log_layout``."""
 
     root: str
     node: str

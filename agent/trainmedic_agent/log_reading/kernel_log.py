@@ -38,7 +38,7 @@ _RESTART_SECONDS = 5.0
 _FAR_OFF = 2.0
 """Seconds by which the kernel's timestamp may be wrong."""
 _SAME_MICROSECOND = 16
-"""Lines with distinct places."""
+"""Lines of one microsecond with distinct places."""
 
 
 class KernelReader(Protocol):

@@ -43,9 +43,9 @@ class FilePosition(Struct, frozen=True):
     is_skipping: bool = False
     """True if the next bytes are the rest of a returned line."""
     head: bytes = b""
-    """At most 256."""
+    """First bytes of the file, at most 256."""
     tail: bytes = b""
-    """Before `offset`, at most 64."""
+    """Last bytes before `offset`, at most 64."""
     written_ns: int = 0
     """Last write of the file as read, in nanoseconds since 1970."""
 

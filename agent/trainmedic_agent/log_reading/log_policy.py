@@ -50,23 +50,23 @@ class FilesOfSource(Struct, frozen=True):
 
 class LogsPolicy(Struct, frozen=True):
     roots: tuple[str, ...] = ()
-    """In the layout of the SDK and ``trainmedic-run``."""
+    """Log directories of jobs, in the layout of the SDK and ``trainmedic-run``."""
     paths: tuple[str, ...] = ()
-    """For files that a job may name."""
+    """Directories of further files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()
     pods: tuple[str, ...] = ()
     """Patterns of namespaces with container logs to read."""
     kernel: KernelLog | None = None
     max_files: int = DEFAULT_MAX_FILES
-    """Most recently written first."""
+    """Files followed, most recently written first."""
     max_lines: int = DEFAULT_MAX_LINES
     """Per second of a file, averaged over ten seconds; the kernel's log is unlimited."""
     max_job_files: int = DEFAULT_MAX_JOB_FILES
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
-    """Per second of a job."""
+    """The same per job."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
-    """Per scan of a job, newest attempt first."""
+    """Directory entries of a job per scan, newest attempt first."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
     ship: ShipPolicy | None = None
     """None if lines stay on the node."""

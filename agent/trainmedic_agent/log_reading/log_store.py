@@ -54,7 +54,7 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 class NodeBoot(Struct, frozen=True):
     node: str
     boot: str
-    """The kernel's, empty if it has none."""
+    """The kernel's boot ID, empty if it has none."""
     booted_at: datetime | None
 
 

@@ -29,7 +29,7 @@ from trainmedic_logs.lines.tracker import FindingTracker
 log = logging.getLogger(__name__)
 
 EXCERPT_SECONDS = 3.0
-"""For the lines after a finding, which itself is sent at once."""
+"""Wait for the lines after a finding. The finding itself is sent at once."""
 _COMMIT_EVERY = 5.0
 _LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
@@ -38,7 +38,7 @@ _MOST_UNWRITTEN = 2000
 
 
 _MOST_HELD = 32
-"""For findings that must last first; the oldest are dropped."""
+"""Excerpts held for findings that must last first; the oldest are dropped."""
 
 
 class ReadStream(Protocol):

@@ -29,17 +29,17 @@ SMALL_SECONDS = 0.5
 SMALL_ENTRIES = 2_000
 """A job with more, or whose look takes longer, is large."""
 LARGE_SECONDS = 3.0
-"""For a look at a large job."""
+"""Seconds for a look at a large job."""
 CHEAP_SECONDS = 0.02
 """Quicker looks are repeated early for a waiting caller."""
 USER_SECONDS = 5.0
-"""As counted by ``FairTurns``, for a user's large jobs: about a seventeenth of the time."""
+"""Seconds, as counted by ``FairTurns``, for large jobs of one user: about a seventeenth of the time."""
 MOST_DUE = 2_000
 """Per user and scan, longest due first. Their metadata takes about 10 ms."""
 MOST_JOBS = 10_000
-"""Per user in one directory, most recently changed."""
+"""Job directories per user in one directory, most recently changed."""
 MOST_FOUND = 2_000
-"""Per job, most recently written."""
+"""Remembered files per job, most recently written."""
 MOST_OF_USER = 10_000
 _SHARE = 50
 """A job's scans take at most a fiftieth of the time."""
@@ -102,7 +102,7 @@ class ScanUnit(Struct):
     sources: JobSources | None
     """None if the layout has none."""
     found_by: Finder
-    """Without this directory's specifics."""
+    """The finder without this directory's specifics."""
     identity: tuple[int, int, int]
     first_name: str
     files: tuple[FoundFile, ...] = ()

@@ -21,11 +21,11 @@ from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.prefilter import Prefilter
 
 BYTES_AROUND = 64 * 1024
-"""Searched for an excerpt before and from a line on."""
+"""Bytes before and from a line on that are searched for its excerpt."""
 
 
 class PendingExcerpt(Struct, frozen=True):
-    """For a finding sent before later lines arrived."""
+    """A finding sent without its excerpt, because later lines had not arrived."""
 
     finding_id: str
     place: int

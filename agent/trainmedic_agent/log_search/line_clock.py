@@ -18,7 +18,7 @@ BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 SLACK = timedelta(seconds=60)
 """Disorder of lines when several processes write a file."""
 _BEHIND = timedelta(hours=24)
-"""An earlier time is not the line's own."""
+"""A time this long before the arrival is not the line's own."""
 _NARROW = timedelta(minutes=15)
 """An arrival known this precisely completes a time without year or date, or repeated by summer time."""
 _WEAK = timedelta(minutes=15)
@@ -35,7 +35,7 @@ class LineTime(NamedTuple):
     at: datetime
     known_by: TimeKnownBy
     earliest: datetime | None = None
-    """Without a timestamp. None if unknown."""
+    """Lower bound without a timestamp. None if unknown."""
     error: float | None = None
     """Seconds between `at` and the farther bound."""
     is_vague: bool = False

@@ -54,7 +54,7 @@ def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[
 
 
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""So that times can be added."""
+"""Bounds of windows, so that times can be added to their ends."""
 _OF_FILES = ("attempt", "node_rank")
 _OF_LINES = ("rank", "local_rank")
 

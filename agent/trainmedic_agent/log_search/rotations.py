@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
 
 MOST_OLDER = 16
-"""Per file, newest first."""
+"""Older parts searched per file, newest first."""
 _OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
 _MOST_ENTRIES = 20_000
 _MOST_LISTED = 200_000
@@ -25,7 +25,7 @@ class OlderPart(NamedTuple):
 
 
 class Rotations:
-    """For one answer. Lists each directory once."""
+    """Finder for one answer; lists each directory once."""
 
     def __init__(self, files: NodeFiles, seconds: float) -> None:
         """List no further directory after `seconds`."""

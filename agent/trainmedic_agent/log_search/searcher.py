@@ -65,7 +65,7 @@ class LogPage(Struct, frozen=True):
     places: Places
     is_end: bool
     notes: Sequence[str] = field(default=())
-    """For the user, such as files not searched."""
+    """Notes for the user, such as files not searched, or lines out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """By attribute: lines and files excluded because it is unknown."""
     job_files: int = 0

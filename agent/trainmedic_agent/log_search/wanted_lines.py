@@ -27,7 +27,7 @@ _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
 """Bytes in which a line states its time, except JSON."""
 PROBED_LINES = 256
-"""Ahead, searched for the next time."""
+"""Lines ahead that are searched for the next time."""
 
 
 class ReadBudget:

@@ -15,7 +15,7 @@ class LostReason(StrEnum):
     """Behind other lines with the same labels."""
     TOO_NEW = "too_new"
     TOO_LARGE = "too_large"
-    """For the agent or the store."""
+    """Longer than the agent ships, or than the store accepts."""
     TOO_MANY_JOBS = "too_many_jobs"
     REFUSED = "refused"
     """For another reason, which is in the agent's log."""
@@ -24,7 +24,7 @@ class LostReason(StrEnum):
     DELETED = "deleted"
     TRUNCATED = "truncated"
     OVERWRITTEN = "overwritten"
-    """By the kernel, before it was read."""
+    """The kernel overwrote it before it was read."""
 
 
 OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
@@ -41,7 +41,7 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """Counted by reading."""
+        """Counted by reading; not shown again."""
         self.behind = 0
         """Bytes that the store does not have."""
         self.problem = ""

@@ -21,9 +21,9 @@ from trainmedic_logs.domain.finding import Origin
 SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
 """Many files may have backlogs."""
 _MOST_PIECES = 64
-"""At once, while none completes a line."""
+"""Pieces read at once while none completes a line."""
 _HELD_SECONDS = 600.0
-"""That a deleted file stays open and uses disk space."""
+"""Seconds that a deleted file is kept open for the store, and uses disk space."""
 
 
 class ShippedFile:

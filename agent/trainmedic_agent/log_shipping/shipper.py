@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 1.0
 MOST_BYTES = 1024 * 1024
-"""Uncompressed."""
+"""Bytes per push, uncompressed."""
 _LEAST_BYTES = 16 * 1024
 MOST_JOBS = 100
 """Per hour: each adds labels. Lines of further jobs are dropped."""

@@ -18,7 +18,7 @@ class StoreAccess(Struct, frozen=True, tag="store"):
     certificates: str | None = None
     """PEM form, None for the system's."""
     problem: str = ""
-    """With a file of the policy, else empty."""
+    """Why a file of the policy cannot be read, else empty."""
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:

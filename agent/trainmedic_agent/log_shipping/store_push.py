@@ -44,7 +44,7 @@ _LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 
 class Outcome(StrEnum):
     TAKEN = "taken"
-    """Except lost lines."""
+    """The store has all lines except lost ones."""
     LATER = "later"
     """A retry may succeed."""
     SMALLER = "smaller"

@@ -53,7 +53,7 @@ class PowerOutcome(Struct, frozen=True):
 
 
 Outcomes = dict[str, PowerOutcome | GpuError]
-"""By GPU UUID."""
+"""Result by GPU UUID; a `GpuError` if it failed."""
 
 
 class PowerControl:

@@ -52,7 +52,7 @@ class Shipping(ShipsLines, Protocol):
 
 
 PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
-"""Each a separate process."""
+"""Parsers of user-written data, each a separate process."""
 
 
 def load(policy: LogsPolicy) -> None:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_EVERY = 0.5
 _OPEN_SECONDS = 20.0
-"""The previous process may hold the database."""
+"""Seconds that the previous process may hold the database."""
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
