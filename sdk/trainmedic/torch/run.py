@@ -218,7 +218,7 @@ class Run:
         self._save_at_start()
 
     def _count_drawn(self) -> None:
-        """Warn once if batches are drawn without steps."""
+        """Warn once about batches without steps."""
         self._drawn_without_step += 1
         if self._drawn_without_step > _DRAWN_WITHOUT_STEP:
             self._drawn_without_step = -1
@@ -229,13 +229,13 @@ class Run:
             )
 
     def _save_at_start(self) -> None:
-        """Write the initial checkpoint, unless resumed. Deletes none: the user may have forgotten to resume."""
+        """Write the initial checkpoint, unless resumed, and delete none."""
         if self._saves_at_start and self.training.current_checkpoint is None:
             self._writer.save_or_log(prune=False)
         self._saves_at_start = False
 
     def _begin_memory(self, resumes: bool) -> None:
-        """Reserve memory for in-memory checkpoints, once; training continues without it."""
+        """Reserve memory once; training continues without it."""
         training, start = self.training, self._memory_start
         memory, storage = training.memory, on_disk(training.storage)
         if start is None or memory is None or storage is None or memory.pool is not None:

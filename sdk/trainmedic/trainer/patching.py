@@ -1,5 +1,3 @@
-"""Temporary replacement of a framework's functions and settings."""
-
 from __future__ import annotations
 
 import contextlib
