@@ -1,7 +1,7 @@
 """The agent's SQLite file, ``<state-dir>/agent.db``, with synced writes. Every failure raises `JournalUnavailable`.
 
-On a full disk it uses reserved space (``reserved_space``), because the command that frees the disk must be journaled
-first. Other parts add tables with `AgentDatabase.install`.
+On a full disk it uses reserved space (``reserved_space``): the command that frees the disk must be journaled first.
+Other parts add tables with `AgentDatabase.install`.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def _name(uuid: str) -> str:
 def _simulated_in() -> list[str]:
     """Return device and inode of a simulated driver's state files, none for a real driver.
 
-    Simulations on one machine may share UUIDs, but not the mapped file.
+    Simulations may share UUIDs, but not the mapped file.
     """
     try:
         mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]

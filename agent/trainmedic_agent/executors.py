@@ -78,7 +78,7 @@ class PeriodicTask(Protocol):
 @runtime_checkable
 class RemembersEffects(Protocol):
     def remembers(self, command_id: str) -> bool:
-        """Return whether an undo needs no journal entry, because the executor knows the effect."""
+        """Return whether the executor knows the effect, so that an undo needs no journal entry."""
         ...
 
 

@@ -104,7 +104,7 @@ class GpuRecord:
             return True
 
     def _write(self) -> None:
-        """Write changes, on a full disk with the next change."""
+        """A failed write is repeated with the next change."""
         changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _kept(gpu) != _kept(self._written.get(uuid))}
         gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
         if not changed and not gone:
@@ -153,5 +153,5 @@ def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, Kno
 
 
 def _kept(gpu: KnownGpu | None) -> KnownGpu | None:
-    """Return the fields whose change is written at once, without the constantly changing energy."""
+    """Return the fields whose change is written at once: energy changes constantly."""
     return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

@@ -108,7 +108,6 @@ class Journal(AgentDatabase):
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
     def newest_at(self) -> datetime | None:
-        """Return the newest entry's time, or None."""
         ((at,),) = self.rows("SELECT max(at) FROM commands")
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs through NVML. No lock is held during a call, so slow readings delay no power limit."""
+"""NVIDIA's GPUs through NVML. Calls hold no lock, so slow readings delay no power limit."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[
 
 
 def _first(*asks: Callable[[], Any]) -> Any:
-    """Return the first supported result; NVML renames functions between releases."""
+    """Return the first supported result: NVML renames functions."""
     for ask in asks[:-1]:
         try:
             return ask()

@@ -71,7 +71,6 @@ class NvmlSession(Struct):
     driver: str | None = None
 
     def uuid_of(self, handle: Any) -> str | None:
-        """Return a handle's UUID, or None, without a call to the card."""
         address = _address(handle)
         return next((uuid for uuid, known in self.handles.items() if _address(known) == address), None)
 
@@ -90,7 +89,7 @@ class NvmlSessions:
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
-        """Return whether this process has seen this UUID, in any notation."""
+        """True for any notation of the UUID."""
         return normal_uuid(uuid) in self._seen
 
     def name_for(self, session: NvmlSession, uuid: str) -> str:
@@ -225,7 +224,7 @@ def _address(handle: Any) -> int | None:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
-    """Return the result, None if unsupported by card or driver."""
+    """Return None if card or driver do not support it."""
     try:
         return ask()
     except pynvml.NVMLError as error:

@@ -185,7 +185,7 @@ class TimeLimitedGpus:
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Open the driver in a separate call, because that takes longer."""
+        """Open the driver in a separate call, which takes longer."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

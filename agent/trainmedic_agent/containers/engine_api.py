@@ -56,9 +56,7 @@ class ContainerEngine:
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)
 
     def prune_build_cache(self, min_age_hours: int, seconds: float) -> int:
-        """Remove build cache unused for this long, and return the reported freed bytes. Podman has no such cache and
-        refuses.
-        """
+        """Remove build cache unused for this long, and return the freed bytes. Podman has no such cache and refuses."""
         filters = json.dumps({"until": [f"{min_age_hours}h"]})
         freed = _mapping(self._ask("POST", "/build/prune", seconds, {"filters": filters})).get("SpaceReclaimed")
         return freed if isinstance(freed, int) and freed >= 0 else 0

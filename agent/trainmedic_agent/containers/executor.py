@@ -43,7 +43,7 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the number removed by kind, what was left and why, and free space before and after. Raises
+        """Return numbers removed by kind, what was left and why, and free space before and after. Raises
         CommandRejected, CommandUnsupported, CommandFailed.
         """
         command = accepted.command

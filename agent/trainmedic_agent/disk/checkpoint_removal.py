@@ -132,7 +132,7 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Deletion of a directory's contents from the leaves up, until the first error or change since the survey."""
+    """Deletion of a directory's contents from the leaves up, until an error or a change since the survey."""
 
     throttle: Throttle
     root: Root

@@ -148,7 +148,7 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
-        """Measure the root's free space. Return False, and record why, if it is unreadable."""
+        """Measure the root's free space; record a failure and return False."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:

@@ -1,5 +1,5 @@
-"""Exclusive cleaning roots: two agents with one root could delete too much. A path identifies a root, because accessing
-it could hang.
+"""Exclusive cleaning roots: two agents with one root could delete too much. A path identifies a root: accessing it
+could hang.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ def latest_step(raw: bytes) -> int | None:
 
 
 def best_name(raw: bytes) -> str | None:
-    """Return the best checkpoint's name from a trainer's state, or None."""
     # The trainer sorts keys, so this one precedes the long history.
     match = _BEST.search(raw)
     name = "" if match is None else match[1].decode("utf-8", "replace").rstrip("/").rpartition("/")[2]

@@ -15,7 +15,6 @@ from msgspec import Struct
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
 """Usual mount points of the machine's root in exporters."""
 _PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
-"""File systems without a device."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -43,8 +42,6 @@ class NamedFilesystem(Struct, frozen=True):
 
 
 class FilesystemSearch:
-    """Lookup of an alert's file systems among this process's mounts."""
-
     def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
         self.names = names
         self._own = _read(proc / "self")

@@ -102,7 +102,6 @@ class FileUsage:
         return snapshot.is_complete and snapshot.writers.get(inode[1], True)
 
     def sees_every_process(self) -> bool:
-        """Return whether ``/proc`` lists all processes."""
         try:
             lines = (self._proc / "self/mounts").read_bytes().split(b"\n")
         except OSError:

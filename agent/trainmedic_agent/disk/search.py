@@ -208,7 +208,7 @@ class CheckpointSearch(_Search):
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
     def find(self) -> list[MatchedCheckpoint]:
-        """Return matching checkpoints, oldest first; none if the throttle ended the search, because the newest are then
+        """Return matching checkpoints, oldest first; none if the throttle ended the search: the newest are then
         unknown.
         """
         for index, root in enumerate(self.roots):

@@ -1,5 +1,5 @@
-"""Executor of ``node.facts``, in its own worker queue because measuring takes half a second. Unreadable parts are
-listed in ``problems``.
+"""Executor of ``node.facts``, in its own worker queue: measuring takes half a second. Unreadable parts are listed in
+``problems``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, in_watts
 
 
 def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
-    """Return the supported readings."""
     values: dict[str, Any] = {
         "index": info.index,
         "uuid": info.uuid,

@@ -96,7 +96,7 @@ def uptime(proc: Path = PROC) -> float:
 
 
 def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
-    """Return sizes in bytes and inodes, like ``df``."""
+    """Sizes are in bytes and inodes, like ``df``."""
     size, used, available = filesystem.f_blocks, filesystem.f_blocks - filesystem.f_bfree, filesystem.f_bavail
     facts = {
         "total_bytes": size * filesystem.f_frsize,
@@ -135,7 +135,7 @@ def _device(mount: str) -> int:
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """Return the percentage of the last 10 s in which tasks waited for the resource (PSI)."""
+    """Return the percentage of the last 10 s in which tasks waited for the resource."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}

@@ -82,7 +82,6 @@ class AgentSession:
             self._take_news(message)
 
     def uuid_of(self, address: str) -> str | None:
-        """Return the GPU's UUID for a normalised PCI address, or None."""
         return self._uuids.get(address)
 
     def access(self) -> StoreAccess:

@@ -193,7 +193,7 @@ class FindingRelay:
 
     def _measured(self, client: redis.Redis) -> float | None:
         """Return the maximum clock difference to Redis in seconds: the measured one plus half the round trip. None if
-        this Redis user may not call TIME.
+        this user may not call TIME.
         """
         asked = time.monotonic()
         try:

@@ -1,6 +1,6 @@
 """Messages of the link: bounded structures in MessagePack.
 
-An oversized, unknown or invalid message is a `FrameFault`. Unknown fields are ignored.
+An oversized, unknown or invalid message is a `FrameFault`; unknown fields are ignored.
 """
 
 from __future__ import annotations

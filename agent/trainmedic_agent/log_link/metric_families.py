@@ -1,4 +1,4 @@
-"""Conversion of the reader's metrics, and the agent's metrics about the reader."""
+"""Conversion of the reader's metrics, and metrics about the reader."""
 
 from __future__ import annotations
 

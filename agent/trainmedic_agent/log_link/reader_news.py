@@ -1,6 +1,6 @@
 """Greeting of a new reader, and updates about the node: GPU addresses and the log store's credential.
 
-Reading them can be slow, so they have a thread of their own.
+Reading them can be slow, so they have their own thread.
 """
 
 from __future__ import annotations

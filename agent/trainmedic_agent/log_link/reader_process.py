@@ -220,7 +220,7 @@ def _has_account(number: int) -> bool:
 
 
 def _has(*capabilities: int) -> bool:
-    """Return whether this process has these capabilities. If unknown, whether it is root."""
+    """Return whether this process has these capabilities; if unknown, whether it is root."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):

@@ -27,7 +27,7 @@ class UnreadReason(StrEnum):
     FORBIDDEN = "forbidden"
     """Not readable by the agent's user, or by a user who placed or named it."""
     TOO_MANY = "too_many"
-    """More files are written than the policy allows to follow."""
+    """More files are written than the policy lets the agent follow."""
 
 
 class LogRefused(Exception):

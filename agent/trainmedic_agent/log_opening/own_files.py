@@ -68,7 +68,7 @@ def listed(fd: int, most: int) -> Listing:
 
 
 def facts_at(directory: int, name: str) -> FileFacts | None:
-    """Return an entry's metadata, or None."""
+    """Return None if the entry is missing."""
     if not {"/", "\0"}.isdisjoint(name) or name in {"", ".", ".."}:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Budgets of log reading per user and per job: `FairTurns` divides time, `HourlyBudget` bounds counts.
+"""Budgets of log reading per user and job: `FairTurns` divides time, `HourlyBudget` bounds counts.
 
 The least served goes first, so a user with thousands of files delays only their own jobs, and a job only itself.
 """
@@ -22,7 +22,7 @@ _TEN = 10.0
 _JOBS_OF_USER = 4
 """A user's budget as a multiple of a job's."""
 _FREE_SHARE = 0.02
-"""Share that each job keeps when its user's budget is used up, so that a user's jobs cannot silence each other."""
+"""Share that each job keeps when its user's budget is used up: a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
@@ -34,7 +34,7 @@ class BudgetOwner(Struct, frozen=True):
 
 NODE_ITSELF = BudgetOwner(None)
 UNKNOWN_USER = -1
-"""User of a job whose owner is no longer known, different from `NODE_ITSELF`, whose turns no job may use."""
+"""User of a job whose owner is no longer known; not `NODE_ITSELF`, whose turns no job may use."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]

@@ -41,7 +41,6 @@ class CutRecord:
             self._put(owner, what, count, is_sum=True)
 
     def stands_at(self, owner: BudgetOwner, what: CutKind, count: int) -> None:
-        """Set the number dropped at present."""
         if count > 0:
             self._put(owner, what, count, is_sum=False)
 

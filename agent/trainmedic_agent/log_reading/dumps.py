@@ -1,4 +1,4 @@
-"""Flight recorder dumps of jobs on this node, reported as one finding per attempt with a digest line per rank.
+"""Flight recorder dumps of this node's jobs, reported as one finding per attempt with a digest line per rank.
 
 After a restart, dumps of the last hour are read again and give the same finding. Jobs write these files, so they are
 opened like logs and parsed by a confined process. `found` and `read` are called by different threads.
@@ -110,7 +110,7 @@ class DumpReading:
         return 0.0 if has_more else _LOOK_SECONDS
 
     def _current(self) -> dict[str, list[FoundFile]]:
-        """Return each job's recent dumps of its newest attempts, by directory."""
+        """Return recent dumps of each job's newest attempts, by directory."""
         now = self._now()
         self._first_seen = {file.path: self._seen(file, now) for file in self._found}
         by_attempt: dict[str, list[FoundFile]] = {}

@@ -1,7 +1,6 @@
 """Following of log files across restarts, renames and truncation, within budgets.
 
-Files are polled, because kernel notifications do not work over NFS. One thread reads, another scans, because a
-directory may hang.
+Files are polled: kernel notifications do not work over NFS. One thread reads, another scans: a directory may hang.
 """
 
 from __future__ import annotations
@@ -364,7 +363,7 @@ class FileFollowing(Generic[FollowedT]):
         )
 
     def _forget(self, scan: Scan) -> None:
-        """Forget closed files missing for a day: file systems may be temporarily unavailable."""
+        """Forget closed files missing for a day, because file systems may be temporarily unavailable."""
         monotonic = self._monotonic()
         present = {(found.device, found.inode) for found in scan.files}
         self._missing = {key: self._missing.get(key, monotonic) for key in self._known if key not in present}

@@ -120,7 +120,7 @@ class LayoutFinder(Struct, frozen=True):
         return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
 
     def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
-        """Return a dump's origin, from the rank's sources file, or if all ranks of the attempt were started here."""
+        """Return a dump's origin from the rank's sources file, or if all ranks of the attempt were started here."""
         attempt = "/".join((self.root, *self.parts[:2]))
         origin = self.sources.of_rank(attempt, rank)
         if origin is not None:
@@ -166,5 +166,5 @@ class NamedFiles(Struct, frozen=True):
 
 
 def readable(name: str) -> str:
-    r"""Return a name or path, with bytes that are not UTF-8 as ``\xe4``."""
+    r"""Bytes that are not UTF-8 become ``\xe4``."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

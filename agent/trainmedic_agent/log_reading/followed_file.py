@@ -119,7 +119,7 @@ class FollowedFile:
         return self.file.has_more
 
     def _arrived(self, now: datetime) -> datetime:
-        """Return the arrival of lines without a timestamp: now, or at most the last write if reading is behind."""
+        """Return now, or at most the last write if reading is behind."""
         if self._has_caught_up or self.file.written_at <= 0:
             return now
         return min(now, datetime.fromtimestamp(self.file.written_at, UTC))

@@ -54,7 +54,7 @@ def looked_at(
     budget: ScanBudget,
     is_stopping: Callable[[], bool],
 ) -> Looked:
-    """Look at a job's directory. An unexpected error is logged, so that it hides no other job's logs."""
+    """Look at a job's directory. Unexpected errors are logged, so that they hide no other job's logs."""
     looked = Looked(unit, changed_ns, budget, time.monotonic())
     try:
         if unit.is_old and unit.changed_ns == changed_ns and looked.began - unit.looked_at < _OLD_EVERY:
@@ -83,7 +83,7 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
 
 
 class LargeLooks:
-    """Due large jobs, and the results of looks at them."""
+    """Due large jobs and the results of looks."""
 
     def __init__(self, files: NodeFiles, most_entries: int) -> None:
         self._files = files

@@ -168,7 +168,7 @@ class JournalReader:
         return True
 
     def _ended(self) -> None:
-        """If the journal rejected the cursor, retry without it."""
+        """Retry without the cursor if the journal rejected it."""
         if not self._has_read:
             self._cursor = ""
         self.close()
@@ -236,7 +236,7 @@ class KernelStream:
         return bool(placed)
 
     def _timed(self, placed: list[PlacedLine], now: datetime) -> list[PlacedLine]:
-        """Replace timestamps far from the arrival: the kernel's uncorrected clock is minutes off after months."""
+        """Replace timestamps far from the arrival: after months the kernel's clock is minutes off."""
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()

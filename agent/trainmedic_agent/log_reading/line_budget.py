@@ -22,7 +22,7 @@ class LinesOfJobs:
         self._cuts = cuts
 
     def within(self, owner: BudgetOwner, lines: list[PlacedLine]) -> list[PlacedLine]:
-        """Return the lines to process: all within the bound, then a sample."""
+        """Return all lines within the bound, then a sample."""
         free = self._lines.within(owner, len(lines))
         if free >= len(lines):
             return lines

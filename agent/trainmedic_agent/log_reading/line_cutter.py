@@ -1,6 +1,4 @@
-"""Splitting of a file into lines in bounded memory: an overlong line's beginning is returned at once, and its rest
-dropped.
-"""
+"""Splitting of a file into lines in bounded memory: of an overlong line, only the beginning is returned."""
 
 from __future__ import annotations
 
@@ -51,7 +49,6 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
-        """Return the unfinished line at the file's end, if any."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)

@@ -69,7 +69,7 @@ class FilePosition(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError, ValueError if invalid."""
+        """Raises KeyError, TypeError, ValueError."""
         return cls(
             path=os.fsdecode(values["path"].encode("latin-1")),
             device=int(values["device"]),
@@ -216,7 +216,7 @@ class GrowingFile:
 
     @property
     def written_ns(self) -> int:
-        """In nanoseconds, 0 if unread."""
+        """0 if unread."""
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:

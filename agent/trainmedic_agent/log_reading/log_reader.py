@@ -1,6 +1,6 @@
 """Log reading as a whole.
 
-The kernel's log has its own thread, so that a hanging file system does not delay messages about it.
+The kernel's log has its own thread: a hanging file system must not delay messages about it.
 """
 
 from __future__ import annotations

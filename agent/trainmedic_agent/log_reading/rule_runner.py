@@ -201,7 +201,7 @@ class RuleRunner:
             self.has_findings.set()
 
     def near(self) -> Mapping[str, int]:
-        """Return counts of lines with one of a rule's literals but no match."""
+        """Count lines with one of a rule's literals but no match."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 

@@ -58,7 +58,7 @@ class FoundFile(Struct, frozen=True):
     """None if known only by inode."""
     owner: BudgetOwner = NODE_ITSELF
     named_by: NamedBy | None = None
-    """The job's file that names it, or None."""
+    """The job's file that names it."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -181,7 +181,6 @@ class UnitTable:
 
 
 def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
-    """Return at most `MOST_DUE` units per user."""
     if len(due) <= MOST_DUE:
         return list(due)
     by_user: dict[int | None, list[ScanUnit]] = {}

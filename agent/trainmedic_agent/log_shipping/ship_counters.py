@@ -18,7 +18,7 @@ class LostReason(StrEnum):
     """Longer than the agent ships, or than the store accepts."""
     TOO_MANY_JOBS = "too_many_jobs"
     REFUSED = "refused"
-    """For another reason, which is in the agent's log."""
+    """For a reason in the agent's log."""
     BEHIND = "behind"
     """The store was too far behind."""
     DELETED = "deleted"
@@ -41,7 +41,7 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """Counted by reading; not shown again."""
+        """Counted by reading, and not shown again."""
         self.behind = 0
         """Bytes that the store does not have."""
         self.problem = ""

@@ -148,7 +148,7 @@ def in_watts(milliwatts: int) -> float: ...
 @overload
 def in_watts(milliwatts: int | None) -> float | None: ...
 def in_watts(milliwatts: int | None) -> float | None:
-    """Convert to watts for display: 560, or 560.5."""
+    """For display: 560, or 560.5."""
     if milliwatts is None:
         return None
     return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000

@@ -81,8 +81,8 @@ class PowerControl:
     # --- caps ---
 
     def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
-        """Cap all these GPUs, or none if one fails; the outcomes then have its error. Raises JournalUnavailable; no cap
-        is active then.
+        """Cap all these GPUs, or none if one fails; the outcomes then have its error. Raises JournalUnavailable, with
+        no cap active.
 
         ``requested`` returns a card's milliwatts, or raises GpuError.
         """

@@ -15,7 +15,7 @@ from trainmedic_agent.power import outputs
 from trainmedic_agent.power.control import Outcomes, PowerControl
 
 DEFAULT_LEASE = 300.0
-"""Lease in seconds if the command has none."""
+"""Seconds, if the command has none."""
 _PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
 

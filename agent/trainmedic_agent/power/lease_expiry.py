@@ -14,7 +14,6 @@ from trainmedic_agent.power.control import PowerControl, PowerOutcome
 log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
-"""Seconds between two verifications."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
 """Seconds before a silent GPU is retried."""
 

@@ -47,7 +47,7 @@ class KernelFiles:
 
 
 def thread_rights() -> ThreadRights | None:
-    """Return the switch to users' rights, None if unusable here, which is logged."""
+    """Return None, which is logged, if unusable here."""
     try:
         rights = ThreadRights()
     except OSError as error:

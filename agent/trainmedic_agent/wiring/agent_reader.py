@@ -157,7 +157,7 @@ class _Reading:
 
 
 def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
-    """Return the greeted session, or None after a logged failure."""
+    """Return None after a logged failure."""
     session = AgentSession(stream)
     try:
         return session, session.greeted()

@@ -1,4 +1,4 @@
-"""``trainmedic agent health``: check of every GPU, by driver queries only."""
+"""``trainmedic agent health``: check of every GPU by driver queries."""
 
 from __future__ import annotations
 
