@@ -30,6 +30,7 @@ class Target(Struct, frozen=True, dict=True):
     gpu: str | None = None
     """UUID, PCI address or index, as in the alert."""
     job: str | None = None
+    """Name under which the job takes commands."""
     group: str | None = None
     """Canonical selector, such as ``nodes:pool=h100``."""
 

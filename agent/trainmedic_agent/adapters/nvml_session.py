@@ -71,6 +71,7 @@ class NvmlSession(Struct):
     driver: str | None = None
 
     def uuid_of(self, handle: Any) -> str | None:
+        """Return a handle's UUID, or None, without a call to the card."""
         address = _address(handle)
         return next((uuid for uuid, known in self.handles.items() if _address(known) == address), None)
 

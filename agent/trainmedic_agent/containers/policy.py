@@ -27,7 +27,9 @@ class Leftover(StrEnum):
 
 
 class ContainersPolicy(Struct, frozen=True):
-    """- ``socket``: serves Docker's API
+    """Bounds of ``disk.prune_containers``.
+
+    - ``socket``: serves Docker's API
     - ``min_age``: since a container stopped, or an image was pulled, built or named
     - ``keep``: shell patterns of names that stay
     """

@@ -64,6 +64,7 @@ class _OldestFiles(Struct):
 
     size: int
     after: bytes
+    """Files up to this key were in earlier batches."""
     bound: bytes | None = None
     """Files from this key on are too young. None while all fit."""
     _packed: list[bytes] = field(default_factory=list)

@@ -32,6 +32,7 @@ _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 _CONTENTION = 0.05
 """Fraction of a rest with tasks waiting for the disk."""
 _NICE = 10
+"""A tenth of an ordinary process's share of a core."""
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """System call numbers; the C library has no wrapper."""

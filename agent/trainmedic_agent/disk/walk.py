@@ -63,6 +63,7 @@ class WalkedDirectory(Struct, eq=False):
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
+"""Takes a skipped entry's reason, directory and name."""
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
 """Returns whether to enter the directory; the second argument: its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]

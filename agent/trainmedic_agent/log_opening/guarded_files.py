@@ -38,6 +38,8 @@ _POD_VOLUMES = "/var/lib/kubelet/pods"
 
 
 class _Bound(Struct, frozen=True):
+    """A user who must be able to walk the path from this directory number on."""
+
     rights: Rights
     begin: int
 

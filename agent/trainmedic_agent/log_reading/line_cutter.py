@@ -49,6 +49,7 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
+        """Return the unfinished line at the end, if any, because the file ends there."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)

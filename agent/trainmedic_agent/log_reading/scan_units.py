@@ -181,6 +181,7 @@ class UnitTable:
 
 
 def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
+    """Return at most `MOST_DUE` units per user, so that one user's directories do not delay others."""
     if len(due) <= MOST_DUE:
         return list(due)
     by_user: dict[int | None, list[ScanUnit]] = {}

@@ -71,6 +71,7 @@ class LineFilter(Struct, frozen=True):
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
     likely: LikelyLines | None = None
+    """None if the pattern's required text is unknown."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:

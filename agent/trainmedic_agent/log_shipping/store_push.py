@@ -50,7 +50,7 @@ class Outcome(StrEnum):
     SMALLER = "smaller"
     """A rate or size limit applies: retry with less."""
     REFUSED = "refused"
-    """Permanently."""
+    """The store will never accept this push."""
 
 
 class Answer(Struct, frozen=True):

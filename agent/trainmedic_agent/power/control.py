@@ -38,7 +38,7 @@ class PowerOutcome(Struct, frozen=True):
 
     - ``before``, ``after``: the driver's limits
     - ``state``: the agent's record afterwards
-    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it Else None
+    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it. Else None
     """
 
     before: PowerLimits

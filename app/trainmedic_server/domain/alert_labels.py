@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 EXPORTED = "exported_"
-"""Limit of cached names and of their characters."""
+"""Prometheus's prefix for a metric's label if the scrape adds one of the same name."""
 
 
 class Label(NamedTuple):

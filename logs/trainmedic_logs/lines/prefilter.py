@@ -25,7 +25,7 @@ class LineSearch:
         self._search = ByteSearch(patterns)
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
-        """Return matching lines' indexes, ascending."""
+        """Return matching lines' indexes, ascending. Lines contain no line feed."""
         together = b"\n".join(lines)
         if has_controls(together):
             # Colours and carriage returns can split a literal.

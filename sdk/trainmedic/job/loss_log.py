@@ -22,8 +22,8 @@ EXACT_KERNELS = 1e-5
 memory is aligned differently.
 """
 COARSE_KERNELS = 2.0**-7
-"""Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon, because kernels add in any
-order.
+"""Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon. PyTorch's notes on
+reproducibility list kernels that add in any order.
 """
 _JUMP_SPREADS = 6.0
 """A loss jumps if it exceeds all earlier ones by this multiple of their range plus a quarter of the largest."""

@@ -14,7 +14,9 @@ _ENOUGH = 20
 _NEWEST = 11
 """Newest losses whose median is a falling curve's level; odd."""
 _CLEAR_FALL = 3.0
-"""Minimum fall in median absolute deviations (three are two standard deviations)."""
+"""Minimum fall in median absolute deviations (three are two standard deviations). The median of eleven losses scatters
+by a third of one.
+"""
 
 
 class UsualLevel(NamedTuple):

@@ -151,7 +151,8 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
     """Return the cause of an attempt's end: torchrun's first rank that is no victim.
 
     `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's, `status` and `pid` the
-    launcher's own. A rank that lost its peer may have the earliest error file.
+    launcher's own. A rank that lost its peer may have the earliest error file. If all lost peers, `Cause.lost_peer` is
+    set.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)

@@ -139,7 +139,7 @@ class ResumableData:
     def take_skip(self, left: float) -> int:
         """Return how many batches to skip at a step boundary, if the epoch has ``left`` more.
 
-        Skip whole steps only, and never the epoch's last.
+        Skip whole steps only, and never the epoch's last: Lightning must see its end.
         """
         if not self._to_skip:
             return 0

@@ -179,10 +179,9 @@ class Attachment:
 
 
 def _join_ranks(medic: Medic) -> None:
-    """Let the ranks agree on commands; every rank calls it at the start. Every rank calls it. Raises
-    ConfigurationError.
+    """Let the ranks agree on commands; every rank calls it at the start. Raises ConfigurationError.
 
-    If they cannot, no rank carries out commands.
+    If they cannot, no rank carries out commands: one alone would block the others.
     """
     if medic.share is not None or not distributed.is_needed():
         return

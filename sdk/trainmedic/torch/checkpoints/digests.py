@@ -91,7 +91,7 @@ def compare(kept: Digests, present: Digests) -> DigestComparison:
 
 
 def are_finite(modules: Modules, optimizers: Optimizers) -> bool:
-    """Return whether this rank's trained parameters and optimizer states are finite."""
+    """Return whether this rank's trained parameters and optimizer states are finite. Buffers may hold infinity."""
     return all_finite(tensor for _, tensor in _tensors(modules, optimizers, trained_only=True))
 
 

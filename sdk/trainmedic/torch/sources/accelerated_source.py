@@ -1,6 +1,7 @@
 """Batch sources for loaders prepared by Hugging Face Accelerate, which distribute batches to ranks and devices.
 
-- Indexed data set: `AcceleratedSource` distributes the batches itself, so that it can go to any batch.
+- Indexed data set: `AcceleratedSource` distributes the batches itself, so that it can go to any batch. It does not use
+  the loader's own state, which is ahead of the batches in use.
 - ``IterableDataset`` or ``dispatch_batches``: `AcceleratedReread` reads the epoch again.
 """
 

@@ -21,7 +21,7 @@ _MOST_EPOCHS = 10  # epochs that a rollback may skip; more is an error in the pl
 
 
 class IndexedSource(BatchSource):
-    """Batches over an indexed data set. ``position`` counts samples, or batches of a custom batch sampler.
+    """Batches over an indexed data set. ``rank`` distinguishes the workers' seeds.
 
     ``position`` counts samples, or batches of a custom batch sampler.
     """
