@@ -90,7 +90,7 @@ class NvmlSessions:
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
-        """True for any notation of the UUID."""
+        """Return whether this process has seen this UUID, in any notation."""
         return normal_uuid(uuid) in self._seen
 
     def name_for(self, session: NvmlSession, uuid: str) -> str:

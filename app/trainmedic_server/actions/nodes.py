@@ -153,7 +153,7 @@ async def _stop_waiting() -> bool:
 
 
 MOST_FILESYSTEMS = 100
-"""Agents reject more. Fewer only delete less."""
+"""Agents reject more. Omitting some only deletes less."""
 
 
 class AlertFilesystem(BaseModel):

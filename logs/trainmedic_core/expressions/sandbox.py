@@ -130,7 +130,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an allowed method, checked again."""
+        """Call an allowed method: a second check, because `getattr` returns no other."""
         if isinstance(obj, jinja2.Undefined):
             obj()  # raises, with the reason
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")

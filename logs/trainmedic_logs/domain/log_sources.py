@@ -13,7 +13,7 @@ SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
 """Built-in names; policies may add others."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 _ALIKE = 0.75
-"""A name this similar is misspelt."""
+"""Similarity from which a name counts as misspelt."""
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:

@@ -160,7 +160,6 @@ class LineHandler(logging.Handler):
 
 
 def add_installed(detectors: Detectors) -> None:
-    """Add the detectors of installed packages."""
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         try:
             detectors.add(point.name, point.load())

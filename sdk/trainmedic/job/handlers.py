@@ -42,7 +42,6 @@ class HandlerRegistry:
         self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}
         self.schemas: dict[str, Mapping[str, Any]] = {}
-        """Schemas of own commands' parameters."""
         self.in_progress: dict[str, JobCommand] = {}
 
     def register(
@@ -88,7 +87,6 @@ class HandlerRegistry:
                 command.failed("the training loop took the command and did not answer it")
 
     def refusal_reason(self, action: str) -> str | None:
-        """Return why this rank refuses `action`, or None."""
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:

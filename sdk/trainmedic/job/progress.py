@@ -284,7 +284,6 @@ class Progress:
     # --- any thread -------------------------------------------------------------------------------------
 
     def stall(self, now: float) -> Stall:
-        """Return the current stall."""
         windows = self._open
         excused = windows.before
         if windows.names:

@@ -109,7 +109,6 @@ class CommandQueue:
             self.on_arrival()
 
     def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
-        """Return the answer to a new command, or None."""
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -220,7 +219,6 @@ class CommandQueue:
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def expire(self, command: JobCommand, reason: str) -> None:
-        """Answer a command that waited too long."""
         command.status = envelope.EXPIRED
         self._memory.forget(command.id)
         self.waiting.pop(command.id, None)

@@ -22,8 +22,6 @@ class ReportedValues(NamedTuple):
 
 
 class ReportRecord:
-    """The last reports of a job."""
-
     __slots__ = ("_reports", "_unread")
 
     def __init__(self) -> None:

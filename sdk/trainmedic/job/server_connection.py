@@ -81,7 +81,6 @@ class ServerConnection:
 
 
 def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
-    """Return this process's Kubernetes namespace, or None."""
     try:
         name = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

@@ -182,7 +182,6 @@ class Supervisor:
                 self._had_rank_0 = True
 
     def _new_standby(self) -> WarmStandby | None:
-        """Return the next attempt's standby, or None."""
         options = self._options
         interpreter = options.line.interpreter
         if not options.is_warm or self._stopped_by is not None or interpreter is None:

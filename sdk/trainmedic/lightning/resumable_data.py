@@ -259,7 +259,6 @@ class _ResumableLoader:
         self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - place)))
 
     def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
-        """Go to a position within the epoch."""
         now, self.began = randomness.capture(), resume["began"]
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
         keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)

@@ -59,7 +59,6 @@ class SlotPool:
 
     @contextlib.contextmanager
     def using(self, slot: Slot) -> Iterator[Slot]:
-        """Hold a slot within the context."""
         self.hold(slot)
         try:
             yield slot
@@ -67,7 +66,6 @@ class SlotPool:
             self.release(slot)
 
     def hold(self, slot: Slot) -> None:
-        """Protect a slot until `release`."""
         with self._lock:
             slot.users += 1
 

@@ -109,7 +109,6 @@ def fetch(
 
 
 def own_host() -> str:
-    """Return this node's address for other nodes."""
     named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
     if named:
         return named

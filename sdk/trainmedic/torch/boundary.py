@@ -166,7 +166,6 @@ class StepBoundary:
             self.cross()
 
     def step_was_interrupted(self) -> None:
-        """Cross the boundary after an interrupted step."""
         training = self.training
         log.warning("%s: step %d hung and was interrupted", self._medic.job, training.global_step + 1)
         training.current_checkpoint = None

@@ -195,7 +195,6 @@ class _Access(NamedTuple):
 
 
 def _numpy_state(value: Any) -> _Access | None:
-    """Return access to a NumPy generator's state, or None."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None

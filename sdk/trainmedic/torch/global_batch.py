@@ -30,7 +30,6 @@ class GlobalBatch:
 
     @classmethod
     def of(cls, kept: Any) -> GlobalBatch | None:
-        """Parse the output of `plain`, or return None."""
         if not isinstance(kept, Mapping):
             return None
         micro_batch = kept.get("micro_batch")

@@ -69,7 +69,6 @@ def has_gradients(optimizers: Sequence[Any]) -> bool:
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside wrappers."""
     while (inner := _inner(optimizer)) is not None:
         optimizer = inner
     return optimizer

@@ -42,7 +42,6 @@ class RateSchedule:
 
     @property
     def rate(self) -> Any:
-        """The scheduled rate, or None."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)
@@ -68,7 +67,6 @@ def _moves(scheduler: Any, optimizer: Any) -> bool:
 
 
 def _scheduled_rate(scheduler: Any) -> Any:
-    """Return the present step's rate."""
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
     by_number = getattr(scheduler, "_get_closed_form_lr", None)

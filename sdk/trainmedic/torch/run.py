@@ -218,7 +218,6 @@ class Run:
         self._save_at_start()
 
     def _count_drawn(self) -> None:
-        """Warn once about batches without steps."""
         self._drawn_without_step += 1
         if self._drawn_without_step > _DRAWN_WITHOUT_STEP:
             self._drawn_without_step = -1

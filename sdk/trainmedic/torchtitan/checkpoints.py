@@ -21,7 +21,6 @@ _POSITION = "train_state."  # prefix of the names of torchtitan's position
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Return whether torchtitan can resume from it."""
     try:
         status = (checkpoint / METADATA).stat()
     except OSError:

@@ -102,7 +102,7 @@ class TitanTraining(SelfSavingFramework):
     # --- replacements of torchtitan's methods ----------------------------------------------------------------
 
     def load(self, *arguments: Any, **options: Any) -> Any:
-        """Load like ``CheckpointManager.load``. Checkpoints hold unscaled rates."""
+        """Replaces ``CheckpointManager.load``, with which ``train()`` begins. Checkpoints hold unscaled rates."""
         self._is_loaded = False
         return self.attachment.live.unscaled(lambda: self._load(*arguments, **options))
 

@@ -71,7 +71,6 @@ class CarriedFiles:
 
 
 def _without_wrappers(model: nn.Module) -> nn.Module:
-    """Return the user's model inside Megatron-LM's wrappers."""
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
     return model

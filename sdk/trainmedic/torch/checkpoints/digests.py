@@ -71,7 +71,6 @@ class KnownDigests:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Return a key of the tensor in its memory."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()

@@ -118,7 +118,6 @@ class OwnCheckpoints:
         """Delete nothing: the checkpoints are the user's."""
 
     def _with_health(self, checkpoint: SavedCheckpoint) -> SavedCheckpoint:
-        """Add the recorded health, if missing."""
         if checkpoint.health is not None:
             return checkpoint
         for kept in reversed(self._kept_health):

@@ -171,7 +171,6 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]
 
 
 def _remove(states: dict[str, Any], path: Path) -> None:
-    """Remove a leaf and emptied mappings."""
     within: list[dict[Any, Any]] = [states]
     for key in path[:-1]:
         within.append(within[-1][key])
