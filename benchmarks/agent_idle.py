@@ -1,7 +1,7 @@
-"""Memory and share of a processor core of an idle node agent: eight GPUs, its exporter scraped, Redis connected.
+"""Memory and processor share of an idle node agent with eight GPUs, a scraped exporter and Redis.
 
-The agent is a process of its own, as in use, with the example policy. Of the GPUs, the driver is a stand-in
-(``tests/driver``): NVIDIA's own library takes memory of its own, which comes on top on a real node.
+The agent is a process of its own, with the example policy. A stand-in (``tests/driver``) replaces NVIDIA's driver,
+whose library takes further memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tests.support.gpu_node import GpuNode
 from tests.support.programs import ROOT
 
 SETTLING = 5.0
-"""Seconds before it counts: the start is no idling."""
+"""Seconds for the start, which does not count."""
 
 
 def memory(pid: int) -> dict[str, float]:
-    """Megabytes: ``VmRSS`` now, ``VmHWM`` at most, ``Pss`` its own and its share of what others have mapped too."""
+    """Return megabytes: ``VmRSS`` now, ``VmHWM`` at most, ``Pss`` with a share of shared mappings."""
     lines = (Path(f"/proc/{pid}/status").read_text() + Path(f"/proc/{pid}/smaps_rollup").read_text()).splitlines()
     found = (re.match(r"(VmRSS|VmHWM|Pss):\s+(\d+) kB", line) for line in lines)
     return {one[1]: int(one[2]) / 1024 for one in found if one}
 
 
 def processor_seconds(pid: int) -> float:
-    """What it has used of the processors, with the threads that have ended: fields 14 and 15 of proc_pid_stat(5)."""
+    """Return used processor seconds, of ended threads too: fields 14 and 15 of proc_pid_stat(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

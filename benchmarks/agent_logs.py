@@ -1,7 +1,7 @@
-"""What it costs an agent to follow training logs, and how long a line takes to become a finding in Redis.
+"""Cost of following training logs, and seconds from a line to its finding in Redis.
 
-The agent is a process of its own, with the shipped rules, beside one that reads no logs. Each of the files is written
-every second, as by ranks that print their steps; at random moments one of them gets a line that a rule takes.
+The agent is a process of its own, with the shipped rules, next to one that reads no logs. Each file gets a line per
+second, like ranks' logs; at random moments one of them gets a line that a rule takes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _rules_of(path: Path) -> list[log_rule_library.LogRule]:
 
 
 class Measured:
-    """Memory, the share of a core, and the seconds that each finding took."""
+    """Memory, processor share, and seconds of each finding."""
 
     def __init__(self, node: LogNode, files: list[Path], options: argparse.Namespace) -> None:
         self._node = node
@@ -63,7 +63,7 @@ class Measured:
         self.of_reading = [memory(each) for each in pids[1:]]
 
     def steps(self, seconds: float) -> None:
-        """Write what a training prints, for so long."""
+        """Write a training's lines for so long."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for path in self._files:
@@ -73,7 +73,7 @@ class Measured:
             time.sleep(min(max(until - time.monotonic(), 0.0), 1.0))
 
     def one_finding(self) -> float:
-        """Seconds from a line that is written to its finding in Redis."""
+        """Return the seconds from a written line to its finding."""
         path = self._rng.choice(self._files)
         with redis.Redis.from_url(self._node.url) as client:
             known = {entry for entry, _ in client.xrange(FINDINGS)}

@@ -1,7 +1,7 @@
-"""What pydantic would cost the node agent: resident memory and processor time at start, with it and without.
+"""Cost of pydantic for the node agent: resident memory and processor time at start, with and without it.
 
-Each measurement is an interpreter of its own that imports the agent's command; with pydantic it also builds the one
-model that the agent's settings would be. `docs/decisions.md` quotes the result.
+Each measurement is an interpreter of its own that imports the agent's command, and may build the model that the agent's
+settings would be. `docs/decisions.md` quotes the result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1], time.
 
 
 def measured(program: str, runs: int) -> tuple[float, float]:
-    """Medians of many starts: megabytes resident, and milliseconds of processor time."""
+    """Return medians of many starts: resident megabytes, and milliseconds of processor time."""
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [sys.executable, "-c", program + REPORT]
     outputs = [

@@ -1,9 +1,8 @@
-"""Seconds from the first webhook to the last of 1,000 runs closed: one command to each of 1,000 node agents.
+"""Seconds from the first webhook to the last of 1,000 closed runs, with a command to each of 1,000 agents.
 
-Server and Redis are real processes. The agents are simulated, all in one process of their own: each has its own
-connection, announces itself, follows its node's stream as a consumer group, checks the signature, and answers
-``accepted`` and then ``applied``, as a real one does. What they leave out is their hands, their journal and their
-node: here 1,000 share two cores with server and Redis, which real ones do not.
+Server and Redis are real processes. The agents are simulated in one process: each has its own connection, announces
+itself, follows its node's stream as a consumer group, checks the signature, and answers ``accepted`` and then
+``applied``. Unlike real ones, they have no executors and no journal, and share two cores with server and Redis.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ steps:
 
 
 async def serve(url: str, count: int) -> None:
-    """Run `count` agents, and say so once all of them are there."""
+    """Run `count` agents, and print when all are connected."""
     ready = asyncio.Semaphore(0)
     agents = [asyncio.create_task(agent(url, f"node-{number}", ready)) for number in range(count)]
     for _ in agents:
@@ -90,7 +89,7 @@ async def reply(client: Any, node: str, stream: str, entry: bytes, fields: Mappi
 
 
 def deliveries(nodes: int, each: int) -> list[bytes]:
-    """One alert for each node, `each` of them in a webhook."""
+    """Return an alert for each node, `each` of them in a webhook."""
     groups = [range(first, min(first + each, nodes)) for first in range(0, nodes, each)]
     return [
         webhook([alert({"alertname": "Question", "severity": "warning", "node": f"node-{n}"}) for n in group])
@@ -99,7 +98,7 @@ def deliveries(nodes: int, each: int) -> list[bytes]:
 
 
 async def measure(url: str, requests: list[bytes], nodes: int, within: float) -> tuple[float, float]:
-    """Seconds from the first webhook to the last run closed, by the server's history, and until that was seen."""
+    """Return the seconds from the first webhook to the last closed run, by the history, and until that was seen."""
     began = datetime.now(UTC)
     sent = time.monotonic()
     exchanges: list[Exchange] = await send_all(url, requests, concurrency=4)

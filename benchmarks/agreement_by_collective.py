@@ -1,9 +1,9 @@
-"""What the ranks of a job would gain and lose if they agreed by a collective instead of through their shared store.
+"""Gain and loss if a job's ranks agreed by a collective instead of through their shared store.
 
-`ByCollective` is a prototype: on a gloo group of its own, rank 0 broadcasts at each sync point what is to be carried
-out. Both ways run in the same processes: idle and with commands within the same steps, then one after the other with
-a rank that is late, ends early, calls at another pace, or dies. No model is trained: a step is a sleep. Of each case
-the rank is told that was held up longest, without the one that the case is about.
+`ByCollective` is a prototype: on a gloo group of its own, rank 0 broadcasts the commands at each sync point. Both ways
+run in the same processes: idle and with commands within the same steps, then one after the other with a rank that is
+late, ends early, calls at another pace, or dies. A step is a sleep. Printed is the rank delayed longest, except the one
+that a case concerns.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ ACTION, COMMANDS_EVERY, WAYS = "job.scale_lr", 50, ("store", "collective")
 
 
 class ByCollective:
-    """The prototype: each ``every`` calls, all ranks carry out what is ``pending`` on rank 0."""
+    """Prototype: every ``every`` calls, all ranks execute rank 0's ``pending`` commands."""
 
     def __init__(self, every: int) -> None:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE))
         self._every, self._calls, self.pending = every, 0, ""
 
     def commands(self, step: int) -> bool:
-        """Whether a command was carried out: on all ranks, or on none where they are not at the same step."""
+        """Return whether a command was executed on all ranks; on none if they are at different steps."""
         self._calls += 1
         if (self._calls - 1) % self._every:
             return False
@@ -58,8 +58,6 @@ class ByCollective:
 
 
 class ByStore:
-    """The present way: `trainmedic.distributed.share`."""
-
     def __init__(self, every: int, url: str, job: str) -> None:
         self.medic = trainmedic.connect(job, redis_url=url, rank=dist.get_rank(), world_size=dist.get_world_size())
         self.carried_out: list[trainmedic.JobCommand] = []
@@ -73,7 +71,9 @@ class ByStore:
 
 
 def idle(url: str, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each call, by way and by calls between two sync points; all ways within the same steps, in turns."""
+    """Return the seconds of each call, by way and by calls between two sync points; all ways take turns within the same
+    steps.
+    """
     ways: dict[str, Any] = {}
     for every in (SECOND, 1):
         ways |= {f"store {every}": ByStore(every, url, f"idle-{every}"), f"collective {every}": ByCollective(every)}
@@ -100,9 +100,9 @@ def idle(url: str, seconds: float) -> dict[str, list[float]]:
 def train(
     way: Any, steps: int = STEPS, late: float = 0.0, stride: int = 1, dies: bool = False, batches: int = 0
 ) -> tuple[float, float, str]:
-    """Seconds in the calls, seconds in all, and the error that ended the calls.
+    """Return seconds in the calls, seconds in all, and the error that ended the calls.
 
-    With ``batches`` the ranks meet once in so many steps, each of which takes each rank a time of its own.
+    With ``batches`` the ranks meet once in so many steps, each of random duration.
     """
     chance, began, held, error = random.Random(dist.get_rank()), time.perf_counter(), 0.0, ""
     for step in range(1, steps + 1):
@@ -122,7 +122,7 @@ def train(
 
 
 def cases(last: int) -> dict[str, tuple[int, dict[str, Any], dict[str, Any]]]:
-    """What is with which rank, and with all. From the last case one rank does not come back."""
+    """Return the settings of one rank and of all, by case. From the last case one rank does not return."""
     return {
         "tied at each step, the last rank late by 0.4 s": (last, {"late": 0.4}, {"batches": 1}),
         "tied at each 8th, nobody late": (-1, {}, {"batches": 8}),
@@ -138,7 +138,7 @@ def cases(last: int) -> dict[str, tuple[int, dict[str, Any], dict[str, Any]]]:
 
 
 def run_rank(rank: int, world: int, port: int, url: str, seconds: float, results: Any) -> None:
-    """One process: all that is measured, in the same order on each rank."""
+    """Measure everything on one rank, in the same order on each."""
     logging.getLogger("trainmedic").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def run_rank(rank: int, world: int, port: int, url: str, seconds: float, results
 
 
 def measure(world: int, url: str, seconds: float) -> dict[str, dict[int, Any]]:
-    """The figures of each rank, by case."""
+    """Return the figures of each rank, by case."""
     # The store is in this process, as under torchrun it is in the launcher's: it outlives every rank.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     context = multiprocessing.get_context("spawn")

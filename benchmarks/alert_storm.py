@@ -1,7 +1,7 @@
-"""Seconds from the first webhook of a storm to the last command in Redis, and the replies' 99th percentile.
+"""Seconds from a storm's first webhook to the last command in Redis, and the replies' 99th percentile.
 
-Every alert names another job, and a playbook with one ``job.*`` step matches them all, in mode enforce. The
-time of a command is that of its stream entry, so reading them afterwards costs the measurement nothing.
+Every alert names another job, and a playbook with one ``job.*`` step matches them all, in mode enforce. A command's
+stream entry has its time, so reading them afterwards costs the measurement nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ steps:
 
 @contextmanager
 def redis_server(directory: Path, *options: str) -> Iterator[str]:
-    """A Redis of its own, keeping an append-only file as the embedded one does."""
+    """Run a Redis with an append-only file, like the embedded one."""
     port = free_port()
     binary = shutil.which("redis-server") or shutil.which("valkey-server") or "redis-server"
     argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""]
@@ -54,7 +54,7 @@ def answers(client: redis.Redis) -> bool:
 
 
 def deliveries(alerts: int, count: int) -> list[bytes]:
-    """The requests: `alerts` alerts, each with a job of its own, spread over `count` webhooks."""
+    """Return `count` webhooks with `alerts` alerts, each about another job."""
     each = alerts // count
     numbers = [range(first, first + each) for first in range(0, each * count, each)]
     return [
@@ -64,7 +64,7 @@ def deliveries(alerts: int, count: int) -> list[bytes]:
 
 
 def command_times(client: redis.Redis, jobs: int, within: float) -> list[float]:
-    """When the first command of each job was in Redis, in seconds since the epoch."""
+    """Return the first command's time of each job, in seconds since the epoch."""
     deadline = time.monotonic() + within
     while (there := client.dbsize()) < jobs:  # one key for each stream; asking costs next to nothing
         if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""Milliseconds from a command in Redis to the power limit set in the driver, by a real agent over a real Redis.
+"""Milliseconds from a command in Redis to the power limit in the driver, by a real agent over a real Redis.
 
-Each command is signed, taken, written to the journal and to the ledger of caps, and synced to the disk, before
-the driver is told. The driver is a stand-in (``tests/driver``) that notes when it was told and answers at once;
-what NVIDIA's takes comes on top. One command at a time, each with another limit.
+Each command is signed, received, written to the journal and to the ledger of caps, and synced to the disk, before the
+driver call. The driver is a stand-in (``tests/driver``) that answers at once. One command at a time, each with another
+limit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The console with 100,000 runs: first byte and size of each page, and what 200 viewers cost the webhook.
+"""The console with 100,000 runs: first byte and size of each page, and the webhook's delay by 200 viewers.
 
     python -m benchmarks.console_pages [--runs 100000] [--viewers 200]
 
-It fills a store in a temporary directory, starts `trainmedic serve` on it, and asks each page 40 times: p95 of the
-time to the first byte is to be 100 ms or less, and a page 25 kB compressed or less. Then it delivers alerts one by one,
-without viewers and with `--viewers` open pages that are told what changes, and prints how long a delivery took (median,
-p95) and how long until the page of one viewer was sent the new run, which is to be 300 ms or less.
+It fills a store in a temporary directory, starts `trainmedic serve` on it, and requests each page 40 times: the aims
+are a p95 of 100 ms to the first byte, and 25 kB compressed. Then it delivers alerts one by one, with and without
+`--viewers` open pages, and prints how long a delivery took (median, p95) and how long until a viewer got the new run:
+the aim is 300 ms.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def alert(number: int) -> dict[str, object]:
 
 
 async def first_byte(client: httpx.AsyncClient, path: str) -> tuple[float, int]:
-    """Seconds to the first byte of the body, and the bytes that came over the wire."""
+    """Return the seconds to the body's first byte, and the transferred bytes."""
     began = time.perf_counter()
     async with client.stream("GET", path, headers=HTML) as answer:
         assert answer.status_code == 200, (path, answer.status_code)
@@ -86,7 +86,7 @@ async def pages(client: httpx.AsyncClient) -> None:
 
 
 async def told(url: str, seq: str, ready: asyncio.Semaphore, seen: asyncio.Queue[float] | None) -> None:
-    """One open page; where `seen` is given, notes when it was sent a run's row."""
+    """Hold one page open. Record in `seen`, if given, when a run's row arrived."""
     path = f"/console/live?topics=head,runs&after={seq}"
     async with httpx.AsyncClient(base_url=url, timeout=None) as client, client.stream("GET", path) as answer:
         ready.release()

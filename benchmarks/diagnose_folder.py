@@ -1,8 +1,7 @@
-"""Megabytes per second at which `trainmedic diagnose --dir` reads a folder, on one core, and the memory that it takes.
+"""Megabytes per second at which `trainmedic diagnose --dir` reads a folder, on one core, and its memory.
 
-Three folders of the given size, each with one failure at its end: one log into which all ranks print, as `kubectl logs`
-or Slurm give it; a file of step records for each of eight ranks, as the SDK writes them; and a log that is full of
-exceptions which the training caught, which is the dearest that a log can be.
+Three folders of the given size, each with a failure at its end: one log of all ranks, as by `kubectl logs` or Slurm;
+the SDK's step records of eight ranks; and a log full of caught exceptions, which is the worst case.
 
     python -m benchmarks.diagnose_folder [--megabytes 80]
 """
@@ -40,7 +39,6 @@ CAUGHT = (
 
 
 def main() -> None:
-    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=float, default=80, help="size of each folder (80)")
     size = int(parser.parse_args().megabytes * 1e6)
@@ -52,7 +50,7 @@ def main() -> None:
 
 
 def measured(name: str, directory: Path) -> None:
-    """Diagnose in a process of its own, whose memory is only that."""
+    """Diagnose in a process of its own, to measure its memory alone."""
     child = os.fork()
     if child:
         assert os.waitpid(child, 0)[1] == 0
@@ -72,12 +70,12 @@ def measured(name: str, directory: Path) -> None:
 
 
 def one_log(directory: Path, size: int) -> None:
-    """What eight ranks print into one stream."""
+    """Write eight ranks' lines into one stream."""
     _write(directory / "slurm-77.out", size, _printed)
 
 
 def records(directory: Path, size: int) -> None:
-    """The SDK's record of each step, a file for each rank."""
+    """Write the SDK's step records, a file for each rank."""
     for rank in range(RANKS):
         _write(directory / f"rank{rank}.jsonl", size // RANKS, partial(_step, rank))
     with (directory / f"rank{FAILED}.jsonl").open("a") as file:
@@ -85,7 +83,7 @@ def records(directory: Path, size: int) -> None:
 
 
 def caught(directory: Path, size: int) -> None:
-    """An exception, and then steps that prove that it was caught, again and again."""
+    """Write exceptions, each followed by steps that prove that it was caught."""
     _write(directory / "train.log", size, _caught)
 
 

@@ -1,11 +1,9 @@
-"""What a cleaning costs its node: time and memory for a directory of a million files, and what a reader feels.
+"""Cost of a cleaning for its node: time and memory for a million files, and a concurrent reader's loss.
 
-The cleaning runs in a process of its own, as gently as in an agent: low priority, pauses. Its time is told
-per 100,000 files, beside that of ``find -delete`` on an equal directory in the same run; its memory as what it
-adds to the process. The reader, a data loader in small, reads blocks at random places of a file, past the page
-cache (O_DIRECT). Blocks of some seconds in which the cleaning runs and is held take turns, so that whatever else
-the machine does meets both alike; told are the reads of the one over those of the other. What is left then is
-cleaned with nobody beside it.
+The cleaning runs in a process of its own, with an agent's low priority and pauses. Its time is printed per 100,000
+files, next to that of ``find -delete`` on an equal directory; its memory is the increase. The reader reads random
+blocks of a file without the page cache (O_DIRECT). Blocks of seconds in which the cleaning runs or is held take turns,
+so that other load affects both alike. The rest is cleaned without a reader.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from pathlib import Path
 
 _BLOCK = 64 * 1024
 _SETTLES = 0.5
-"""Seconds after which what was held is held: its last spell of work is over."""
+"""Seconds until the held cleaning has ended its last piece of work."""
 _CLEAN = """
 import json, os, sys, threading, time
 from trainmedic_agent.disk import throttle
@@ -60,7 +58,7 @@ print(json.dumps({"files": output["files"], "seconds": time.monotonic() - began 
 
 
 def fill(root: Path, count: int) -> None:
-    """One directory of `count` small files of different ages, all older than a day."""
+    """Create `count` small files of different ages, all older than a day, in one directory."""
     root.mkdir()
     directory = os.open(root, os.O_RDONLY)
     at = time.time() - 10 * 86_400
@@ -75,7 +73,7 @@ def fill(root: Path, count: int) -> None:
 
 
 def started(root: Path, how: str, at_most: float) -> subprocess.Popen[str]:
-    """It is held at its next pause while the file beside the root is there."""
+    """Start a cleaning, which is held at its next pause while the file next to the root exists."""
     argv = [sys.executable, "-c", _CLEAN, root, how, held(root), str(at_most)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
@@ -85,8 +83,6 @@ def held(root: Path) -> Path:
 
 
 class Reader:
-    """Reads blocks of a file at random."""
-
     def __init__(self, path: Path, size: int) -> None:
         self._blocks = size // _BLOCK
         with path.open("wb") as file:
@@ -100,7 +96,7 @@ class Reader:
         self._buffer = mmap.mmap(-1, _BLOCK)
 
     def reads(self, seconds: float) -> float:
-        """Per second, for so long."""
+        """Return the reads per second during so many seconds."""
         began, reads = time.monotonic(), 0
         while time.monotonic() - began < seconds:
             os.preadv(self._fd, [self._buffer], random.randrange(self._blocks) * _BLOCK)
@@ -110,7 +106,7 @@ class Reader:
     def beside(
         self, process: subprocess.Popen[str], pause: Path, turns: int, seconds: float
     ) -> list[tuple[float, float]]:
-        """Reads per second while the process works and while it is held, turn by turn; as many as it lives for."""
+        """Return reads per second while the process works and while it is held, turn by turn until it ends."""
         found = []
         while process.poll() is None and len(found) < turns:
             pause.unlink(missing_ok=True)

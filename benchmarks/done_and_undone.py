@@ -1,8 +1,8 @@
-"""Seconds in which a storm of alerts has its commands carried out, and in which they are undone as it resolves.
+"""Seconds in which a storm's commands are executed, and undone when its alerts resolve.
 
-Server and Redis are real processes, the jobs simulated as in `runs_end_to_end`. Each job has one alert, of which the
-command is given back when it resolves; the alerts come 100 in a webhook, all of them, and then all resolve. Counted is
-from the first webhook to the last command that its job has answered; each round begins with nothing owed.
+Server and Redis are real processes, the jobs simulated as in `runs_end_to_end`. Each job has one alert, whose command
+is reverted at its end; all fire, 100 in a webhook, and then all resolve. The time is from the first webhook to the last
+answered command; each round begins without pending undos.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from benchmarks.sender import Connection, alert, get, send_all, webhook
 from tests.support.programs import start_server
 
 _WITHIN = 60.0
-"""Seconds in which a round's half has to be at its end."""
+"""Seconds for each half of a round."""
 
 
 def requests(jobs: int, starts_at: datetime, resolved: bool) -> list[bytes]:
-    """An alert of each job, by webhooks."""
+    """Return webhooks with an alert of each job."""
     labels = [{"alertname": "EndToEnd", "severity": "critical", "job_name": f"job-{job}"} for job in range(jobs)]
     alerts = [alert(each, starts_at, resolved) for each in labels]
     return [webhook(alerts[first : first + 100]) for first in range(0, jobs, 100)]
 
 
 async def until_answered(url: str, load: Load, resolved: bool, starts_at: datetime) -> float:
-    """Send the alerts; seconds until each job has answered its command."""
+    """Send the alerts, and return the seconds until each job has answered."""
     due = load.answered + load.jobs
     began = time.monotonic()
     exchanges = await send_all(url, requests(load.jobs, starts_at, resolved), concurrency=4)
@@ -49,7 +49,7 @@ async def until_answered(url: str, load: Load, resolved: bool, starts_at: dateti
 
 
 async def until_on_record(url: str, key: str, value: Any) -> None:
-    """Wait until the history shows that of none of the newest runs."""
+    """Wait until none of the newest runs has this value in the history."""
     connection = await Connection.open(url)
     try:
         async with asyncio.timeout(_WITHIN):
@@ -60,7 +60,7 @@ async def until_on_record(url: str, key: str, value: Any) -> None:
 
 
 async def measure(url: str, redis_url: str, load: Load, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of the doing and of the undoing, round by round."""
+    """Return the seconds of doing and undoing, by round."""
     client = redis.asyncio.Redis.from_url(redis_url, protocol=2)
     answering = asyncio.create_task(load.answer(client))
     done, undone = [], []

@@ -1,4 +1,4 @@
-"""The least that a FastAPI server can do with a webhook: nothing. What ``webhook_throughput`` divides by."""
+"""FastAPI endpoint that does nothing with a webhook, the divisor of ``webhook_throughput``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Milliseconds from a finding in Redis to its alert in the history; and until 512 ranks with one line are counted.
+"""Milliseconds from a finding in Redis to its alert in the history; and until 512 ranks of a line are counted.
 
-Server and Redis are processes of their own, and everything is signed, as in use. One finding at a time: the next is
-sent when the alert of the last has led to its item in the history. There is no Alertmanager, whose group_wait would
-come on top.
+Server and Redis are processes of their own, with signing. The next finding is sent when the history has the last one's
+alert. There is no Alertmanager, whose group_wait would be added.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ alert: {name: StorageAway, severity: critical, component: storage}
 
 
 class Teller:
-    """Puts findings into the stream, signed by their node."""
+    """Sender of findings, signed by their node."""
 
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url)
@@ -65,7 +64,7 @@ class Teller:
 
 
 async def until(url: str, path: str, is_there: Callable[[Any], bool], within: float = 20.0) -> None:
-    """Return when what is answered under the path is as it is to be."""
+    """Wait until the answer under the path is as expected."""
     connection = await Connection.open(url)
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
@@ -77,7 +76,7 @@ async def until(url: str, path: str, is_there: Callable[[Any], bool], within: fl
 
 
 async def measure(url: str, teller: Teller, rounds: int) -> tuple[list[float], float]:
-    """The seconds to the alert of each finding, and those until all ranks are counted."""
+    """Return the seconds to the alert of each finding, and those until all ranks are counted."""
     taken = []
     for number in range(rounds):
         node = f"node-{number}"

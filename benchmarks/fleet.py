@@ -1,11 +1,10 @@
-"""What a fleet costs the server and Redis, how fast commands and webhooks are beside it, and a storm in it.
+"""Cost of a fleet for server and Redis, delays of commands and webhooks, and a storm.
 
-Server and Redis are real processes, with signing. The agents and jobs are simulated (``fleet_members``), each with a
-connection of its own, all in one process on the same machine. CPU is counted by process; times are by this machine's
-clock, and whatever else runs on it is in them.
+Server and Redis are real processes, with signing. The agents and jobs are simulated (``fleet_members``), each with its
+own connection, in one process on the same machine. CPU is counted by process; times include other load.
 
-For `--seconds`, webhooks come at `--rate` a second, each with an alert; every tenth asks a node by a command. Then the
-storm: so many nodes are down, all of their GPUs report, and so do the jobs that ran on them.
+For `--seconds`, webhooks arrive at `--rate` per second, each with an alert; every tenth leads to a command to a node.
+In the storm, nodes are down, and all of their GPUs and jobs report.
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-    """What a process has used."""
-
     cpu_seconds: float
     rss_mb: float
     peak_mb: float
@@ -71,7 +68,7 @@ def usage(pid: int) -> Usage:
 
 
 class Processes(NamedTuple):
-    """Those of the measurement, by number."""
+    """Process IDs of the measurement."""
 
     server: int
     redis: int
@@ -86,7 +83,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def in_ms(values: Sequence[float]) -> str:
-    """The median, the 99th percentile and the greatest of some seconds."""
+    """Format the median, the 99th percentile and the maximum."""
     median, late, worst = (1e3 * each for each in (percentile(values, 0.5), percentile(values, 0.99), max(values)))
     return f"p50 {median:.0f} ms, p99 {late:.0f} ms, worst {worst:.0f} ms"
 
@@ -95,7 +92,7 @@ def in_ms(values: Sequence[float]) -> str:
 
 
 async def steady(url: str, seconds: float, rate: int, agents: int) -> tuple[list[float], list[float]]:
-    """Seconds of each webhook, and of each run with a command, by the server's history."""
+    """Return the seconds of each webhook, and of each run with a command, by the server's history."""
     connections = [await Connection.open(url) for _ in range(32)]
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for connection in connections:
@@ -130,7 +127,7 @@ async def steady(url: str, seconds: float, rate: int, agents: int) -> tuple[list
 
 
 async def closed_runs(url: str, playbook: str, within: float) -> list[Any]:
-    """The newest 1000 runs of a playbook, once none is open."""
+    """Return a playbook's newest 1,000 runs, once none is open."""
     connection = await Connection.open(url)
     try:
         async with asyncio.timeout(within):
@@ -145,7 +142,7 @@ async def closed_runs(url: str, playbook: str, within: float) -> list[Any]:
 
 
 def storm_requests(nodes: int, jobs: int) -> list[bytes]:
-    """Every node, each of its GPUs, and the jobs: as Alertmanager groups them by alertname, 100 in a webhook."""
+    """Return the alerts of every node, its GPUs, and the jobs, grouped by alertname, 100 in a webhook."""
     down = [{"alertname": "NodeDown", "node": f"node-{node}"} for node in range(nodes)]
     lost = [
         {"alertname": "GPULost", "node": f"node-{node}", "UUID": gpu(node, index)}
@@ -186,7 +183,7 @@ async def storm(url: str, nodes: int, jobs: int) -> str:
 
 @contextlib.contextmanager
 def fleet(directory: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, Processes]]:
-    """The URLs of a server and its Redis, with all members connected."""
+    """Yield the URLs of a server and its Redis, with all members connected."""
     (directory / "playbooks").mkdir()
     for text in PLAYBOOKS.split("---\n"):
         (directory / "playbooks" / f"{text.split()[1]}.yaml").write_text(text)
@@ -206,7 +203,7 @@ def fleet(directory: Path, options: argparse.Namespace) -> Iterator[tuple[str, s
 
 
 async def sizes(url: str) -> str:
-    """How long the lists take, and how large they are."""
+    """Return duration and size of the lists."""
     texts = []
     connection = await Connection.open(url)
     for path in ("/agents", "/jobs", "/ready", "/now", "/metrics"):
@@ -217,7 +214,7 @@ async def sizes(url: str) -> str:
 
 
 def measure(url: str, redis_url: str, processes: Processes, options: argparse.Namespace) -> None:
-    """Print what the steady part and the storm have come to."""
+    """Print the results of the steady part and the storm."""
     before, began = processes.used(), time.monotonic()
     webhooks, commands = uvloop.run(steady(url, options.seconds, options.rate, options.agents))
     after, took = processes.used(), time.monotonic() - began

@@ -1,9 +1,9 @@
-"""The agents and jobs of a simulated fleet, all in one process: ``python -m benchmarks.fleet_members URL``.
+"""Agents and jobs of a simulated fleet, in one process: ``python -m benchmarks.fleet_members URL``.
 
-Each member has one connection of its own, as real ones have. By the wire protocol it makes its consumer group, writes
-its signed presence as often and as large as a real one, waits for commands a second at a time, checks each command's
-signature, answers ``accepted`` and ``applied``, signed, and takes the command off. What it leaves out is what a real
-one does with a command, its journal, and a machine of its own. Prints ``ready`` once all are there.
+Each member has its own connection. By the wire protocol it makes its consumer group, writes its signed presence as
+often and as large as a real one, waits for commands a second at a time, checks their signatures, answers ``accepted``
+and ``applied``, signed, and removes the command. It has no executor, no journal and no machine of its own. Prints
+``ready`` once all are connected.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ _OUTPUT = {"cpu": {"percent": 12.5}, "load": [1.0, 1.0, 1.0]}
 
 
 def gpu(node: int, index: int) -> str:
-    """The UUID of a GPU."""
     return f"GPU-{node:08x}-0000-4000-8000-{index:012x}"
 
 
 def packed(*parts: str | bytes | int) -> bytes:
-    """A command as Redis reads it."""
+    """Encode a command for Redis."""
     texts = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
     return b"*%d\r\n" % len(texts) + b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in texts)
 
 
 def answer_in(data: bytes, at: int) -> tuple[Any, int] | None:
-    """The answer of Redis that begins at `at`, and where the next begins; None where it is not whole."""
+    """Return Redis's answer at `at`, and the next one's place; None if it is incomplete."""
     end = data.find(b"\r\n", at)
     if end < 0:
         return None
@@ -68,7 +67,7 @@ def answer_in(data: bytes, at: int) -> tuple[Any, int] | None:
 
 
 class Member(asyncio.Protocol):
-    """An agent or a job. ``describe`` returns what its presence says."""
+    """An agent or a job. ``describe`` returns its presence's content."""
 
     def __init__(self, kind: str, name: str, every: float, describe: Callable[[], dict[str, Any]]) -> None:
         is_agent = kind == "node"
@@ -107,7 +106,7 @@ class Member(asyncio.Protocol):
         self._transport.write(raw)
 
     def _go_on(self) -> None:
-        """Write the presence where it is due, and wait for commands."""
+        """Write the presence if due, and wait for commands."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every
             at = envelope.write_time(datetime.now(UTC))
@@ -160,7 +159,7 @@ def agent(number: int) -> Member:
 
 
 def job(number: int, ranks: int) -> Member:
-    """A job on the GPUs that follow those of the job before it."""
+    """Return a job on the GPUs after those of the previous job."""
     name = f"job-{number}"
     places = []
     for rank in range(ranks):
@@ -173,7 +172,6 @@ def job(number: int, ranks: int) -> Member:
 
 
 async def serve(url: str, agents: int, jobs: int, ranks: int) -> None:
-    """Run all of them until cancelled."""
     address = urlsplit(url)
     members = [agent(number) for number in range(agents)] + [job(number, ranks) for number in range(jobs)]
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What many put behind Alertmanager: an endpoint that starts a command for each webhook, and keeps nothing."""
+"""Endpoint that starts a command for each webhook and keeps nothing, as is common with Alertmanager."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a frozen value costs: the server's structs over frozen dataclasses of the same fields.
+"""Cost of a frozen value: the server's structs over frozen dataclasses of the same fields.
 
-The value is a run as the engine keeps it. To define a class is what each start pays for each kind of value; to make,
-copy and compare values is a part of each alert. `docs/decisions.md` quotes the result.
+The value is a run. Each start defines each class; each alert makes, copies and compares values. `docs/decisions.md`
+quotes the result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Function calls of the server for each alert, by thread: a measure of its work that load hardly disturbs.
 
-The server runs under cProfile, once with few alerts and once with many; the difference leaves its start out. What a
-call costs differs, so processor time has the last word; but where a change takes calls out, this shows how many.
+The server runs under cProfile, once with few alerts and once with many; the difference excludes its start. Calls differ
+in cost, so processor time decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITER = "run-store-writer"
 
 
 def serve(counts: Path, arguments: Sequence[str]) -> None:
-    """``trainmedic serve`` in this process; how many calls each thread made is in `counts` afterwards."""
+    """Run ``trainmedic serve`` in this process, and write each thread's calls to `counts`."""
     profiles = {"main": cProfile.Profile(), _WRITER: cProfile.Profile()}
     run = threading.Thread.run
 
@@ -50,7 +50,7 @@ def serve(counts: Path, arguments: Sequence[str]) -> None:
 
 
 def calls(alerts: int, *, storm: bool) -> dict[str, int]:
-    """The calls of each thread of a server from its start to its end, with so many alerts in between."""
+    """Return the calls of each thread of a server from start to end, with so many alerts."""
     with tempfile.TemporaryDirectory() as name, alert_storm.redis_server(Path(name)) as redis_url:
         directory, port = Path(name), free_port()
         (directory / "playbooks").mkdir()

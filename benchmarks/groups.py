@@ -1,10 +1,10 @@
-"""An alert of a power feed over 500 nodes and 4,000 GPUs: cap each, and give each back, in virtual time.
+"""An alert of a power feed over 500 nodes and 4,000 GPUs: cap and uncap each, in virtual time.
 
     PYTHONPATH=.:app:sdk:logs python benchmarks/groups.py [--nodes 500] [--serial 100%]
 
-The engine is the real one on an in-memory store, with scripted actions; the playbook is that of
-``examples/playbooks/cap-rack.yaml``. Printed are the real seconds, those per member, the memory of the process before
-and at most, and the calls. It ends with 1 if a GPU was not capped once and given back once.
+The real engine runs on an in-memory store with scripted actions and ``examples/playbooks/cap-rack.yaml``. Printed are
+the real seconds, those per member, the memory before and at most, and the calls. It exits with 1 if a GPU was not
+capped and uncapped once.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     PYTHONPATH=.:app:sdk python benchmarks/history_page.py [--runs 1000000]
 
-For no filter and for each one it prints the median time of `History.page` (100 items) in both
-stores, and the ratio of the first to the second. The aim is a ratio of 1.5 or less. Both stores
-are filled in a temporary directory by the same bulk inserts, and each filter's page is full in both.
+For each filter and none it prints the median time of `History.page` (100 items) in both stores, and their ratio. The
+aim is 1.5. Both stores are filled by the same bulk inserts, and each filter's page is full in both.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ FILTERS = {
 
 
 def made(number: int) -> Run:
-    """The run of this number; one a second."""
+    """Return the run of this number, one per second."""
     status, decision = OUTCOMES[number % len(OUTCOMES)]
     created_at = START + timedelta(seconds=number)
     name = NAMES[number % len(NAMES)]
@@ -93,7 +92,7 @@ def batches(count: int) -> Iterator[PendingWrites]:
 
 
 async def filled(directory: Path, count: int) -> SqlStore:
-    """A store with `count` runs; they go in beneath it, for speed."""
+    """Return a store with `count` runs, inserted directly for speed."""
     url = f"sqlite:///{directory}/{count}.db"
     await SqlStore.open(url).close()
     began = time.perf_counter()
@@ -114,7 +113,7 @@ def _for_speed(connection: sqlite3.Connection, record: object) -> None:
 
 
 async def times(small: SqlStore, large: SqlStore, wanted: HistoryFilter) -> tuple[float, float]:
-    """Median seconds of a page in each store, measured in turn so that both meet the same disturbances."""
+    """Return a page's median seconds in each store, measured in turns."""
     taken: tuple[list[float], list[float]] = ([], [])
     for turn in range(ROUNDS + 5):
         for store, found in zip((small, large), taken, strict=True):

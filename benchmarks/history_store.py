@@ -1,14 +1,12 @@
-"""A run store with many runs: its size, its start, its pages and filters, and deliveries while it deletes old runs or
-is exported.
+"""A run store with many runs: size, start, pages and filters, and deliveries during deletion or export.
 
     PYTHONPATH=.:app:sdk python benchmarks/history_store.py [--runs 1000000] [--database URL] [--delete 20000]
         [--keep DIRECTORY] [--at-most MINUTES]
 
-The store is filled by SQL (``past_rows``): in a temporary directory, where there must be 4 KB of room for each run, in
-one that is kept and found filled the next time, or in the empty PostgreSQL database that is named. Pages of a file are
-read cold (the system is asked to forget the file) and warm. An export as CSV, in the same process as in the server,
-deletion, and deletion of what is archived first run beside single matched deliveries' transactions, fifty a second;
-their times are printed without and with each.
+The store is filled by SQL (``past_rows``): in a temporary directory with 4 KB of room for each run, in one that is kept
+for the next time, or in an empty PostgreSQL database. Pages of a file are read cold and warm. An export as CSV in the
+server's process, deletion, and deletion after archiving run next to single matched deliveries' transactions, fifty a
+second; their times are printed with each and without.
 """
 
 from __future__ import annotations
@@ -62,11 +60,11 @@ PAUSE = 0.02
 DELIVERIES = 500
 NUMBERS = itertools.count(10_000_000)
 MOST_PARTS = 20
-"""Pages of one search that are asked for; in a very long history what never meets takes hundreds."""
+"""Pages of one search; in a very long history, conditions that never meet take hundreds."""
 
 
 class Measured:
-    """A store that is filled, and how to make reading it cold."""
+    """A filled store, which can be made cold."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -93,7 +91,7 @@ class Measured:
         return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
 
     def cool(self) -> None:
-        """Have the system forget what it has read of the file; PostgreSQL's is left alone."""
+        """Have the system forget the file, except PostgreSQL's."""
         for path in (self._file, Path(f"{self._file}-wal")) if self._file is not None else ():
             if path.exists():
                 with path.open("rb") as file:
@@ -107,7 +105,7 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
 
 
 async def pages(measured: Measured, store: SqlStore) -> None:
-    """Print the first page for each filter, cold and the median of five warm ones, and how many pages a search has."""
+    """Print the first page for each filter, cold and the median of five warm ones, and the number of pages."""
     for title, matching in FILTERS.items():
         measured.cool()
         cold = await timed(lambda matching=matching: store.page(matching, 100, None))
@@ -130,7 +128,7 @@ async def tallies(store: SqlStore) -> None:
 
 
 async def delivered(store: SqlStore) -> None:
-    """What a delivery of one matched alert writes, in mode observe."""
+    """Write a delivery of one matched alert, in mode observe."""
     run = made(next(NUMBERS))
     alert = Alert(run.alert.fingerprint, AlertStatus.FIRING, run.alert_labels, {}, run.alert.starts_at)
 
@@ -143,7 +141,7 @@ async def delivered(store: SqlStore) -> None:
 
 
 async def percentiles(store: SqlStore, beside: asyncio.Task[int] | None = None) -> str:
-    """Of `DELIVERIES`, or of as many as there are until what runs beside them is over."""
+    """Return the percentiles of at least `DELIVERIES` deliveries, continued until `beside` is done."""
     times = []
     while len(times) < DELIVERIES or (beside is not None and not beside.done()):
         times.append(await timed(lambda: delivered(store)))
@@ -155,7 +153,7 @@ async def percentiles(store: SqlStore, beside: asyncio.Task[int] | None = None) 
 
 
 async def export(store: SqlStore) -> None:
-    """Deliveries beside an export that is begun again until they are through, and what it wrote meanwhile."""
+    """Measure deliveries during repeated exports, and print the exported number."""
     exports, runs = Exports(ServerLimits(), views.HistoryItem, views.item), 0
 
     async def exported() -> None:
@@ -177,7 +175,7 @@ async def export(store: SqlStore) -> None:
 
 
 async def deletion(store: SqlStore, before: datetime, archive: RunArchive | None, at_most: timedelta) -> None:
-    """Deliveries beside the deletion of what is older, for as long as it lasts."""
+    """Measure deliveries during the deletion of older runs."""
 
     async def pruned() -> int:
         there = await store._read(partial(runs_before, before=before))
@@ -207,7 +205,7 @@ async def deletions(store: SqlStore, count: int, delete: int, archive: RunArchiv
 
 
 def start(directory: Path, url: str) -> None:
-    """Print how long a server takes from its start to its first 200 on ``/ready``; one that keeps all."""
+    """Print the seconds from a server's start to its first 200 on ``/ready``."""
     began = time.perf_counter()
     server, _ = start_server(directory, "--database", url, "--retention", "36500d")
     with server:

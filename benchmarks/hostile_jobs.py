@@ -1,12 +1,12 @@
-"""A node whose logs two hostile users attack: what their tactics cost other jobs, and what they see of them.
+"""A node whose logs two hostile users attack: the cost for other jobs, and what the attackers see of them.
 
 A local user and root of a container know the source and change their tactics at random (``tests.support.hostile``).
-Beside them, normal jobs of three users fail every few seconds, commands are carried out, and logs are searched. A job
-of a second node without attackers (``calm``) shows what the load of the machine alone does.
+Normal jobs of three users fail every few seconds, commands are executed, and logs are searched. A job of a second node
+without attackers (``calm``) shows the machine's load.
 
-The figures: seconds from a failing line to its finding in Redis and from a command to its reply, and the memory of the
-acting process. It ends with 1 if a line of another user took more than 10 s or became no finding, if that memory grew
-by more than 10 MiB, if a command was not carried out, or if a byte of a private file came out anywhere.
+The figures are seconds from a failing line to its finding in Redis and from a command to its reply, and the memory of
+the acting process. It exits with 1 if another user's line took more than 10 s or became no finding, if that memory grew
+by more than 10 MiB, if a command was not executed, or if a byte of a private file appeared anywhere.
 """
 
 from __future__ import annotations

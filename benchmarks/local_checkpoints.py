@@ -1,13 +1,12 @@
-"""In-memory checkpoints beside the local checkpoints of nvidia-resiliency-ext, on CPUs with gloo, in one run.
+"""In-memory checkpoints and nvidia-resiliency-ext's local checkpoints, on CPUs with gloo, in one run.
 
-Two ranks stand for two nodes. Each has an AdamW training's state. Both ways save it, with a copy on the other node,
-and go back to it: in the living processes, in new ones, and in new ones after the memory of rank 1's node was lost.
-Each figure is the slowest rank's, the median of several rounds in which the two ways take turns.
+Two ranks stand for two nodes with an AdamW training's state. Both ways save it, with a copy on the other node, and load
+it: in the living processes, in new ones, and in new ones after the loss of rank 1's node memory. Each figure is the
+slowest rank's, the median of several rounds in which the two ways take turns.
 
-nvidia-resiliency-ext must be importable (``pip install nvidia-resiliency-ext``). Of it, the manager and the
-replication are the originals. `cpu_state_dict` replaces its state dict, which takes CUDA tensors only. Two of its ways
-are not measured, because they call CUDA: the asynchronous save, and the transfer of a lost rank's copy from the other
-node (version 0.4.1).
+nvidia-resiliency-ext must be importable (``pip install nvidia-resiliency-ext``). Its manager and replication are the
+originals. `cpu_state_dict` replaces its state dict, which takes CUDA tensors only. The asynchronous save, and the
+transfer of a lost rank's copy from the other node, are not measured, because they call CUDA (version 0.4.1).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ PATIENCE = 120.0
 
 
 class GlooGroup:
-    """A group of all ranks, by gloo in place of the job's store."""
+    """A gloo group of all ranks, in place of the job's store."""
 
     rank = property(lambda self: dist.get_rank())
     world_size = RANKS
@@ -64,7 +63,7 @@ class GlooGroup:
 
 
 class Training:
-    """A model and AdamW with its moments. `digest` identifies the state to the bit."""
+    """A model and AdamW with its moments. `digest` identifies the state."""
 
     def __init__(self, parameters: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -105,7 +104,7 @@ class Ours:
             time.sleep(0.01)
 
     def settle(self, step: int) -> None:
-        """Wait until the copy is whole, and the other node has one."""
+        """Wait until the copy is complete here and on the other node."""
         assert self.memory.background.settle(PATIENCE)
         other = 1 - dist.get_rank()
         until = time.monotonic() + PATIENCE
@@ -119,7 +118,7 @@ class Ours:
 
 
 class Theirs:
-    """The local checkpoints of nvidia-resiliency-ext, on the same kind of memory."""
+    """Local checkpoints of nvidia-resiliency-ext, on the same kind of memory."""
 
     def __init__(self, training: Training, directory: Path) -> None:
         from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
@@ -144,7 +143,7 @@ class Theirs:
 
 
 def cpu_state_dict(state: Any, is_hollow: bool = False) -> Any:
-    """Their basic state dict, without the demand that tensors are CUDA's."""
+    """Return their basic state dict, for CPU tensors too."""
     from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
 
     class CpuStateDict(BasicTensorAwareStateDict):  # type: ignore[misc, no-any-unimported]
@@ -162,14 +161,14 @@ def cpu_state_dict(state: Any, is_hollow: bool = False) -> Any:
 
 
 def structure_of(state: Any) -> Any:
-    """The same members in dicts and lists of their own, since theirs takes tensors out of them."""
+    """Copy dicts and lists, because theirs takes tensors out of them."""
     if isinstance(state, dict):
         return {key: structure_of(value) for key, value in state.items()}
     return [structure_of(value) for value in state] if isinstance(state, list) else state
 
 
 def timed(act: Callable[[], None]) -> float:
-    """The seconds that the slowest rank takes."""
+    """Return the slowest rank's seconds."""
     dist.barrier()
     began = time.perf_counter()
     act()
@@ -179,7 +178,7 @@ def timed(act: Callable[[], None]) -> float:
 
 
 def train(rank: int, port: int, way: str, parameters: int, directory: Path) -> None:
-    """Save several times, go back once, and die without an end in order."""
+    """Save several times, load once, and die."""
     join(rank, port, directory)
     training = Training(parameters, rank)
     checkpoints = (Ours if way == WAYS[0] else Theirs)(training, directory / way)
@@ -195,7 +194,7 @@ def train(rank: int, port: int, way: str, parameters: int, directory: Path) -> N
 
 
 def restart(rank: int, port: int, way: str, parameters: int, directory: Path) -> None:
-    """Go back in a new process, whose training has another state."""
+    """Load in a new process, whose training has another state."""
     join(rank, port, directory)
     training = Training(parameters, 100 + rank)
     seconds = timed(lambda: (Ours if way == WAYS[0] else Theirs)(training, directory / way).load())
@@ -234,7 +233,7 @@ def in_processes(target: Callable[..., None], way: str, parameters: int, directo
 
 
 def after_a_loss(parameters: int) -> float:
-    """The seconds of a restart of ours, after all that rank 1's node held was removed."""
+    """Return the seconds of our restart after rank 1's node lost its memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         directory = Path(name)
         (directory / "shared").mkdir()

@@ -1,4 +1,4 @@
-"""The price of users' rights: a scan of many jobs' logs, by each way to open files, as a multiple of the direct one.
+"""Cost of users' rights: a scan of many jobs' logs, by each way to open files, over the direct one.
 
 ``python -m benchmarks.log_opening`` needs root's capabilities for the line with rights.
 """

@@ -1,11 +1,10 @@
 """Lines per second and core with all shipped log rules, over ``grep`` with the same patterns on the same lines.
 
-Four figures: lines of a training with all that is done to them (decoding, prefixes, records, blocks, rules, findings);
-the same without those that report a step, so that nearly each can be passed over; the rules alone on lines that are
-ready; and what a hostile line of 1 MB costs for each KB. Beside the first three stand ``grep -P`` with all patterns as
-one, which is what a careful person would write, and Python's `re` with the patterns one after another, as a simple log
-agent does it; and mtail with a counter for each pattern, where one is named (``apt-get download mtail`` and ``dpkg -x``
-give one without installing it).
+Four figures: a training's lines with all processing (decoding, prefixes, records, blocks, rules, findings); the same
+without steps, which are mostly skipped; the rules alone on prepared lines; and a hostile line of 1 MB, per KB. For
+comparison: ``grep -P`` with all patterns as one; Python's `re` with the patterns one after another, as in a simple log
+agent; and mtail with a counter for each pattern, if named (``apt-get download mtail`` and ``dpkg -x`` unpack one
+without installing it).
 
     python -m benchmarks.log_rules [--lines 200000] [--mtail mtail]
 """
@@ -42,13 +41,12 @@ QUIET = (
     " iteration {0}/ 500000 | consumed samples: 2048 | lm loss: 2.1E+00 | grad norm: 0.25 | nan iterations: 0 |",
 )
 AT_ONCE = 2000
-"""Lines that are read of a file at once: 256 KiB of it."""
+"""Lines read of a file at once: 256 KiB."""
 EVERY = 1000
-"""One line in so many is one that a rule takes."""
+"""A rule takes one line in so many."""
 
 
 def main() -> None:
-    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=200_000, help="lines of the log that is read (200,000)")
     parser.add_argument("--mtail", metavar="PROGRAM", help="an mtail, to be tried on the same lines")
@@ -78,14 +76,13 @@ def main() -> None:
 
 
 def shipped() -> RuleSet:
-    """The rules that come with Trainmedic."""
     library = LogRuleLibrary([FOLDER])
     library.reload()
     return library.rule_set
 
 
 def written(count: int) -> list[bytes]:
-    """A log in which nearly nothing is wrong."""
+    """Return a log with few faults."""
     corpus = yaml.safe_load((FOLDER / "lines_fixture.yaml").read_text(encoding="utf-8"))
     bad = [entry["text"] for entry in corpus if entry["source"] == "training" and "\n" not in entry["text"]]
     return [
@@ -95,7 +92,7 @@ def written(count: int) -> list[bytes]:
 
 
 def rate(work: Callable[[], object], lines: int) -> float:
-    """Lines per second of processor time, of the better of two turns; a program that is started counts as well."""
+    """Return lines per second of processor time, of the better of two turns, with started programs."""
     best = 0.0
     for _ in range(2):
         began, children = time.process_time(), child_seconds()
@@ -105,13 +102,13 @@ def rate(work: Callable[[], object], lines: int) -> float:
 
 
 def child_seconds() -> float:
-    """Processor time of the programs that were started and have ended."""
+    """Return the processor time of ended child programs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def read(lines: Sequence[bytes], tracker: FindingTracker) -> int:
-    """Do what an agent does with a file."""
+    """Process lines like an agent."""
     assembler = LineAssembler(Origin("training", "node-1", "llm-1", stream="a"))
     prefilter = tracker.matcher.prefilter(("training",))
     found = 0
@@ -123,7 +120,7 @@ def read(lines: Sequence[bytes], tracker: FindingTracker) -> int:
 
 
 def match(lines: Sequence[bytes], rules: RuleSet) -> int:
-    """Try the rules on lines that are ready."""
+    """Match prepared lines."""
     assembler, matcher = LineAssembler(Origin("training")), LineMatcher(rules)
     ready = [line for place, raw in enumerate(lines[:1000]) for line in assembler.feed(raw, NOW, place)]
     turns = len(lines) // max(len(ready), 1)
@@ -131,7 +128,7 @@ def match(lines: Sequence[bytes], rules: RuleSet) -> int:
 
 
 def grepped(lines: Sequence[bytes], patterns: Sequence[str]) -> int:
-    """Count the lines that any pattern is in, by grep."""
+    """Count the lines with any pattern, by grep."""
     joined = "(?J)" + "|".join(f"(?:{pattern.replace('(?m)', '')})" for pattern in patterns if "\\n" not in pattern)
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"\n".join(lines))
@@ -141,12 +138,12 @@ def grepped(lines: Sequence[bytes], patterns: Sequence[str]) -> int:
 
 
 def mtail_rate(program: str, lines: Sequence[bytes], patterns: Sequence[str]) -> float:
-    """Lines per second of processor time of mtail, without what it takes to start."""
+    """Return mtail's lines per second of processor time, without its start."""
     return len(lines) / max(mtail_seconds(program, lines, patterns) - mtail_seconds(program, [], patterns), 1e-9)
 
 
 def mtail_seconds(program: str, lines: Sequence[bytes], patterns: Sequence[str]) -> float:
-    """Processor time that one run of mtail over these lines takes."""
+    """Return the processor time of one run of mtail."""
     with tempfile.TemporaryDirectory() as directory:
         log, rules = Path(directory, "a.log"), Path(directory, "rules.mtail")
         log.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -166,13 +163,13 @@ def mtail_seconds(program: str, lines: Sequence[bytes], patterns: Sequence[str])
 
 
 def one_by_one(lines: Sequence[bytes], patterns: Sequence[str]) -> int:
-    """Count the lines that any pattern is in, each pattern tried on each line."""
+    """Count the lines with any pattern, each tried on each line."""
     compiled = [re.compile(pattern.encode()) for pattern in patterns]
     return sum(any(pattern.search(line) for pattern in compiled) for line in lines)
 
 
 def hostile(rules: RuleSet) -> list[tuple[str, float]]:
-    """What a line costs that is made to be slow, in microseconds for each KB of it."""
+    """Return a slow line's cost in microseconds per KB, by kind."""
     literals = " ".join(literal for rule in rules.rules for literal in rule.contains)
     texts = {
         "all literals of all rules": literals * (1 + (1 << 20) // len(literals)),

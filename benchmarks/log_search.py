@@ -1,8 +1,8 @@
-"""Seconds to search the last minute of a log of 1 GB, over the seconds that ``grep`` takes for the whole file.
+"""Seconds to search the last minute of a log of 1 GB, over those of ``grep`` for the whole file.
 
-Two logs, written over 24 hours: one whose lines state their time as Python's logging does, and one whose lines state
-none, for which the agent has noted when they arrived. Each is searched as an agent does it for ``logs --since 1m``, and
-read as a whole by ``grep`` for a text that is not in it; the best of five, in one run. The logs are deleted.
+Two logs of 24 hours: one whose lines state their time as Python's logging does, and one without times, whose arrivals
+the agent has recorded. Each is searched as for ``logs --since 1m``, and read as a whole by ``grep`` for a text that is
+not in it; the best of five, in one run. The logs are deleted.
 
     python -m benchmarks.log_search [--megabytes 1000] [--directory DIR]
 """
@@ -33,7 +33,6 @@ TIMED, BARE = "timed", "bare"
 
 
 def main() -> None:
-    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=1000, help="size of each log (1000)")
     parser.add_argument("--directory", type=Path, help="where the logs are written; a temporary directory by default")
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 def measure(directory: Path, job: str, megabytes: int) -> None:
-    """Write one log, search it, read it, and print what that took."""
+    """Write one log, search it, read it, and print the durations."""
     logs = AttemptLogs.of(directory / "logs", job, 1)
     logs.path.mkdir(parents=True)
     log = logs.launcher("n1")
@@ -69,7 +68,7 @@ def measure(directory: Path, job: str, megabytes: int) -> None:
 
 
 def write(log: Path, megabytes: int, arrivals: ArrivalIndex, *, has_times: bool) -> datetime:
-    """A log that grew evenly until now, with a look each second; return when its last line was written."""
+    """Write a log that grew evenly until now, with a look each second. Return its last line's time."""
     ended = datetime.now(UTC).replace(microsecond=0)
     seconds = HOURS * 3600
     of_second = megabytes * 1_000_000 // seconds
@@ -89,12 +88,12 @@ def write(log: Path, megabytes: int, arrivals: ArrivalIndex, *, has_times: bool)
 
 
 def read(log: Path) -> None:
-    """Have grep look at all of a file."""
+    """Have grep read a whole file."""
     subprocess.run(["grep", "-c", "loss 9[.]9 of", str(log)], stdout=subprocess.DEVNULL, check=False)
 
 
 def best(act: Callable[[], object]) -> float:
-    """The seconds that the fastest of five calls took."""
+    """Return the seconds of the fastest of five calls."""
     seconds = []
     for _ in range(5):
         began = time.perf_counter()

@@ -1,9 +1,8 @@
-"""The agent's log shipping beside Fluent Bit with ``examples/loki``, in one run: speed, cost, and what the store gets.
+"""The agent's log shipping and Fluent Bit with ``examples/loki``, in one run: speed, cost, and result.
 
-Both ship the same log directory into a counting store. Named ``--fluent-bit`` is the program. The directory has the
-files of several ranks by torchrun, lines with secrets, a private key over several lines, and a link in place of a
-``stdout.log`` that leads to a file of another user. The agent's part runs without its opener and reader processes, so
-its memory is that of shipping alone with Python and the server's packages.
+Both ship the same log directory into a counting store. ``--fluent-bit`` names the program. The directory has the files
+of several ranks by torchrun, lines with secrets, a private key over several lines, and a link from a ``stdout.log`` to
+another user's file. The agent's part runs without its opener and reader processes.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ KEY = ["-----BEGIN PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG9w0B", "-----END PRIV
 
 
 class Store(BaseHTTPRequestHandler):
-    """Takes Loki's pushes and counts their lines. It keeps the lines that carry a sign of what must not be there."""
+    """Receiver of Loki's pushes that counts lines, and keeps those that must not be there."""
 
     protocol_version = "HTTP/1.1"
     lines = 0
@@ -76,7 +75,7 @@ def store() -> Iterator[int]:
 
 
 def write(logs: Path, ranks: int, lines: int, private: Path) -> int:
-    """Write what a job prints; return how many lines it has."""
+    """Write a job's lines, and return their number."""
     attempt = AttemptLogs.of(logs, JOB, 1)
     for rank in range(ranks):
         folder = attempt.ranks(NODE) / "none_x" / "attempt_0" / str(rank)
@@ -94,7 +93,7 @@ def write(logs: Path, ranks: int, lines: int, private: Path) -> int:
 
 
 def ours(state: Path, logs: Path, port: int) -> None:
-    """Ship until killed, as an agent does."""
+    """Ship until killed."""
     from tests.unit.agent.log_reading.reading import policy_of
     from trainmedic_agent.counters import AgentCounters
     from trainmedic_agent.journal import Journal
@@ -117,7 +116,7 @@ def ours(state: Path, logs: Path, port: int) -> None:
 
 
 def measured(name: str, directory: Path, fluent_bit: str, ranks: int, lines: int) -> float:
-    """Ship once and print what came of it; return the lines a second of processor time."""
+    """Ship once and print the result. Return the lines per second of processor time."""
     logs, state, private = directory / "logs", directory / "state", directory / "shadow"
     logs.mkdir(parents=True)
     state.mkdir()

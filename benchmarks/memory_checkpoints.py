@@ -1,10 +1,9 @@
-"""What in-memory checkpoints add to a training step: the same loop with them over without, as a ratio of whole times.
+"""Cost of in-memory checkpoints for a training step: whole times with them over those without.
 
-A step computes for a given time; beside it lie parameters with AdamW's moments, so that there is something to copy.
-Blocks of both kinds take turns in one run, connected to a Redis; the checkpoints on the disk are written in the
-background. Both kinds report and look for commands, so what is compared is the checkpoints alone. What counts is the
-sum over all steps of a kind, since a copy falls on few of them; beside it stands the part of the time for which
-training has waited in the SDK for copies and for beginning to write, as it was measured there.
+A step computes for a given time; parameters with AdamW's moments are there to be copied. Blocks of both kinds take
+turns in one run, connected to a Redis; checkpoints on the disk are written in the background. The figure is the sum
+over all steps of a kind, because a copy falls on few of them; next to it is the share of time that training waited in
+the SDK for copies and for beginning to write.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from trainmedic.torch.run import Run
 
 
 class Loop:
-    """A training of which nearly all of a step is the time that it is told to take, with so many parameters beside."""
+    """A training whose steps take a given time, with so many parameters."""
 
     def __init__(self, seconds: float, parameters: int) -> None:
         self.seconds = seconds
@@ -64,7 +63,7 @@ class Loop:
 
 
 class Waited:
-    """The seconds that training has waited for checkpoints of one run, and the steps at which it has."""
+    """Seconds that training has waited for checkpoints, and at which steps."""
 
     def __init__(self, run: Run) -> None:
         self.seconds: list[float] = []

@@ -1,7 +1,7 @@
-"""Fills a run store with runs as a cluster leaves them, by SQL alone, on SQLite and PostgreSQL.
+"""Filling of a run store with a cluster's runs by SQL, on SQLite and PostgreSQL.
 
-Of twenty runs eleven succeed, and of these most take back what they did; two fail, three are observed and four held
-back. One comes every few seconds, so that the newest is of now. Who calls it: ``history_store``.
+Of twenty runs eleven succeed, and most of these revert their changes; two fail, three are observed and four blocked.
+One run begins every few seconds, the newest now.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ UNION ALL SELECT created_at / 86400000000, playbook,
 'repair_seconds:' || ((ended_at - created_at) / 1000000) || '.0', count(*)
 FROM runs WHERE status = 'succeeded' GROUP BY 1, 2, 3
 """
-"""What the server counts as it writes runs."""
+"""Counts that the server makes as it writes runs."""
 _HEX = {"sqlite": ("printf('%012x', ", ")"), "postgresql": ("lpad(to_hex(", "), 12, '0')")}
-"""What makes twelve digits of a number, as the ids of runs begin with."""
+"""SQL for twelve hexadecimal digits of a number."""
 
 
 def fill(connection: sa.Connection, count: int, newest: int) -> None:
-    """Add `count` runs, the last of which was created at `newest`, in microseconds since 1970."""
+    """Add `count` runs, the last created at `newest`, in microseconds since 1970."""
     hex_digits = _HEX[connection.dialect.name]
     for first in range(1, count + 1, BATCH):
         last = min(first + BATCH - 1, count)

@@ -1,17 +1,15 @@
-"""What acts on webhooks, side by side: Trainmedic and, as far as they are on this machine, what one would use instead.
+"""Programs that act on webhooks: Trainmedic and its alternatives, if installed.
 
-Each gets alerts that nobody has seen before, and acts on each by one HTTP request to a sink that notes when it came:
-
+Each gets alerts that it has not seen before, and acts on each by one HTTP request to a sink that records the time:
 - **trainmedic**: ``trainmedic serve``, a playbook with one ``http.request``.
 - **webhook**: an executor that forks a command for each webhook (github.com/adnanh/webhook, Debian's ``webhook``), on
   PATH or by ``--executor PATH``; the command is ``curl``.
 - **ansible-rulebook**: from PyPI, with ``ansible-core`` and Java, on PATH or by ``--ansible-rulebook PATH``; its own
   webhook source, and a rule that runs ``ansible.builtin.uri``.
 
-Printed for each: webhooks acknowledged a second, over 16 connections; the median from a webhook to its act, one at a
-time; of a storm's acknowledged webhooks, how many were acted on ``--within`` so many seconds; of those acknowledged
-until SIGKILL, how many were never acted on although the program was started again, and how many twice; and the most
-memory of its process.
+Printed for each: webhooks acknowledged per second, over 16 connections; the median from a webhook to its act, one at a
+time; how many of a storm's acknowledged webhooks were acted on ``--within`` so many seconds; how many of those
+acknowledged until SIGKILL were never acted on after a restart, and how many twice; and the peak memory of its process.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 
 _CONNECTIONS = 16
 _PROGRAMS = {"--executor": "webhook", "--ansible-rulebook": "ansible-rulebook"}
-"""The options that say where the peers are, and what is looked for else."""
+"""Options with the peers' paths, and their names on PATH."""
 
 
 class Sink(ThreadingHTTPServer):
-    """Where acts arrive, as ``GET /<id>``; notes when, by ``time.time()``."""
+    """Receiver of acts, as ``GET /<id>``, which records ``time.time()``."""
 
     request_queue_size = 1024
     daemon_threads = True
@@ -73,21 +71,19 @@ class Sink(ThreadingHTTPServer):
 
 @dataclass(frozen=True)
 class Peer:
-    """A program that acts on webhooks."""
-
     name: str
     path: str
-    """Of its webhook."""
+    """Path of its webhook."""
     configure: Callable[[Path, int, str], Sequence[str | Path]]
-    """Writes its configuration into a directory, for a port and the sink's URL; returns the command that starts it."""
+    """Writes its configuration into a directory, for a port and the sink's URL; returns the start command."""
     webhooks: int
-    """In a storm: as many as it gets through while one waits for it."""
+    """Webhooks of a storm."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
 def sink() -> Iterator[Sink]:
-    """A sink that listens on the loopback."""
+    """Run a sink on the loopback."""
     with Sink() as made:
         thread = threading.Thread(target=made.serve_forever)
         thread.start()
@@ -143,7 +139,7 @@ def _rulebook(program: Path) -> Callable[[Path, int, str], Sequence[str | Path]]
 
 
 def found(executor: Path | None, rulebook: Path | None) -> list[Peer]:
-    """Trainmedic, and those that are on this machine."""
+    """Return Trainmedic, and the installed peers."""
     peers = [Peer("trainmedic", "/webhook", _trainmedic, 2000, {"PYTHONPATH": PYTHON_PATH})]
     if executor is not None:
         peers.append(Peer("webhook (forks)", "/hooks/act", _executor(executor), 2000))
@@ -156,7 +152,7 @@ def found(executor: Path | None, rulebook: Path | None) -> list[Peer]:
 
 
 class Trial:
-    """One peer, its sink, and what it was sent."""
+    """One peer, its sink, and sent alerts."""
 
     def __init__(self, peer: Peer, directory: Path, into: Sink) -> None:
         self._peer = peer
@@ -168,7 +164,7 @@ class Trial:
         self.program: Program
 
     def start(self) -> None:
-        """Start it, or start it again; return when it takes connections."""
+        """Start or restart it, and wait until it accepts connections."""
         self.program = Program(self._argv, self._log, self._peer.environment)
         eventually(lambda: asyncio.run(self._is_there()), 90, f"{self._peer.name} listens", every=0.1)
 
@@ -183,14 +179,14 @@ class Trial:
         return True
 
     def names(self, count: int) -> list[str]:
-        """So many names of alerts that it has not seen."""
+        """Return so many new names of alerts."""
         self._sent += count
         return [f"job-{number}" for number in range(self._sent - count, self._sent)]
 
     async def send(
         self, names: Iterable[str], connections: int, on_reply: Callable[[int], None] = lambda count: None
     ) -> dict[str, float]:
-        """When each that was acknowledged was sent. What breaks off, as the program is killed, was not."""
+        """Return when each acknowledged alert was sent, without those cut off by a kill."""
         queue, acknowledged = iter(names), dict[str, float]()
 
         async def drain() -> None:
@@ -210,7 +206,7 @@ class Trial:
         return acknowledged
 
     def acted(self, names: Iterable[str], within: float) -> Counter[str]:
-        """How often each was acted on, once all were or that time is over."""
+        """Return how often each was acted on, once all were or that time is over."""
         wanted, deadline = set(names), time.monotonic() + within
         while time.monotonic() < deadline and not wanted <= self._sink.times().keys():
             time.sleep(0.05)
@@ -218,7 +214,7 @@ class Trial:
         return Counter({name: times[name] for name in wanted})
 
     def reaction(self, rounds: int) -> float:
-        """The median seconds from sending a webhook to its act, one at a time."""
+        """Return the median seconds from sending a webhook to its act, one at a time."""
         seconds = []
         for name in self.names(rounds):
             ((_, sent_at),) = asyncio.run(self.send([name], 1)).items()
@@ -229,14 +225,16 @@ class Trial:
         return statistics.median(seconds)
 
     def storm(self, within: float) -> tuple[float, int, int]:
-        """Webhooks acknowledged a second, how many those were, and how many were acted on in time."""
+        """Return webhooks acknowledged per second, their number, and how many were acted on in time."""
         began = time.monotonic()
         acknowledged = asyncio.run(self.send(self.names(self._peer.webhooks), _CONNECTIONS))
         rate = len(acknowledged) / (time.monotonic() - began)
         return rate, len(acknowledged), sum(map(bool, self.acted(acknowledged, within).values()))
 
     def kill(self, within: float) -> tuple[int, int, int]:
-        """Acknowledged until SIGKILL in the middle of a storm; of these never acted on, and acted on more than once."""
+        """Return how many were acknowledged until SIGKILL in a storm, and of these never acted on, and acted on more
+        than once.
+        """
         enough = self._peer.webhooks // 2
 
         def kill(count: int) -> None:
@@ -250,7 +248,7 @@ class Trial:
         return len(acknowledged), sum(not times for times in acted.values()), sum(t > 1 for t in acted.values())
 
     def peak_mib(self) -> float:
-        """The most memory that its process has used, as the kernel counts it; not that of what it forks."""
+        """Return the peak memory of its process, without forked ones."""
         status = Path(f"/proc/{self.program.process.pid}/status").read_text()
         peak = re.search(r"VmHWM:\s*(\d+) kB", status)
         assert peak is not None
@@ -258,7 +256,6 @@ class Trial:
 
 
 def measure(peer: Peer, within: float, rounds: int) -> str:
-    """One line about a peer."""
     with tempfile.TemporaryDirectory() as name, sink() as into:
         trial = Trial(peer, Path(name), into)
         trial.start()
@@ -285,14 +282,14 @@ def _program(path: str) -> Path:
 
 
 def add_programs(parser: argparse.ArgumentParser, wanted: Iterable[str] = _PROGRAMS) -> None:
-    """Where the peers are; what is not said is looked for on PATH."""
+    """Add the peers' paths, by default from PATH."""
     for option in wanted:
         name = _PROGRAMS[option]
         parser.add_argument(option, type=_program, default=shutil.which(name), metavar="PATH", help=f"of {name}")
 
 
 def program_words(options: argparse.Namespace, wanted: Iterable[str] = _PROGRAMS) -> list[str]:
-    """The arguments that say the same again."""
+    """Return these options as arguments again."""
     paths = {option: getattr(options, option[2:].replace("-", "_")) for option in wanted}
     return [word for option, path in paths.items() if path is not None for word in (option, str(path))]
 

@@ -1,10 +1,10 @@
-"""What an alert costs with many playbooks on its alertname, asked one by one and by the index; and how long they load.
+"""Cost of an alert with many playbooks on its alertname, one by one and by the index; and loading times.
 
     PYTHONPATH=.:app:sdk python benchmarks/playbooks_many.py [--playbooks 500]
 
 Each playbook has 20 matchers, of which one names its rack and five are regular expressions; the alert is of one rack.
 Printed are the processor's microseconds per alert for both ways, and their ratio; then the processor's seconds of the
-first load of the files, of a reload after nothing and after one of them has changed.
+first load, of a reload without change, and after one change.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def heard() -> Alert:
 
 
 def cost(work: Callable[[], object], rounds: int) -> float:
-    """Processor seconds of one call."""
     work()
     began = time.process_time()
     for _ in range(rounds):

@@ -1,8 +1,8 @@
-"""What the agent reads of a real card, beside what ``nvidia-smi -q -x`` prints: ``python -m benchmarks.real_gpu``.
+"""Readings of a real card, compared with ``nvidia-smi -q -x``: ``python -m benchmarks.real_gpu``.
 
-It only reads; nothing here can set anything. nvidia-smi is asked before and after. A value that does not change
-must be the same; one that does must lie between the two, give or take what the thing does in a second. Prints a
-line for each value and ends with 1 where one disagrees, with 2 where there is no card to read.
+It only reads. nvidia-smi runs before and after. A constant value must be the same; a changing one must lie between
+both, with a tolerance of about a second's change. Prints a line for each value and exits with 1 if one disagrees, with
+2 without a card.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Value:
-    """One value: where nvidia-smi has it (by release, under other names), its unit, and how far it may move."""
+    """One value: its paths in nvidia-smi's releases, its unit, and its tolerance."""
 
     paths: tuple[str, ...]
     scale: float = 1.0
@@ -83,7 +83,7 @@ SERIES = {
 
 
 def compare(told: Mapping[str, Any], before: ElementTree.Element, after: ElementTree.Element) -> Iterator[Compared]:
-    """A GPU's facts with its elements of nvidia-smi."""
+    """Compare a GPU's facts with its elements of nvidia-smi."""
     yield _same("uuid", told["uuid"], before.findtext("uuid"))
     yield _same("name", told["name"], before.findtext("product_name"))
     yield _same("pci_address", told["pci_address"], normal_pci(before.get("id", "")))
@@ -101,7 +101,7 @@ def compare(told: Mapping[str, Any], before: ElementTree.Element, after: Element
 
 
 def _reasons(told: Mapping[str, Any], before: ElementTree.Element, after: ElementTree.Element) -> Iterator[Compared]:
-    """Each reason that both print says the same, unless it changed between the two."""
+    """Compare each reason that both print, unless it changed between the two."""
     ours = set(told.get("throttle_reasons", ()))
     for group in ("clocks_event_reasons", "clocks_throttle_reasons"):
         for element in before.iterfind(f"{group}/*"):
@@ -124,7 +124,7 @@ def _at(told: Mapping[str, Any], path: str) -> Any:
 
 
 def _number(element: ElementTree.Element, value: Value) -> float | None:
-    """The first of its paths that has a number; nvidia-smi writes ``N/A`` for what there is not."""
+    """Return the first path's number, or None; nvidia-smi writes ``N/A``."""
     for path in value.paths:
         text = (element.findtext(path) or "").split(" ")[0]
         try:

@@ -1,8 +1,8 @@
-"""Milliseconds from the sending of a webhook to its command in the loop of a training job that uses the SDK.
+"""Milliseconds from a webhook to its command in the loop of a training job that uses the SDK.
 
-Server, Redis (the embedded one) and job are processes of their own, as in use. One alert at a time: the next
-is sent when the run of the last has closed. Two such sets run side by side, without and with a signing key, and take
-turns in blocks, so that the ratio shows what signatures cost: of commands, replies and presences.
+Server, embedded Redis and job are processes of their own. The next alert is sent when the last run has closed. Two such
+sets run at the same time, without and with a signing key, and take turns in blocks, so that the ratio shows the cost of
+signatures: of commands, replies and presences.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ steps:
 
 @dataclass
 class Deployment:
-    """A server and a job that waits for its commands. ``taken`` are the seconds from each webhook to its handling."""
+    """A server and a waiting job. ``taken``: seconds from each webhook to its handling."""
 
     url: str
     job: Program
@@ -64,7 +64,7 @@ class Deployment:
 
 @contextmanager
 def deployed(directory: Path, step_seconds: float, keys: Mapping[str, str]) -> Iterator[Deployment]:
-    """Server and job with the environment ``keys``."""
+    """Run server and job with the environment ``keys``."""
     (directory / "playbooks").mkdir(parents=True)
     (directory / "playbooks" / "latency.yaml").write_text(PLAYBOOK)
     server, url = start_server(directory, "--mode", "enforce", environment=keys, playbooks=directory / "playbooks")
@@ -76,7 +76,7 @@ def deployed(directory: Path, step_seconds: float, keys: Mapping[str, str]) -> I
 
 
 async def take_turns(deployments: list[Deployment], rounds: int) -> None:
-    """Measure each so many times, in blocks that alternate."""
+    """Measure each so many times, in alternating blocks."""
     left = rounds
     while left > 0:
         for deployment in deployments:
@@ -85,7 +85,7 @@ async def take_turns(deployments: list[Deployment], rounds: int) -> None:
 
 
 async def nth_line(log: Path, number: int, within: float = 10.0) -> str:
-    """Line `number` of the job's output, counted from 0, once it is there."""
+    """Return line `number` of the job's output, from 0, once it is there."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         lines = log.read_text().splitlines()
@@ -96,7 +96,7 @@ async def nth_line(log: Path, number: int, within: float = 10.0) -> str:
 
 
 async def closed(connection: Connection, run_id: str, within: float = 10.0) -> None:
-    """Return when the run has succeeded."""
+    """Wait until the run has succeeded."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         run = (await connection.send(get(f"/history/{run_id}"))).json()

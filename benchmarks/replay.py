@@ -2,10 +2,9 @@
 
     PYTHONPATH=.:app:sdk python benchmarks/replay.py [--alerts 1000000]
 
-The record is of thirty days and 12,500 nodes. A third of the alerts concerns no playbook. A third has recorded runs of
-the replayed playbook, and a third concerns one that did not exist then, so that the ends of its runs are unknown. The
-command runs as a program, which reads the files from disk. The rate is also given relative to ``json.loads`` of the
-same lines.
+The record is of thirty days and 12,500 nodes. A third of the alerts concerns no playbook, a third has recorded runs of
+the replayed playbook, and a third concerns one that did not exist then. The command reads the files from disk. The rate
+is also relative to ``json.loads`` of the same lines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Runs the benchmarks one after the other, keeps what they print with the machine and its load, and compares.
+"""Run the benchmarks one after the other, keep their output with the machine and its load, and compare.
 
-``benchmarks/run`` runs those that take up to three minutes; names choose, ``--long`` runs all. What is kept is JSON;
-``--compare FILE`` sets each figure beside the one of an earlier run, as a ratio. A figure is a number in a line that a
-benchmark prints; the text around it says which, so a benchmark whose words have changed has nothing to compare with.
-``--executor`` and ``--ansible-rulebook`` say where the peers are that are not on PATH.
+``benchmarks/run`` runs those of up to three minutes; names select, ``--long`` runs all. Results are kept as JSON;
+``--compare FILE`` prints each figure's ratio to an earlier run. A figure is a number in a printed line, identified by
+the text around it. ``--executor`` and ``--ansible-rulebook`` name peers that are not on PATH.
 """
 
 from __future__ import annotations
@@ -72,29 +71,27 @@ LONG: Mapping[str, Sequence[str]] = {
     "disk_clean": ("disk_clean",),
     "unattended": ("unattended",),
 }
-"""Those that take longer, up to three quarters of an hour, or need root."""
+"""Benchmarks that take up to three quarters of an hour, or need root."""
 ON_A_GPU: Mapping[str, Sequence[str]] = {"real_gpu": ("real_gpu",)}
-"""Those that need a real card, and are run where its driver's program is."""
+"""Benchmarks that need a real card."""
 BESIDE_PROGRAMS = {"peers": ("--executor", "--ansible-rulebook"), "webhook_throughput_matched": ("--executor",)}
-"""Those that measure other programs beside Trainmedic, and the options that say where they are."""
+"""Benchmarks of other programs, and the options with their paths."""
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _LIBRARIES = ("fastapi", "uvicorn", "uvloop", "pydantic", "msgspec", "redis", "sqlalchemy", "psycopg", "torch")
 _PROGRAMS = (("redis-server", "--version"), ("prometheus-alertmanager", "--version"))
 _BUSY = 0.25
-"""Of the cores, by the load before a benchmark: more says that something else was at work."""
+"""Share of the cores: a higher load before a benchmark shows other work."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one benchmark."""
-
     name: str
     command: str
     status: int
-    """Of its process; its figures count only where this is 0."""
+    """Exit status of its process; its figures count only if 0."""
     seconds: float
     load_before: float
-    """Processes that ran or waited to, over the minute before."""
+    """Processes that ran or waited, over the minute before."""
     lines: tuple[str, ...]
 
     @property
@@ -103,20 +100,20 @@ class Result:
 
 
 class EarlierResult(msgspec.Struct):
-    """What is compared of a result that was kept."""
+    """Compared parts of a kept result."""
 
     name: str
     lines: list[str]
 
 
 class EarlierRun(msgspec.Struct):
-    """What ``--compare`` reads."""
+    """Content for ``--compare``."""
 
     results: list[EarlierResult]
 
 
 def run(name: str, words: Sequence[str]) -> Result:
-    """Run one, and show its lines as they come."""
+    """Run one, and show its lines at once."""
     argv = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
     load, began, lines = os.getloadavg()[0], time.monotonic(), []
     print(f"== {name}  (load {load:.2f})", flush=True)
@@ -132,7 +129,7 @@ def run(name: str, words: Sequence[str]) -> Result:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on, as far as it can be read here."""
+    """Return what the figures depend on."""
     model = re.search(r"model name\s*: (.+)", _text(Path("/proc/cpuinfo")))
     memory = re.search(r"MemTotal:\s*(\d+) kB", _text(Path("/proc/meminfo")))
     commit = _printed("git", "-C", str(ROOT), "describe", "--always", "--dirty")
@@ -150,12 +147,12 @@ def machine() -> dict[str, Any]:
 
 
 def figures(lines: Sequence[str]) -> dict[str, list[float]]:
-    """The numbers in each line, by the line with ``#`` in their places."""
+    """Return the numbers in each line, by the line with ``#`` in their places."""
     return {_NUMBER.sub("#", line): [float(n.replace(",", "")) for n in _NUMBER.findall(line)] for line in lines}
 
 
 def compared(result: Mapping[str, Any], earlier: EarlierResult) -> list[str]:
-    """Each line's numbers over those of an earlier run that differ by more than 2 %."""
+    """Return each line's ratios to an earlier run that differ by more than 2 %."""
     before = figures(earlier.lines)
     told = []
     for line, numbers in figures(result["lines"]).items():
@@ -167,7 +164,7 @@ def compared(result: Mapping[str, Any], earlier: EarlierResult) -> list[str]:
 
 
 def table(document: Mapping[str, Any], earlier: EarlierRun | None) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     about = document["machine"]
     lines = [
         f"{document['at']}, commit {about['commit']}, {about['processor']}, {about['cores']} cores,"

@@ -1,9 +1,8 @@
-"""Runs per second from webhook to closed, with one command each to 500 training jobs that answer, and what each costs.
+"""Runs per second from webhook to closed, with a command each to 500 training jobs, and the cost of each.
 
-Server and Redis are real processes; PostgreSQL instead of SQLite with ``--database``. The jobs are simulated, all in
-this process: one connection follows the streams of all of them and answers ``applied``. A job that has answered gets
-its next alert, so at most 500 runs are open. Processor time is that of the process, user and system, and holds on a
-machine that has other things to do; the rate does not.
+Server and Redis are real processes; ``--database`` selects PostgreSQL instead of SQLite. The jobs are simulated in this
+process: one connection follows all streams and answers ``applied``. A job that has answered gets its next alert, so at
+most 500 runs are open. The processor time of a process hardly depends on other load; the rate does.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ class Load:
     answered: int = 0
     serial: Iterator[int] = field(default_factory=itertools.count)
     is_over: bool = False
-    """Looked at beside the cancellation, which a call to Redis that is just being answered can lose."""
+    """Checked in addition to cancellation, which a call to Redis can lose."""
 
     def request(self, job: int) -> bytes:
         labels = {"alertname": "EndToEnd", "severity": "critical", "job_name": f"job-{job}"}
         return webhook([alert({**labels, "serial": str(next(self.serial))})])
 
     async def send(self, connection: Connection) -> None:
-        """Alerts for jobs that are idle, one after the other, until it is over."""
+        """Send alerts for idle jobs until it is over."""
         while not self.is_over:
             job = await self.idle.get()
             exchange = await connection.send(self.request(job))
@@ -73,7 +72,6 @@ class Load:
                 self.idle.put_nowait(job)  # its run before was not closed yet
 
     async def answer(self, client: Any) -> None:
-        """Answer every command, until it is over."""
         names = {envelope.job_commands(f"job-{job}"): job for job in range(self.jobs)}
         while not self.is_over:
             found = await client.xreadgroup(CONSUMER_GROUP, "job", dict.fromkeys(names, ">"), count=100, block=1000)
@@ -93,7 +91,7 @@ class Load:
 
 @contextmanager
 def prepared(url: str, jobs: int) -> Iterator[redis.Redis]:
-    """A Redis in which each job has said that it is there."""
+    """Prepare a Redis in which each job is present."""
     with redis.Redis.from_url(url) as client:
         for job in range(jobs):
             client.xgroup_create(envelope.job_commands(f"job-{job}"), CONSUMER_GROUP, id="0", mkstream=True)
@@ -110,7 +108,7 @@ def prepared(url: str, jobs: int) -> Iterator[redis.Redis]:
 async def measure(
     url: str, redis_url: str, load: Load, processes: dict[str, int], options: argparse.Namespace
 ) -> tuple[float, int, dict[str, CpuTime]]:
-    """Seconds, runs and processor time of each process, after a tenth of the time for warming up."""
+    """Return seconds, runs and processor time of each process, after a tenth of the time for warming up."""
     for job in range(load.jobs):
         load.idle.put_nowait(job)
     client = redis.asyncio.Redis.from_url(redis_url, protocol=2)
@@ -171,7 +169,7 @@ def main() -> None:
 
 
 def beside(directory: Path, kind: str) -> float:
-    """Requests per second of an endpoint that does nothing with them, or starts a command for each."""
+    """Return an endpoint's requests per second."""
     program, url = start_endpoint(directory, kind)
     with program:
         count = 3000 if kind == "empty" else 500

@@ -1,14 +1,14 @@
-"""What a bad Redis costs a training loop: steps per second with one, over those with a good one, as a ratio.
+"""Cost of a bad Redis for a training loop: steps per second with one, over those with a good one.
 
-The loop computes for a given time and calls `report` and `commands` on each step, in a process of its own for
-each block; blocks of all kinds take turns. On a machine that does something else as well the best block of each kind is
-disturbed least, and is told beside the median. The kinds:
+The loop computes for a given time and calls `report` and `commands` on each step, in a process of its own for each
+block; blocks of all kinds take turns. On a busy machine the best block is disturbed least, and is printed next to the
+median. The kinds:
 
 - ``gone``: nobody listens.
-- ``silent``: connections are taken, and nothing is ever answered.
+- ``silent``: connections are accepted, without answers.
 - ``slow``: a real Redis, each of whose answers takes half a second.
-- ``empty``: every request is answered at once, with nothing, also those that ask to wait for something.
-- ``lying``: every request is answered at once, with something else than what it asked for.
+- ``empty``: every request is answered at once, with nothing, even waits.
+- ``lying``: every request is answered at once, with a wrong answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LIES = (
 
 
 class Pretender:
-    """A server that pretends to be a Redis. One thread for all of its connections."""
+    """Server that pretends to be a Redis, with one thread."""
 
     def __init__(self, kind: str, real_port: int) -> None:
         self._kind = kind
@@ -115,7 +115,7 @@ class Pretender:
 
 
 def train(url: str, seconds: float, compute: float) -> int:
-    """How many steps there are in so many seconds, once the connection is what it is going to be."""
+    """Return the number of steps in so many seconds, once the connection has settled."""
     medic = trainmedic.connect(job="tried", redis_url=url, signing_key="key", rank=0, world_size=1)
     settled = time.perf_counter() + _SETTLE_SECONDS
     step = counted = 0
@@ -130,7 +130,7 @@ def train(url: str, seconds: float, compute: float) -> int:
 
 
 def steps_per_second(url: str, seconds: float, compute: float) -> float:
-    """Of a process of its own."""
+    """Measure in a process of its own."""
     argv = [sys.executable, "-m", "benchmarks.sdk_bad_redis", "--train", url]
     argv += ["--block", str(seconds), "--step", str(compute)]
     environment = {**inherited(), "PYTHONPATH": PYTHON_PATH}
@@ -140,7 +140,7 @@ def steps_per_second(url: str, seconds: float, compute: float) -> float:
 
 @contextmanager
 def urls() -> Iterator[dict[str, str]]:
-    """The good one and the bad ones, by kind."""
+    """Yield the good URL and the bad ones, by kind."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         server = RedisServer(Path(directory))
         server.start()

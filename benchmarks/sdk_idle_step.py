@@ -1,7 +1,7 @@
-"""What the SDK costs per training step when there is nothing to do: one `report` and one `commands`.
+"""Cost of the SDK per training step without commands: one `report` and one `commands`.
 
-Measured connected to a Redis, over the same loop without them, in the same run, blocks of both in
-turn. Beside the ratio to an empty loop, whose step is tens of nanoseconds, the time itself is told.
+Measured with a Redis, over the same loop without them, in the same run, with blocks of both in turn. The time itself is
+printed too, because an empty loop's step takes tens of nanoseconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def seconds_per_step(block: Callable[[], None]) -> float:
 
 
 def measure(url: str, rounds: int) -> tuple[float, float]:
-    """Seconds per step of the empty loop and of the idle one, the median of their blocks."""
+    """Return seconds per step of the empty and the idle loop, the median of their blocks."""
     empty, idle = [], []
     with trainmedic.connect(job="idle", redis_url=url) as medic:
         for _ in range(rounds):

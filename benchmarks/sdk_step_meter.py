@@ -1,5 +1,5 @@
-"""What it costs a step of `DistributedDataParallel` to tell what its time goes into: blocks of steps with the meter and
-without take turns in one run, and the median step of each kind counts. One rank, so that nobody is waited for.
+"""Cost of measuring the parts of a step of `DistributedDataParallel`: blocks of steps with the meter and without take
+turns in one run, and the median step of each kind counts. One rank, so that no rank is waited for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 50
 
 
 def block(model: nn.Module, inputs: torch.Tensor, batch: Any, meter: StepMeter | None) -> list[float]:
-    """The seconds of each step."""
+    """Return the seconds of each step."""
     seconds = []
     for number in range(BLOCK):
         began = time.perf_counter()

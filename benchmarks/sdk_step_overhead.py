@@ -1,14 +1,14 @@
-"""What an attached and idle SDK adds to a training step: the same loop with it over without, as a ratio.
+"""Cost of an attached and idle SDK for a training step: the same loop with it over without.
 
-The loop is a plain PyTorch one over a `DataLoader`; its step computes for a given time. Blocks of each kind
-take turns in one run, connected to a Redis, and the median step of each kind counts. On a machine that does
-something else as well, most steps are interrupted; the fastest tenth of them is less so, and is told beside.
+The loop is a plain PyTorch one over a `DataLoader`; its step computes for a given time. Blocks of each kind take turns
+in one run, connected to a Redis, and the median step of each kind counts. On a busy machine the fastest tenth is
+disturbed less, and is printed too.
 
-A third kind is attached as well but for the fingerprints of its batches, so that their share shows. The batches are
-those of a language model: three tensors of tokens, 16 by 2048. Records are written, one for ten steps.
+A third kind is attached without fingerprints of its batches, so that their share shows. The batches are those of a
+language model: three tensors of tokens, 16 by 2048. One record is written for ten steps.
 
-The SDK's own threads work beside the training, and in Python only one of all threads works at a time. What they take of
-a processor is told last; of a training that never waits for anything in C, such as a device, they could take as much.
+The SDK's own threads take turns with the training in Python. Their processor time is printed last; a training that
+never waits in C could lose as much.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WITHOUT, ATTACHED, UNPRINTED = "without", "attached", "attached, without fingerp
 
 
 class Loop:
-    """A model of one weight, so that nearly all of a step is the time that it is told to take."""
+    """A model of one weight, whose step takes a given time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -75,7 +75,7 @@ class Loop:
 
 
 def timed(steps: Iterator[None], count: int) -> list[float]:
-    """The seconds of each of so many steps, everything between two of them included."""
+    """Return the seconds of each of so many steps, with everything between them."""
     found = []
     began = time.perf_counter()
     for _ in range(count):
@@ -90,7 +90,7 @@ Steps = list[float]
 
 
 def measure(url: str, directory: Path, seconds: float, rounds: int, count: int) -> tuple[dict[str, Steps], float]:
-    """The seconds of each step, without the SDK and with it; and the share of a processor that its threads took."""
+    """Return the seconds of each step, without the SDK and with it; and its threads' processor share."""
     loop = Loop(seconds)
     with trainmedic.connect(job="idle", redis_url=url, log_dir=directory / "logs") as medic:
         attached = loop.attached(medic, directory / "saved")
@@ -115,7 +115,7 @@ def measure(url: str, directory: Path, seconds: float, rounds: int, count: int) 
 
 
 def threads_beside() -> float:
-    """The seconds of a processor that all threads but this one have taken."""
+    """Return the processor seconds of all threads but this one."""
     return time.process_time() - time.thread_time()
 
 
@@ -132,7 +132,7 @@ def compared(without: Steps, attached: Steps, statistic: Callable[[Steps], float
 
 
 def fast(steps: Steps) -> float:
-    """The step that a tenth of them are faster than."""
+    """Return the step time that a tenth of the steps undercut."""
     return statistics.quantiles(steps, n=10)[0]
 
 

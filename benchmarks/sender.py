@@ -1,6 +1,6 @@
-"""A stand-in for Alertmanager that costs little: webhook requests as bytes, sent over kept-alive connections.
+"""Cheap stand-in for Alertmanager: webhook requests as bytes, sent over kept-alive connections.
 
-The sender shares the machine with the server that it measures, so it parses no more of a reply than it must.
+The sender shares the machine with the measured server, so it parses little of a reply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request with its reply. Times are seconds of ``time.time()``."""
+    """One request with its reply, in seconds of ``time.time()``."""
 
     sent_at: float
     replied_at: float
@@ -36,7 +36,7 @@ class Exchange:
 
 
 def alert(labels: dict[str, str], starts_at: datetime | None = None, resolved: bool = False) -> dict[str, Any]:
-    """One entry of ``alerts[]``, as Alertmanager writes it. The fingerprint follows from the labels."""
+    """Return an entry of ``alerts[]``. The fingerprint follows from the labels."""
     started = (starts_at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
     return {
         "status": "resolved" if resolved else "firing",
@@ -50,7 +50,7 @@ def alert(labels: dict[str, str], starts_at: datetime | None = None, resolved: b
 
 
 def webhook(alerts: Sequence[dict[str, Any]], path: str = "/webhook") -> bytes:
-    """The request that Alertmanager would send for these alerts, headers and all."""
+    """Return Alertmanager's request for these alerts, with headers."""
     firing = any(entry["status"] == "firing" for entry in alerts)
     shared = set.intersection(*(set(entry["labels"].items()) for entry in alerts))
     payload = {
@@ -69,7 +69,6 @@ def webhook(alerts: Sequence[dict[str, Any]], path: str = "/webhook") -> bytes:
 
 
 def get(path: str) -> bytes:
-    """A GET request."""
     return _request("GET", path, b"")
 
 
@@ -81,7 +80,7 @@ def _request(method: str, path: str, body: bytes) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive HTTP/1.1 connection with at most one request on its way."""
+    """A kept-alive HTTP/1.1 connection with at most one open request."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -138,7 +137,7 @@ class Connection(asyncio.Protocol):
 
 
 async def send_all(url: str, requests: Iterable[bytes], concurrency: int) -> list[Exchange]:
-    """Every request's exchange, sent over `concurrency` connections, each as soon as one is free."""
+    """Send the requests over `concurrency` connections, each as soon as one is free."""
     queue = iter(requests)
     done: list[Exchange] = []
 

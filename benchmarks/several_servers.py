@@ -1,9 +1,9 @@
-"""Several servers on one PostgreSQL: webhooks sent to any of them over those sent to the one that works, and takeovers.
+"""Several servers on one PostgreSQL: webhooks to any of them over those to the leader, and takeovers.
 
-Rates are measured in turns with the same servers, so a busy machine slows all of them; the processor time of a webhook
-says more there. One rate is of what is sent to the one that works alone; each other is of as many connections, shared
-evenly by so many of the servers, of which all but one hand on. A takeover is from the moment when the one that works
-is lost, or from the end of PostgreSQL's restart, to the next 200 from `/ready` of another server.
+Rates are measured in turns with the same servers, so a busy machine slows all of them; a webhook's processor time says
+more then. One rate is of webhooks to the leader alone; each other is of as many connections, shared evenly by so many
+servers, of which all but one forward. A takeover is from the loss of the leader, or from the end of PostgreSQL's
+restart, to the next 200 from `/ready` of another server.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class ProcessorTime(NamedTuple):
     """Microseconds for each webhook."""
 
     main: float
-    """Of the main thread of the one that works."""
+    """Main thread of the leader."""
     others: float
-    """Of its other threads, above all the one that writes to PostgreSQL."""
+    """Its other threads, mainly the one that writes to PostgreSQL."""
     standbys: float
     session: float
-    """Of PostgreSQL's process that serves the session that writes."""
+    """PostgreSQL's process of the writing session."""
 
 
 class Rates:
-    """What webhooks came to that were sent to the first so many of `servers`, of which the first works."""
+    """Results of webhooks to the first so many of `servers`, of which the first leads."""
 
     def __init__(self, servers: Sequence[Server], session: int) -> None:
         self._servers, self._session = servers, session
@@ -59,7 +59,7 @@ class Rates:
         self._used: dict[int, list[ProcessorTime]] = {}
 
     async def send(self, count: int, batch: Sequence[bytes], concurrency: int) -> None:
-        """Send the batch to `count` servers, to each its share over its share of the connections."""
+        """Send each of `count` servers its share of the batch over its share of the connections."""
         before = self._processor_time()
         parts = [
             send_all(f"http://127.0.0.1:{server.port}", batch[n::count], max(1, concurrency // count))
@@ -74,7 +74,7 @@ class Rates:
         self._used.setdefault(count, []).append(ProcessorTime(*(each / len(batch) * 1e6 for each in used)))
 
     def told(self) -> Iterator[str]:
-        """A line for each count, without the first round, which warms all up."""
+        """Yield a line for each count, without the first round, a warm-up."""
         direct = self._reached[1][1:]
         for count, reached in self._reached.items():
             ratio = statistics.median(one / other for one, other in zip(reached[1:], direct, strict=True))

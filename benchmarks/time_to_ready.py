@@ -1,8 +1,7 @@
-"""Seconds from the start of ``trainmedic serve`` to its first 200 on ``/ready``, embedded Redis included.
+"""Seconds from the start of ``trainmedic serve`` to its first 200 on ``/ready``, with embedded Redis.
 
-The first start makes the database, the next ones find it; both are told, and how much processor time the server's
-process has taken until then. Its modules are loaded from bytecode, as they are where it is installed: a start before
-those that are measured makes that.
+The first start creates the database, the next ones find it; both are printed, with the server's processor time. An
+earlier start creates the modules' bytecode.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 class StartCost(NamedTuple):
-    """Seconds until a server was ready: on the clock, and of a processor."""
+    """Seconds until a server was ready: elapsed, and of a processor."""
 
     clock: float
     processor: float

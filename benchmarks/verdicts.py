@@ -33,18 +33,16 @@ _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
 
 
 class Outcome(StrEnum):
-    """How a verdict compares with the truth."""
-
     RIGHT = "right"
     LENIENT = "lenient"
-    """Not the truth, but a cause that a person would accept. Never with high confidence."""
+    """Not the truth, but an acceptable cause, never with high confidence."""
     UNKNOWN = "unknown"
     """The verdict names no cause, although the truth does."""
     WRONG = "wrong"
 
 
 class Case(Struct, frozen=True):
-    """A public failure, and its cause as people found it."""
+    """A public failure, and its true cause."""
 
     id: str
     truth: CauseClass
@@ -76,7 +74,6 @@ def cases_in(directory: Path) -> Iterator[Case]:
 
 
 def files_of(text: str) -> dict[str, str]:
-    """Return the files of a case by name."""
     name, files = "train.log", {}
     for line in text.splitlines(keepends=True):
         if name_line := _FILE.match(line):
@@ -107,7 +104,7 @@ def outcome(case: Case, verdict: Verdict) -> Outcome:
 
 
 def judged(case: Case, directory: Path, rules: RuleSet) -> Judged:
-    """Diagnose a case whose files are written into `directory`."""
+    """Diagnose a case in `directory`."""
     for name, text in case.files.items():
         (directory / name).write_text(text, encoding="utf-8")
     verdict = diagnose_folder(directory, rules).attempts[-1].verdict
@@ -119,7 +116,7 @@ def judged(case: Case, directory: Path, rules: RuleSet) -> Judged:
 
 
 def all_judged(directory: Path) -> list[Judged]:
-    """Diagnose each case of a directory in a folder of its own."""
+    """Diagnose each case in a folder of its own."""
     results, rules = [], shipped()
     for case in cases_in(directory):
         with tempfile.TemporaryDirectory() as place:

@@ -1,6 +1,6 @@
-"""A training job that only counts steps, and prints when each of its commands reached the loop.
+"""Training job that only counts steps, and prints when each command reached the loop.
 
-Started by ``receipt_to_handler`` with the job's name and the length of a step in seconds.
+``receipt_to_handler`` starts it with the job's name and the length of a step in seconds.
 """
 
 from __future__ import annotations

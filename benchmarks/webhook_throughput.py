@@ -1,10 +1,10 @@
 """Durable single-alert webhooks per second, over those of an empty FastAPI endpoint on the same machine.
 
-Both servers run with uvicorn's settings as ``trainmedic serve`` uses them, and are sent the same requests by
-the same client, in turns, so that a busy machine slows both. A webhook counts when its reply says that it is
-committed. By default no playbook matches, which is the bare cost of keeping an alert; ``--matched`` sends
-alerts that each start a run of a playbook in mode observe. Debian's ``webhook``, where it is on the machine or
-``--executor`` says where, is sent the same: it replies at once and then forks a command for each, here ``true``.
+Both servers have uvicorn's settings of ``trainmedic serve``, and get the same requests by the same client, in turns, so
+that a busy machine slows both. A webhook counts when its reply says that it is committed. By default no playbook
+matches, which shows the cost of keeping an alert; with ``--matched`` each alert starts a run of a playbook in mode
+observe. Debian's ``webhook``, if installed or named by ``--executor``, gets the same: it replies at once and then forks
+a command, here ``true``.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ AS_SERVED = (
     *("--loop", "uvloop", "--http", "httptools", "--ws", "none", "--lifespan", "off"),
     *("--no-access-log", "--no-server-header", "--no-proxy-headers", "--log-level", "warning"),
 )
-"""The settings of ``trainmedic_server.http.listener``."""
+"""Settings of ``trainmedic_server.http.listener``."""
 
 
 def start_endpoint(directory: Path, kind: str) -> tuple[Program, str]:
-    """What is compared with: the ``empty`` endpoint, or the ``forking`` one."""
+    """Start the ``empty`` or the ``forking`` endpoint."""
     port = free_port()
     argv = [sys.executable, "-m", "uvicorn", f"benchmarks.{kind}_endpoint:app", "--port", str(port)]
     program = Program([*argv, *AS_SERVED], directory / f"{kind}.log", {"PYTHONPATH": os.fspath(ROOT)})
@@ -56,7 +56,7 @@ def start_endpoint(directory: Path, kind: str) -> tuple[Program, str]:
 
 
 def requests(matched: bool) -> Iterator[bytes]:
-    """Webhooks of about the size that Alertmanager's have, each with an alert that is new."""
+    """Yield webhooks of Alertmanager's usual size, each with a new alert."""
     name = "Benchmark" if matched else "NobodyMatchesThis"
     for number in count():
         labels = {"alertname": name, "severity": "critical", "job_name": f"job-{number}", "node": f"node-{number % 64}"}
@@ -73,7 +73,7 @@ async def rate(url: str, batch: list[bytes], concurrency: int) -> float:
 
 @contextlib.contextmanager
 def started_executor(directory: Path, program: str | Path) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Its URL, and whether commands still run of webhooks that it has replied to."""
+    """Yield its URL, and whether commands of answered webhooks still run."""
     (directory / "hooks.json").write_text(json.dumps([{"id": "webhook", "execute-command": "/bin/true"}]))
     port = free_port()
     argv = [program, "-hooks", directory / "hooks.json", "-ip", "127.0.0.1", "-port", str(port), "-urlprefix", ""]
@@ -85,14 +85,14 @@ def started_executor(directory: Path, program: str | Path) -> Iterator[tuple[str
 
 
 class Rates(NamedTuple):
-    """Requests a second of one server, round by round: replied to, and also acted on."""
+    """Requests per second of one server, by round: answered, and acted on."""
 
     replied: list[float]
     done: list[float]
 
 
 async def measure(urls: Sequence[str], options: argparse.Namespace, is_busy: Callable[[], bool]) -> list[Rates]:
-    """What each comes to, in turns."""
+    """Measure all in turns."""
     source = requests(options.matched)
     rates = [Rates([], []) for _ in urls]
     for round_number in range(options.rounds + 1):
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def over(rates: Sequence[float], others: Sequence[float]) -> float:
-    """The median of the ratios round by round."""
+    """Return the median ratio of the rounds."""
     return statistics.median(one / other for one, other in zip(rates, others, strict=True))
 
 

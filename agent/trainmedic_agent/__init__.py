@@ -1,5 +1,5 @@
-"""The node agent: executes commands for its node within its policy. To stay small, it uses threads, the synchronous
-Redis client and none of the server's libraries.
+"""The node agent: executes commands for its node within its policy. To stay small, it uses none of the server's
+libraries.
 """
 
 __version__ = "0.1.0"

@@ -1,5 +1,3 @@
-"""Entry point of ``python -m trainmedic_agent``, the same as ``trainmedic``."""
-
 from trainmedic_core.command import main
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Admission and execution of a node's commands, with exactly one journaled outcome each. Commands answered without
-execution:
+"""Admission and execution of a node's commands, with one journaled outcome each. Commands answered without execution:
 
 - ``rejected``: wrong signature or node, or against the policy
 - ``unsupported``: unknown action
@@ -70,8 +69,8 @@ class CommandRunner:
         self._unwritten: dict[str, CommandRecord] = {}
 
     def begin(self, queues: Mapping[str, WorkerQueue]) -> None:
-        """Use these queues, and resume commands left open by an earlier process. Call it before reading the first
-        command. Raises JournalUnavailable.
+        """Use these queues, and resume commands of an earlier process, before the first command is read. Raises
+        JournalUnavailable.
         """
         self._queues = queues
         for command in self._journal.open_commands():
@@ -211,9 +210,7 @@ class CommandRunner:
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Undo a command that an earlier process may have begun and that will not be finished. Return whether certainly
-        no effect is left.
-        """
+        """Undo a command that an earlier process may have begun. Return whether certainly no effect is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):
@@ -229,8 +226,8 @@ class CommandRunner:
     def _is_undoable(self, executor: Executor, command_id: str) -> bool:
         """Return whether the command to be undone may have had an effect.
 
-        A command that never arrived is revoked, so that it cannot act after its undo. Raises CommandFailed while it is
-        running, or if the journal may have been lost since it was sent; JournalUnavailable.
+        A command that never arrived is revoked, so that it cannot act later. Raises CommandFailed while it is running,
+        or if the journal may have been lost since it was sent; JournalUnavailable.
         """
         record = self._known(command_id)
         if record is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):

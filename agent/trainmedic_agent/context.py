@@ -1,5 +1,3 @@
-"""State shared by all parts of the agent."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from trainmedic_agent.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """State of the agent.
+    """State shared by all parts of the agent.
 
     - ``node``: name in commands
     - ``find_redis``: returns Redis's URL. None until a server has stored one

@@ -1,7 +1,7 @@
-"""The agent's SQLite file, ``<state-dir>/agent.db``. Every failure raises `JournalUnavailable`.
+"""The agent's SQLite file, ``<state-dir>/agent.db``, with synced writes. Every failure raises `JournalUnavailable`.
 
-Each write is synced. On a full disk it uses reserved space (``reserved_space``), because the command that frees the
-disk must be journaled first. `Journal` extends `AgentDatabase`; other parts add tables with `AgentDatabase.install`.
+On a full disk it uses reserved space (``reserved_space``): the command that frees the disk must be journaled first.
+Other parts add tables with `AgentDatabase.install`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 T = TypeVar("T")
 
 _LOG_PAGES = 64
-"""Pages of 4 KiB after which the write-ahead log is checkpointed: a quarter of the reserved space."""
+"""Pages of 4 KiB after which the write-ahead log is checkpointed."""
 
 _IDENTITY = (
     "CREATE TABLE identity (id TEXT PRIMARY KEY)",
@@ -36,14 +36,14 @@ _NO_SPACE = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_CANTOPEN,  # no space for a directory entry
 )
-"""SQLite's error codes for a full disk, among others. A needless retry costs little."""
+"""SQLite's error codes for a full disk, among others."""
 
 
 class AgentDatabase:
     """The open file. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the file in `directory`, created if missing. Raises ConfigurationError if another agent uses it,
+        """Open or create the file in `directory`. Raises ConfigurationError if another agent uses it,
         JournalUnavailable if it cannot be written.
         """
         self._lock = threading.RLock()  # reentrant: a transaction may read what it changes
@@ -82,7 +82,7 @@ class AgentDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection within a synced transaction. Raises JournalUnavailable for every SQLite error.
+        """Yield the connection within a synced transaction.
 
         Do not nest it, and keep the block fast: it blocks the whole agent. Use `write` for what must succeed on a full
         disk.
@@ -103,8 +103,8 @@ class AgentDatabase:
                 raise
 
     def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """Return the result of `change` in one transaction, which uses reserved space on a full disk. Raises
-        JournalUnavailable; nothing is written then.
+        """Return the result of `change` in one transaction, which uses reserved space on a full disk. Nothing is
+        written after an error.
         """
 
         def attempt() -> T:
@@ -117,7 +117,6 @@ class AgentDatabase:
         return result
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return a query's rows. Raises JournalUnavailable."""
         with self._lock, self._translated():
             return self._connection.execute(query, parameters).fetchall()
 
@@ -209,9 +208,9 @@ class AgentDatabase:
 
 
 def _locked_file(directory: Path) -> IO[bytes]:
-    """Lock a file for the process's lifetime, so that agents never share a journal.
+    """Lock a file for the process's lifetime.
 
-    Mode 0600: a user who can open it could lock it and prevent the agent's start.
+    Mode 0600: a user who can open it could prevent the agent's start.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")

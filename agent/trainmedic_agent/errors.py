@@ -70,8 +70,8 @@ class GpuStuck(GpuFailure):
 
 
 class CommandNotExecuted(TrainmedicError):
-    """An executor did not execute its command. The reply has the class's ``status``, the message as ``reason``, and the
-    fields of ``output``.
+    """An executor did not execute its command. The reply has the class's ``status``, the message as ``reason``, and
+    `output`'s fields.
     """
 
     status: ClassVar[str] = envelope.FAILED

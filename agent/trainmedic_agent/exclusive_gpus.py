@@ -34,7 +34,7 @@ class ExclusiveGpus:
             raise ConfigurationError("\n".join(refusals))
 
     def inventory(self) -> gpus.Inventory:
-        """See the port. Others' GPUs are among the problems."""
+        """Return free GPUs; others' are among the problems."""
         inventory = self._inner.inventory()
         refusals = {info.uuid: self._refusal(info.uuid) for info in inventory.gpus}
         free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)
@@ -42,7 +42,7 @@ class ExclusiveGpus:
         return gpus.Inventory(free, (*inventory.problems, *taken), inventory.driver)
 
     def find(self, name: str) -> gpus.GpuInfo:
-        """See the port. Raises GpuTaken."""
+        """Raises GpuTaken."""
         info = self._inner.find(name)
         self._require(info.uuid)
         return info
@@ -51,7 +51,7 @@ class ExclusiveGpus:
         return self._inner.power(uuid)
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
-        """See the port. Raises GpuTaken."""
+        """Raises GpuTaken."""
         self._require(uuid)
         self._inner.set_power_limit(uuid, milliwatts)
 
@@ -87,7 +87,7 @@ class ExclusiveGpus:
 
 
 def agents_of(uuids: list[str]) -> Mapping[str, int]:
-    """Return by UUID the process IDs of agents that hold these GPUs. The driver must be open."""
+    """Return by UUID the process IDs of agents that hold these GPUs, with the driver open."""
     holders = {
         uuid: holder
         for uuid in uuids
@@ -111,7 +111,7 @@ def _name(uuid: str) -> str:
 def _simulated_in() -> list[str]:
     """Return device and inode of a simulated driver's state files, none for a real driver.
 
-    Several simulations on one machine may share UUIDs, but not the mapped file. SQLite's shared mappings are excluded.
+    Simulations may share UUIDs, but not the mapped file.
     """
     try:
         mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]

@@ -1,7 +1,7 @@
 """Interface between the agent and the code that acts on the node.
 
-One thread per worker queue calls executors, so commands of a queue never overlap. Commands are verified, allowed and
-journaled before. The return value becomes the output of an ``applied`` reply; an exception gives status and reason.
+One thread per worker queue calls executors with verified, allowed and journaled commands. The return value becomes the
+output of an ``applied`` reply; an exception gives status and reason.
 
 A command may be executed again (``resumed``) after the agent stopped. So an executor works towards a state that the
 command and its own records define, not relative to the state it finds.
@@ -61,26 +61,24 @@ class Executor(Protocol):
 
 
 class PeriodicTask(Protocol):
-    """Recurring work, such as ending expired caps, between commands in a worker queue's thread."""
+    """Recurring work between commands in a worker queue's thread."""
 
     @property
     def queue(self) -> str: ...
 
     def due(self) -> float | None:
-        """Return the seconds until the next run, asked before each wait of the queue: 0 or less for now, None for
-        never.
-        """
+        """Return the seconds until the next run: 0 or less for now, None for never."""
         ...
 
     def run(self) -> None:
-        """Do what is due. An exception is logged, and it runs again a second later."""
+        """Do what is due. After an exception, it runs again a second later."""
         ...
 
 
 @runtime_checkable
 class RemembersEffects(Protocol):
     def remembers(self, command_id: str) -> bool:
-        """Return whether it knows the effect, so that an undo needs no journal entry."""
+        """Return whether the executor knows the effect, so that an undo needs no journal entry."""
         ...
 
 
@@ -99,7 +97,7 @@ class SupportsWithdrawal(Protocol):
 @runtime_checkable
 class SupportsAbandon(Protocol):
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Revert all that an earlier process may have begun of an expired command, before it is answered ``expired``.
-        It may be sent again with a later deadline.
+        """Revert what an earlier process may have begun of an expired command. It may be sent again with a later
+        deadline.
         """
         ...

@@ -1,7 +1,7 @@
 """Prometheus metrics of GPUs and agent (``docs/reference/metrics.md``).
 
-A scrape reads the GPUs in its own thread; concurrent scrapes share one reading. No lock here delays a command. While a
-slow driver blocks one scrape, others return the agent's metrics without GPUs.
+A scrape reads the GPUs in its own thread; concurrent scrapes share one reading. While a slow driver blocks one scrape,
+others return the agent's metrics without GPUs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 from trainmedic_agent.power.caps import GpuPowerState
 
 _REUSED_SECONDS = 0.5
-"""Seconds for which other scrapes reuse a reading."""
 _WAIT_SECONDS = 3.0
-"""Wait for another scrape's reading. Prometheus times out after 10 s."""
+"""Wait for another scrape's reading; Prometheus times out after 10 s."""
 _CONNECTED_SECONDS = 25.0
 
 
 class AgentCollector(Collector):
-    """All metrics of a scrape. `power`: recorded power states by UUID; `logs`: the log reader's metrics."""
+    """`power`: recorded power states by UUID; `logs`: the log reader's metrics."""
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class AgentCollector(Collector):
 
 
 class Exporter:
-    """HTTP endpoint with the metrics on every path, as in Prometheus's own library."""
+    """HTTP endpoint with the metrics on every path."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
         """Listen. Raises ConfigurationError if the address cannot be used."""

@@ -1,5 +1,5 @@
-"""Prometheus metrics of GPU readings and records, without unsupported readings. Labels: ``gpu_id`` (index),
-``gpu_name``, ``uuid``; Prometheus adds the node.
+"""Prometheus metrics of GPU readings and records. Labels: ``gpu_id`` (index), ``gpu_name``, ``uuid``; Prometheus adds
+the node.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _DRIVERS_WORD = {
     "reboot": "restart_node",
     "system_reboot": "restart_node",
 }
-"""Catalogue action by NVML's recovery action; others need an operator (``ask``)."""
+"""Catalogue action by NVML's recovery action, by default ``ask``."""
 
 
 def labels(info: GpuInfo) -> list[str]:
@@ -96,7 +96,7 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
-    """Return one series for each reason, 0 or 1, so that its end shows."""
+    """Return one series for each reason, so that its end shows."""
     family = GaugeMetricFamily(
         "gpu_throttle_reason", "1 while clocks are reduced for this reason.", labels=[*LABELS, "reason"]
     )

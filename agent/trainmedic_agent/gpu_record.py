@@ -1,8 +1,8 @@
 """Persistent record of the node's GPUs and XID errors.
 
-The driver reports an XID error only once, so the record keeps it until the node reboots or the GPU is reset. A reset
-shows by a smaller energy counter, or by the end of the requested recovery action. An absent GPU is missing until
-another GPU has its PCI address.
+The driver reports an XID error only once; the record keeps it until the node reboots or the GPU is reset. A reset shows
+by a smaller energy counter, or by the end of the requested recovery action. An absent GPU is missing until another GPU
+has its PCI address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 _TABLES = ("CREATE TABLE gpu_record (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",)
 
 _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot"})
-"""Recovery actions whose end shows a reset."""
 
 
 class KnownGpu(Struct, frozen=True):
@@ -36,7 +35,7 @@ class KnownGpu(Struct, frozen=True):
     - ``is_present``: listed by the driver now, even if stuck
     - ``xids``: errors by code, since the last reboot or reset
     - ``recovery_action``: requested by the driver. None if unknown
-    - ``energy_mj``: last energy reading, in mJ
+    - ``energy_mj``: last reading
     """
 
     info: GpuInfo
@@ -47,7 +46,7 @@ class KnownGpu(Struct, frozen=True):
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
         """Return the GPU after a reading, without its errors if it was reset. Readings fail during a reset, so the last
-        known energy and requested reset are kept for the comparison.
+        known values are kept for the comparison.
         """
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
@@ -61,7 +60,7 @@ class GpuRecord:
     """The record, stored in the agent's journal. Thread-safe. `boot` is the kernel's boot ID."""
 
     def __init__(self, journal: Journal, boot: str | None = None) -> None:
-        """Raises JournalUnavailable, or ConfigurationError if a newer agent has written the record."""
+        """Raises JournalUnavailable, ConfigurationError if a newer agent has written the record."""
         journal.install("gpu_record", [_TABLES])
         self._journal = journal
         self._boot = boot_id() if boot is None else boot
@@ -81,7 +80,7 @@ class GpuRecord:
         readings: Iterable[tuple[GpuInfo, GpuReading]],
         xids: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Update from the driver. `xids` count since this process began to listen (`Gpus.xids`)."""
+        """Update from the driver. `xids` count since this process started (`Gpus.xids`)."""
         with self._lock:
             gpus = _listed(self._gpus, inventory)
             for info, reading in readings:
@@ -105,7 +104,7 @@ class GpuRecord:
             return True
 
     def _write(self) -> None:
-        """Write changes. If the disk is full, the next change writes them."""
+        """A failed write is repeated with the next change."""
         changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _kept(gpu) != _kept(self._written.get(uuid))}
         gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
         if not changed and not gone:
@@ -154,5 +153,5 @@ def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, Kno
 
 
 def _kept(gpu: KnownGpu | None) -> KnownGpu | None:
-    """Return the fields whose change is written at once; energy, which changes constantly, is written with them."""
+    """Return the fields whose change is written at once: energy changes constantly."""
     return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

@@ -19,9 +19,9 @@ from trainmedic.wire.command_book import REVOKED, CommandRecord
 from trainmedic_agent.database import AgentDatabase
 
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""Retention of outcomes. An undo arrives when its alert resolves, possibly days later."""
+"""An undo arrives when its alert resolves, possibly days later."""
 KEPT_ENTRIES = 50_000
-"""Retained outcomes, about 20 MB."""
+"""About 20 MB."""
 
 _TABLES = (
     """CREATE TABLE commands (
@@ -70,8 +70,8 @@ class Journal(AgentDatabase):
         return _record(*rows[0]) if rows else None
 
     def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
-        """Add a command and return None, or return its record. A resent, expired command was never applied, so it is
-        added.
+        """Add a command and return None, or return its record. An expired command was never applied, so it is added
+        again.
         """
 
         def enter(connection: sqlite3.Connection) -> CommandRecord | None:
@@ -85,7 +85,7 @@ class Journal(AgentDatabase):
         return self.write(enter)
 
     def record_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Record an outcome with an unsent reply."""
+        """Record an outcome, with its reply unsent."""
         self._put(command_id, outcome, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:
@@ -103,12 +103,11 @@ class Journal(AgentDatabase):
         return [(command_id, _record(*record)) for command_id, *record in rows]
 
     def mark_sent(self, command_ids: Sequence[str]) -> None:
-        """Record that Redis has these replies. A lost mark only repeats them harmlessly."""
+        """Record that Redis has these replies. A lost mark only repeats them."""
         ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
     def newest_at(self) -> datetime | None:
-        """Return the newest entry's time, None without any."""
         ((at,),) = self.rows("SELECT max(at) FROM commands")
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 

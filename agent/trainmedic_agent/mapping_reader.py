@@ -1,7 +1,7 @@
-"""Field-by-field validation of the policy's mappings, which collects all errors.
+"""Field-by-field validation of the policy, which collects all errors.
 
-Pydantic is avoided because it adds 8 MB, a fifth, to the agent's memory (``docs/decisions.md``). A field's parser
-returns the checked value, or raises ValueError with a message for people.
+Pydantic would add 8 MB, a fifth, to the agent's memory (``docs/decisions.md``). A field's parser returns the checked
+value, or raises ValueError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FieldFault(Struct, frozen=True):
 
 
 class MappingReader:
-    """Reader of a mapping's fields; nested ones share the list `faults`."""
+    """Nested readers share the list `faults`."""
 
     def __init__(self, path: FieldPath, raw: object, faults: list[FieldFault] | None = None) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class MappingReader:
             return otherwise
 
     def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
-        """Return a list's parsed values. A single value counts as a list of one."""
+        """Parse a list, or a single value as a list of one."""
         raw = self._raw.get(key)
         values = raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
         if required and not values and self._is_usable:

@@ -1,5 +1,5 @@
-"""HTTP server for one page, which bounds its clients' threads, memory and open files. With all places taken, a new
-connection replaces the one that has been sending its request longest.
+"""HTTP server for one page, which bounds its clients' threads, memory and open files. A new connection replaces the
+slowest request if all places are taken.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 
 _PLACES = 16
-"""Concurrent connections, each with a thread and an open file."""
+"""Connections, each with a thread and an open file."""
 _EXCHANGE_SECONDS = 10.0
-"""For request and response. Prometheus times out after 10 s."""
+"""Prometheus times out after 10 s."""
 _REQUEST_BYTES = 16 * 1024
 _BACKLOG = 64
 
@@ -37,7 +37,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self._places: dict[socket.socket, float] = {}
         """Deadline by connection, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
-        """Connections whose request is incomplete, oldest first. Only these are closed for others."""
+        """Incomplete requests, oldest first. Only these are closed for others."""
         self._open: set[socket.socket] = set()
         """Connections not yet closed, even without a place."""
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give the connection a place. Return False, which closes it, if no other connection can be closed for it."""
+        """Give the connection a place. Return False, which closes it, if none can be freed."""
         with self._lock:
             if len(self._open) >= 2 * _PLACES:
                 return False
@@ -64,7 +64,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         return True
 
     def request_received(self, request: socket.socket) -> None:
-        """Keep the connection until its response is sent, even if others want its place."""
+        """Keep the connection until its response is sent."""
         with self._lock:
             self._asking.pop(request, None)
 
@@ -76,7 +76,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close connections past their deadline. Called by the serving loop between connections and twice a second."""
+        """Close connections past their deadline, twice a second."""
         now = time.monotonic()
         with self._lock:
             for request in [request for request, deadline in self._places.items() if deadline < now]:
@@ -135,8 +135,6 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
 
 
 class _FirstBytes(io.RawIOBase):
-    """The first `size` bytes of a stream, which then ends."""
-
     def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
         self._stream = stream
         self._left = size

@@ -1,6 +1,4 @@
-"""The agent's log: JSON lines on standard error, from the standard library alone. Event texts are constant; values are
-passed with ``extra``.
-"""
+"""The agent's log: JSON lines on standard error, from the standard library alone."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def command_fields(command: Command, **fields: str) -> dict[str, str]:
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
-    """Send all log lines, including libraries', to `stream`, by default standard error."""
+    """Send all log lines to `stream`, by default standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()

@@ -1,9 +1,8 @@
-"""Lookup of processes' pods by control group. A container needs ``hostPID``. The kubelet gives each pod a group with
-its UID in the name:
-
-- ``/kubepods/burstable/pod1a2b…-…/cri-containerd…`` with the driver cgroupfs
+"""Lookup of processes' pods by control group. A container needs ``hostPID``. The kubelet puts the pod's UID into the
+group's name:
+- ``/kubepods/burstable/pod1a2b…-…/cri-containerd…`` with cgroupfs
 - ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a2b…_….slice/crio-….scope`` with systemd
-- ``/system.slice/containerd.service/kubepods-burstable-pod1a2b…_….slice:cri-containerd:…`` with a mix of both
+- ``/system.slice/containerd.service/kubepods-burstable-pod1a2b…_….slice:cri-containerd:…`` with a mix
 - ``/../../kubepods-pod1a2b…_….slice/…`` seen from another container, with version 2
 """
 
@@ -15,9 +14,9 @@ from pathlib import Path
 
 PROC = Path("/proc")
 MOST_PROCESSES = 256
-"""Looked up per GPU; others are ignored."""
+"""Per GPU; others are ignored."""
 MOST_PODS = 32
-"""Reported per GPU, to bound the presence. Seven MIG instances have fewer."""
+"""Per GPU, to bound the presence. Seven MIG instances have fewer."""
 _LONGEST = 16 * 1024
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.
@@ -34,7 +33,7 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 
 
 def pod_in(groups: bytes) -> str | None:
-    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text, version 1 or 2, or None.
+    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text, or None.
 
     The outermost pod is the cluster's. Groups of a login are ignored: the user chooses their names.
     """

@@ -1,8 +1,8 @@
 """The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``), applied by
 executors.
 
-Reading actions are always allowed. The undo of a power limit is always allowed, so that a stricter policy never leaves
-a GPU capped. Other actions have no undo, so no command can bypass the policy by claiming to be one.
+Reading is always allowed, and so is the undo of a power limit, so that a stricter policy leaves no GPU capped. No other
+action has an undo that could bypass the policy.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def load(path: Path) -> Policy:
 
 
 def parse(text: str, source: str) -> Policy:
-    """Read the `text` of the file `source`. Raises ConfigurationError."""
+    """Parse the `text` of the file `source`. Raises ConfigurationError."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         raise ConfigurationError("\n".join(map(str, problems)))

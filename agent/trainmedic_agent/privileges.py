@@ -1,5 +1,3 @@
-"""The process's user and Linux capabilities."""
-
 from __future__ import annotations
 
 import os
@@ -23,9 +21,9 @@ _CAPABILITIES = {
 POWER = ("CAP_SYS_ADMIN",)
 """Needed by NVIDIA's driver to set a power limit."""
 FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
-"""Needed to delete others' files: write to their directories, even sticky ones, and check that a file is unused."""
+"""Needed to delete others' files: write to their directories, even sticky ones, and take leases."""
 PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
-"""Needed to see others' open files where the kernel grants no lease."""
+"""Needed to see others' open files without leases."""
 
 
 class Privileges(Struct, frozen=True):
@@ -46,7 +44,7 @@ def current_privileges(proc: Path = Path("/proc")) -> Privileges:
 
 
 def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str]:
-    """Return a process's relevant capabilities, none if unreadable."""
+    """Return a process's relevant capabilities, if readable."""
     mask = 0
     try:
         for line in (proc / str(pid) / "status").read_text().splitlines():
@@ -58,8 +56,8 @@ def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str
 
 
 def is_agent(holder: Holder, needed: Sequence[str]) -> bool:
-    """Return whether a name's holder could be an agent with the privileges `needed`. Any other process may hold the
-    name only to block the agent.
+    """Return whether a name's holder could be an agent with the privileges `needed`, not a process that only blocks the
+    agent.
     """
     if holder.user in {0, os.geteuid()}:
         return True

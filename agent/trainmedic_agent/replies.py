@@ -1,6 +1,5 @@
 """Replies to the server, and the agent's presence. Unsent outcomes are sent from the journal after an outage or
-restart. Other replies (``accepted``, refusals) answer a stream entry, which stays on the stream until Redis has the
-reply.
+restart. Other replies (``accepted``, refusals) answer a stream entry, which stays until Redis has the reply.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 _PRESENCE_SECONDS = 30
 _PRESENCE_EVERY = 10.0
 _REFILL = 500
-"""Unsent outcomes read at once; the writer's queue holds twice as many."""
+"""Read at once; the writer's queue holds twice as many."""
 
 
 class AgentReplies:
@@ -62,12 +61,12 @@ class AgentReplies:
         self._writer.start()
 
     def stop(self, timeout: float) -> None:
-        """Send pending replies and delete the presence. Unsent ones stay in the journal."""
+        """Send pending replies and delete the presence."""
         self._writer.stop(timeout)
         self._mark_sent()
 
     def name_conflict(self) -> str | None:
-        """Return the other agent that recently used this node's name, or None."""
+        """Return the other agent that recently used this node's name."""
         conflict = self._conflict
         if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
             return None
@@ -78,7 +77,7 @@ class AgentReplies:
         self._writer.put(OutgoingReplies((self._reply(command_id, record),), entry))
 
     def refuse(self, command_id: str, reason: str, entry: bytes) -> None:
-        """Reject a command that is not authentic or not for this node; its ID may be another command's."""
+        """Reject a command that is not authentic or not for this node."""
         reply = self._reply(command_id, ended(envelope.REJECTED, reason))
         self._writer.put(OutgoingReplies((replace(reply, is_to_genuine=False),), entry))
 
@@ -104,9 +103,7 @@ class AgentReplies:
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Mark sent replies in the journal, in the writer's thread: in batches, because each mark is a disk write and
-        sending twice is harmless.
-        """
+        """Mark sent replies in the journal, in batches because each mark is a disk write."""
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
             for batch in sent:

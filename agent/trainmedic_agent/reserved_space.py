@@ -1,8 +1,7 @@
-"""Disk space reserved for the journal by a file of random bytes, because ``disk.clean`` must be journaled even on a
-full disk.
+"""Disk space reserved for the journal, because ``disk.clean`` must be journaled even on a full disk.
 
-The file gives up one piece at a time: other writers may take the freed space first. Compressing file systems would
-store nothing for zeros.
+Random bytes, because compressing file systems would store nothing for zeros. The file gives up one piece at a time:
+other writers may take the freed space first.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 PIECE = 128 * 1024
-"""Bytes freed at once, about ten transactions."""
+"""About ten transactions."""
 PIECES = 8
 _RETRY_SECONDS = 30.0
 """Delay before a failed refill is retried."""
 _ROOM = 8
-"""Free space needed for a refill, in sizes of the file."""
+"""Needed for a refill, in sizes of the file."""
 
 
 class ReservedSpace:

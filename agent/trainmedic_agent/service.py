@@ -67,8 +67,8 @@ class AgentParts(Struct, frozen=True):
 class _Pruning:
     """Regular pruning of the journal.
 
-    Commands' age counts from the newest one at start, plus the time since boot. So a clock set forward, even while the
-    agent was stopped, prunes nothing early.
+    Commands' age counts from the newest one at start, plus the time since boot, so a clock set forward prunes nothing
+    early.
     """
 
     queue = "facts"
@@ -130,7 +130,7 @@ class Agent:
             self._log_reader.start()
 
     def stop(self) -> bool:
-        """Stop everything. Return whether no command was left for the next start."""
+        """Stop everything. Return whether no command was left."""
         self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
         if self._log_reader is not None:

@@ -1,6 +1,4 @@
-"""Worker queues: one thread each, so that a long cleanup never delays a power cap. Commands run in order of arrival,
-periodic tasks between them.
-"""
+"""Worker queues: one thread each, so that a long cleanup never delays a power cap. Periodic tasks run in between."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ SHORT = Plan(
 
 
 def report(plan: Plan, found: arms.Arms) -> str:
-    """What is printed."""
     medic = found.by_name[MEDIC]
     started = medic.only("started")
     assert started is not None
@@ -82,7 +81,7 @@ def _each(told: Sequence[Account], columns: Sequence[str]) -> list[str]:
 
 
 def _kinds(told: Sequence[Account]) -> list[str]:
-    """By kind how many, how many repaired, and medians and worst of what they cost."""
+    """Return by kind the number, repaired ones, and medians and worst of the costs."""
     lines = [
         "                                              steps lost       good steps lost  seconds lost   to good step",
         "kind                  number  repaired  told  median  worst     median  worst    median  worst  median  worst",

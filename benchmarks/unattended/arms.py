@@ -1,7 +1,4 @@
-"""The three arms, each with its processes: without faults, with them and nobody there, with them and Trainmedic.
-
-Who calls it: ``__main__``. Not here: what came of them (``phases``, ``__main__``).
-"""
+"""The three arms, each with its processes: without faults, with faults alone, and with Trainmedic."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 CALM, ALONE, MEDIC = "calm", "alone", "medic"
 NODES = 2
 _SETTLES = 60.0
-"""Seconds after the end for what is still waiting to see its alert resolve."""
+"""Seconds after the end in which pending alerts may resolve."""
 _LAUNCHED = {"--retries": 3, "--delay": 60, "--grace": 30, "--hang-after": 120}
-"""The options of trainmedic-run, in seconds before they are divided; the last is shorter than by default."""
+"""Options of trainmedic-run, in seconds before division; the last is shorter than by default."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how fast, and which faults."""
+    """Duration, speed and faults."""
 
     steps: int
     pace: float
@@ -44,8 +41,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class Arm:
-    """One run of the trainer."""
-
     name: str
     events: Sequence[Mapping[str, Any]]
     executions: Sequence[Execution]
@@ -56,16 +51,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Arms:
-    """All of them, and every run of a playbook for the last."""
+    """All arms, and every run of a playbook for the last."""
 
     by_name: Mapping[str, Arm]
     runs: Sequence[Mapping[str, Any]]
     failure: str
-    """Why the last did not come to its end; empty where it did."""
+    """Reason why the last did not end well, or ""."""
 
 
 def run(directory: Path, plan: Plan) -> Arms:
-    """All three arms. The first two wait for nothing and run beside the third."""
+    """Run all three arms. The first two wait for nothing and run next to the third."""
     corpus.keep(directory / "text")
     arms: dict[str, Arm] = {}
     failed: list[BaseException] = []
@@ -94,7 +89,7 @@ def _trainer(directory: Path, plan: Plan) -> list[str]:
 
 
 def _unprotected(directory: Path, name: str, plan: Plan) -> Arm:
-    """In one process, with the batches of all ranks; with faults until it dies or hangs, as all ranks would."""
+    """Train in one process, with the batches of all ranks; with faults until it dies or hangs."""
     argv = [sys.executable, *_trainer(directory / name, plan)]
     if name == ALONE:
         argv += ["--faults", json.dumps(plan.faults)]
@@ -112,8 +107,9 @@ def _unprotected(directory: Path, name: str, plan: Plan) -> Arm:
 
 
 def protected(directory: Path, plan: Plan, tree: Tree = HERE) -> tuple[Arm, list[dict[str, Any]], str]:
-    """The arm that the Trainmedic of `tree` looks after, every run of a playbook for it, and why it did not come to
-    its end. The text is in `directory` already."""
+    """Return the arm that the Trainmedic of `tree` protects, its playbook runs, and why it did not end well. The text
+    is in `directory` already.
+    """
     port, failure = free_port(), ""
     journal = Journal(directory / MEDIC)
     with ExitStack() as ends:
@@ -139,7 +135,7 @@ def protected(directory: Path, plan: Plan, tree: Tree = HERE) -> tuple[Arm, list
 
 
 def _launch(directory: Path, plan: Plan, port: int, state: Path, tree: Tree) -> None:
-    """Start the job on each node by ``trainmedic-run -- torchrun``, and wait for its end."""
+    """Start the job on each node, and wait for its end."""
     endpoint = f"127.0.0.1:{free_port()}"
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=unattended"]
     rendezvous += ["--rdzv-conf=last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=3"]

@@ -1,8 +1,7 @@
-"""The seconds of this checkout beside those of another revision: the same faults, in turns, in one run.
+"""Seconds of this checkout and of another revision: the same faults, in turns, in one run.
 
-Each turn is a training run of its own with one fault of each kind, looked after by one of the two. They take turns so
-that other work on the machine meets both. Benchmark and trainer are those of this checkout for both; server, SDK,
-playbooks and rules are those of the revision. Who calls it: ``__main__``.
+Each turn is a training run with one fault of each kind, protected by one of the two. They take turns so that other load
+affects both. Benchmark and trainer are this checkout's; server, SDK, playbooks and rules are the revision's.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from benchmarks.unattended.phases import Account
 from benchmarks.unattended.trees import HERE, Tree, checked_out
 
 _STEPS = (400, 300, 300)
-"""Before the first fault, for each fault, and after the last one's."""
+"""Before the first fault, for each fault, and after the last one."""
 
 
 def compare(directory: Path, plan: Plan, revision: str) -> str:
-    """Measure `revision` and this checkout, and return the report. Each turn takes a part of the plan's faults."""
+    """Measure `revision` and this checkout, and return the report."""
     told: dict[str, list[Account]] = {revision: [], "this": []}
     with checked_out(revision, directory / "other") as other:
         for number, turn in enumerate(turns(plan)):
@@ -33,7 +32,7 @@ def compare(directory: Path, plan: Plan, revision: str) -> str:
 
 
 def turns(plan: Plan) -> list[Plan]:
-    """The plan's faults in turns, each with one of each kind, and no two turns with the same batches."""
+    """Return the plan's faults in turns, each with one of each kind, and with different batches."""
     kinds = sorted({fault.kind for fault in plan.faults}, key=faults.KINDS.index)
     before, each, after = _STEPS
     steps = before + each * len(kinds) + after
@@ -47,7 +46,7 @@ def turns(plan: Plan) -> list[Plan]:
 
 
 def _measured(directory: Path, plan: Plan, tree: Tree) -> list[Account]:
-    """The accounts of one turn. Raises AssertionError if another SDK than that of the tree was at work."""
+    """Return the accounts of one turn. Raises AssertionError if the SDK is not the tree's."""
     directory.mkdir(parents=True)
     corpus.keep(directory / "text")
     arm, runs, failure = arms.protected(directory, plan, tree)
@@ -60,7 +59,6 @@ def _measured(directory: Path, plan: Plan, tree: Tree) -> list[Account]:
 
 
 def report(revision: str, other: Sequence[Account], this: Sequence[Account]) -> str:
-    """What is printed."""
     lines = [f"seconds from a fault to the next good step, median: {revision}, this checkout, ratio"]
     kinds = sorted({one.kind for one in (*other, *this)}, key=faults.KINDS.index)
     lines += [f"{kind:22}{_row(_of(kind, other), _of(kind, this))}" for kind in kinds]

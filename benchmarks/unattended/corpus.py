@@ -1,7 +1,6 @@
-"""The text: this project's own documentation, licence and source code, as they lie in the checkout.
+"""The text: this project's documentation, licence and source code in the checkout.
 
-It is the same on every machine with the same commit; its digest is printed with the results. The last
-tenth of every file is held out for validation.
+It is the same with the same commit; its digest is printed. The last tenth of every file is held out for validation.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _HELD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Corpus:
-    """Characters as numbers below ``vocabulary``, to train on and to validate with."""
+    """Characters as numbers below ``vocabulary``, for training and validation."""
 
     training: bytes
     validation: bytes
@@ -32,7 +31,7 @@ def _paths(root: Path) -> list[Path]:
 
 
 def keep(directory: Path) -> None:
-    """Copy the text as it is now, so that processes which begin later learn the same one."""
+    """Copy the present text, so that later processes learn the same one."""
     for path in _paths(ROOT):
         kept = directory / path.relative_to(ROOT)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +39,7 @@ def keep(directory: Path) -> None:
 
 
 def load(root: Path = ROOT) -> Corpus:
-    """All of it, read in a fixed order. What is not ASCII becomes a question mark."""
+    """Return the text, read in a fixed order. Other than ASCII becomes a question mark."""
     paths = _paths(root)
     texts = [path.read_text(encoding="utf-8").encode("ascii", "replace") for path in paths]
     characters = sorted(set(b"".join(texts)))

@@ -1,4 +1,4 @@
-"""Seconds by kind of fault: medians of each phase, as lines of a table. Who calls it: ``__main__``, ``beside``."""
+"""Seconds by kind of fault: medians of each phase, as lines of a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TO_GOOD = "to good"
 
 
 def tables(told: Sequence[Account]) -> list[str]:
-    """The median seconds of each phase by kind, and from the fault to the next good step."""
+    """Return the median seconds of each phase by kind, and from the fault to the next good step."""
     ending = [one for one in told if one.kind in faults.ENDING]
     others = [one for one in told if one.kind not in faults.ENDING]
     return [*_table(others, phases.PHASES), *_table(ending, phases.RESTART_PHASES)]

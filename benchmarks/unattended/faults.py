@@ -1,9 +1,8 @@
-"""Which faults there are, when they happen, and how they are done to a training loop of several ranks.
+"""Faults, their times, and their effects on a training loop of several ranks.
 
-Each happens once, when the loop first comes to its step; neither going back nor a new process undoes that it has
-happened, for what is done is also written down. What a fault leaves behind, in the weights, the optimizer, the data,
-the processes or the checkpoints, is what has to be repaired. Who calls it: ``trainer`` between the parts of its step;
-``__main__`` makes the plan. Not here: what is done from outside, to the server, Redis and the disk (``intruder``).
+Each happens once, when the loop first reaches its step; a record ensures that, after going back and in new processes
+too. Its effect in the weights, the optimizer, the data, the processes or the checkpoints must be repaired. ``intruder``
+has those of server, Redis and disk.
 """
 
 from __future__ import annotations
@@ -40,33 +39,32 @@ KILL_SERVER = "server killed"
 KILL_REDIS = "Redis killed"
 
 WITHIN = (POISON, RATE, EXPLOSION, NAN, CORRUPTION)
-"""What goes wrong within a training whose processes live: it is to go back."""
+"""Faults within a living training, which must go back."""
 ENDING = (KILL_RANK, KILL_NODE, OUT_OF_MEMORY, COLLECTIVE, BAD_CHECKPOINT)
-"""What ends the processes, or makes that necessary: they are to be started again."""
+"""Faults that end the processes, or require it: they must be restarted."""
 KINDS = (*WITHIN, *ENDING, SLOW, FULL_DISK, KILL_SERVER, KILL_REDIS)
 COMES_AS = {KILL_SERVER: RATE, KILL_REDIS: NAN}
-"""In the middle of the repair of which other fault it comes."""
+"""Faults in the middle of another's repair."""
 
 RANKS = 4
 POISONED_BATCHES = 100
 NAN_BATCHES = 3
 RATE_FACTOR = 30.0
 EXPLODING_STEPS = 100
-"""The fewest. Longer, until the training goes back: else it would heal by itself on a slow machine."""
+"""At least; longer until the training goes back, so that a slow machine does not heal by itself."""
 EXPLODING_NORM = 1e4
 FLIPPED_BIT = 1 << 25
-"""Of a weight's 32 bits one of the exponent: it becomes sixteen times as large, or as small."""
+"""An exponent's bit of a weight's 32: the weight becomes sixteen times as large, or as small."""
 SLOW_SECONDS = 0.06
 SLOW_FACTOR = 1.2
-"""What each step of a slow rank takes longer: so many seconds, or so many times its usual time where that is more, as
-on a machine with much other work."""
+"""Delay of a slow rank's steps: so many seconds, or so many times its usual time if more."""
 _ORDERS = 100
 TOO_MUCH = 1 << 45
 """Bytes that no machine has."""
 
 
 class Fault(NamedTuple):
-    """One to come: its number in the plan, its kind, and the step at which it happens."""
+    """A coming fault: its number in the plan, its kind, and its step."""
 
     number: int
     kind: str
@@ -74,18 +72,17 @@ class Fault(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """To which rank it is done, where it is done to one."""
+        """Affected rank, if it affects one."""
         return random.Random(self.number).randrange(RANKS)
 
 
 def plan(count: int, steps: int, seed: int, kinds: Sequence[str] = KINDS) -> list[Fault]:
-    """`count` faults, as many of each kind as can be, at uneven distances, the kinds of each round in random order.
+    """Return `count` faults, as many of each kind as possible, at uneven distances, in random order.
 
-    None is like one of the two before it, from whose repair its playbook would still be cooling down, unless there are
-    too few kinds for that.
+    None is like one of the two before it, whose playbook would still be cooling down, if there are enough kinds.
 
     None comes in the first 400 steps or the last 300, in a short run in the first quarter or the last eighth, so that
-    each meets a model that has learnt something and has a checkpoint, and leaves time to see whether it was repaired.
+    each meets a trained model with a checkpoint, and leaves time for a repair.
     """
     chance = random.Random(seed)
     named: list[str] = []
@@ -100,7 +97,7 @@ def plan(count: int, steps: int, seed: int, kinds: Sequence[str] = KINDS) -> lis
 
 
 def _round(kinds: Sequence[str], before: Sequence[str], chance: random.Random) -> list[str]:
-    """Each kind once, in the order with the fewest of one repair that are near each other, of some random orders."""
+    """Return each kind once, in the best of some random orders: with the fewest equal repairs near each other."""
 
     def too_near(order: Sequence[str]) -> int:
         repairs = [COMES_AS.get(kind, kind) for kind in (*before, *order)]
@@ -111,21 +108,21 @@ def _round(kinds: Sequence[str], before: Sequence[str], chance: random.Random) -
 
 @dataclass
 class Ground:
-    """What faults are done to beside the loop itself. ``memory`` are the nodes' directories of shared memory."""
+    """Things that faults affect besides the loop. ``memory``: the nodes' directories of shared memory."""
 
     rank: int | None
-    """None where one process is all ranks, so that what is done to any of them is done to it."""
+    """None if one process is all ranks, and gets every fault."""
     tell: Callable[[Fault, dict[str, Any]], None]
     happened: Path
-    """A directory with a file for each fault that has happened."""
+    """Directory with a file for each past fault."""
     memory: Sequence[Path] = ()
     node: int = 0
     spoil_checkpoint: Callable[[bool], dict[str, Any]] = field(default=lambda in_memory: {})
-    """Flips a byte of the newest checkpoint in this rank's memory, or of that on the disk; tells which it was."""
+    """Flips a byte of the newest checkpoint in this rank's memory, or on the disk; returns which."""
 
 
 class Faults:
-    """Those of one run, on one rank."""
+    """Faults of one run, on one rank."""
 
     def __init__(self, coming: Sequence[Fault], ground: Ground) -> None:
         self._ground = ground
@@ -144,7 +141,7 @@ class Faults:
                 self._coming.append(fault)
 
     def begin(self, step: int, batch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Before a step: whatever is due happens now, to the batches from this one on."""
+        """Cause the due faults before a step, from this batch on."""
         while self._coming and self._coming[0].step <= step:
             fault = self._coming.pop(0)
             kind = COMES_AS.get(fault.kind, fault.kind)
@@ -165,15 +162,15 @@ class Faults:
                 self._strike(kind, model)
 
     def is_due(self, step: int) -> bool:
-        """Whether one is; on every rank the same."""
+        """Return whether a fault is due, the same on every rank."""
         return bool(self._coming) and self._coming[0].step <= step
 
     def go_back(self) -> None:
-        """The training has gone back to a checkpoint."""
+        """Record that the training has gone back."""
         self._has_gone_back = True
 
     def slow_down(self, usual: float) -> None:
-        """Wait, if this rank is slow. `usual` is what a step of it takes without that, in seconds."""
+        """Wait, if this rank is slow. `usual`: seconds of its normal step."""
         if self._is_slow:
             time.sleep(max(SLOW_SECONDS, SLOW_FACTOR * usual))
 
@@ -185,8 +182,9 @@ class Faults:
             self._nan.append(range(batch, batch + NAN_BATCHES))
 
     def _before(self, fault: Fault) -> dict[str, Any]:
-        """What has to be done before the fault can be told; every second corrupt checkpoint is one on the disk, needed
-        because no memory is left."""
+        """Prepare the fault before it is recorded; every second corrupt checkpoint is on the disk, needed because no
+        memory is left.
+        """
         if fault.kind != BAD_CHECKPOINT:
             return {}
         in_memory = fault.number % 2 == 0
@@ -197,7 +195,7 @@ class Faults:
         return details
 
     def _strike(self, kind: str, model: nn.Module) -> None:
-        """What is done to this rank alone."""
+        """Affect this rank alone."""
         if kind == KILL_NODE and self._ground.rank is not None:
             self._kill_node()
         elif kind in (KILL_RANK, KILL_NODE, BAD_CHECKPOINT):
@@ -213,7 +211,7 @@ class Faults:
             self._is_slow = True
 
     def _kill_node(self) -> None:
-        """This rank's node loses its memory, its torchrun and all of its ranks, this one last."""
+        """Remove the memory of this rank's node, and kill its torchrun and all of its ranks, this one last."""
         _empty(self._ground.memory[self._ground.node])
         agent = os.getppid()
         ranks = [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
@@ -222,7 +220,7 @@ class Faults:
                 os.kill(pid, signal.SIGKILL)
 
     def spoil(self, batch: int, labels: torch.Tensor, vocabulary: int) -> torch.Tensor:
-        """The labels of a batch, or noise instead of them. It is the data that is bad, whenever it is met."""
+        """Return the labels of a batch, or noise, always for the same batches."""
         if any(batch in poisoned for poisoned in self._poisoned):
             return torch.randint(vocabulary, labels.shape, generator=torch.Generator().manual_seed(batch))
         return labels
@@ -231,8 +229,9 @@ class Faults:
         return loss * float("nan") if any(batch in bad for bad in self._nan) else loss
 
     def spoil_gradients(self, model: nn.Module) -> None:
-        """For some steps, and until the training goes back, the gradients are noise, ten thousand times as large as
-        usual."""
+        """Replace the gradients by noise, ten thousand times as large as usual, for some steps and until the training
+        goes back.
+        """
         if not self._exploding and self._has_gone_back:
             return
         self._exploding = max(self._exploding - 1, 0)
@@ -243,6 +242,6 @@ class Faults:
 
 
 def _empty(directory: Path) -> None:
-    """What lay in a node's memory is gone."""
+    """Empty a node's memory."""
     for held in directory.iterdir():
         shutil.rmtree(held, ignore_errors=True)

@@ -1,7 +1,4 @@
-"""The faults that come from outside the job: its server and Redis are killed, and its disk runs full.
-
-Who calls it: ``__main__``, beside the arm that is looked after. Not here: the other faults (``faults``).
-"""
+"""Faults from outside the job: its server and Redis are killed, and its disk runs full."""
 
 from __future__ import annotations
 
@@ -22,15 +19,16 @@ from trainmedic.recovery import checkpoints
 
 DISK_MEGABYTES = 64
 FULL_SECONDS = 6.0
-"""As long as the disk is full: more than the time between two checkpoints."""
+"""More than the time between two checkpoints."""
 _PATIENCE = 20.0  # seconds for a repair to begin
 _WRITES_WITHIN = 90.0  # seconds for the checkpoint after the disk has room again, on a machine with much other work
 
 
 @contextmanager
 def small_disk(at: Path) -> Iterator[Path]:
-    """A file system of its own that can be filled. Only root may make one (elsewhere ``unshare --map-root-user
-    --mount``)."""
+    """Mount a file system of its own that can be filled. Only root may do that (else ``unshare --map-root-user
+    --mount``).
+    """
     at.mkdir(parents=True)
     size = f"size={DISK_MEGABYTES}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "unattended", str(at)], check=True)
@@ -41,7 +39,7 @@ def small_disk(at: Path) -> Iterator[Path]:
 
 
 class Intruder(threading.Thread):
-    """Watches the journal for faults of its kinds, and does them."""
+    """Watches the journal for faults of its kinds, and causes them."""
 
     def __init__(self, journal: Journal, stack: Stack, disk: Path) -> None:
         super().__init__(daemon=True)
@@ -50,7 +48,7 @@ class Intruder(threading.Thread):
         self._disk = disk
         self._ends = threading.Event()
         self.failed: BaseException | None = None
-        """Why it did no more of its faults."""
+        """Reason why it stopped, or None."""
 
     def end(self) -> None:
         self._ends.set()
@@ -79,7 +77,7 @@ class Intruder(threading.Thread):
             self._journal.tell("struck", kind=kind)
 
     def _wait_for_repair(self) -> None:
-        """Until a playbook has begun to run, so that its end is what is cut off."""
+        """Wait until a playbook has begun to run, to interrupt it."""
         until = time.monotonic() + _PATIENCE
         while time.monotonic() < until and not self._ends.wait(0.02):
             with suppress(httpx.HTTPError):
@@ -108,7 +106,7 @@ class Intruder(threading.Thread):
 
 
 def written_at(checkpoint: Path) -> float:
-    """Return when a complete checkpoint was written. 0 if it is not complete, or was deleted meanwhile."""
+    """Return when a complete checkpoint was written, 0 if it is incomplete or deleted."""
     try:
         return checkpoint.stat().st_mtime if checkpoints.completion(checkpoint) else 0.0
     except FileNotFoundError:

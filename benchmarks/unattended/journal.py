@@ -1,7 +1,7 @@
-"""What a run writes down as it goes: its events, and the times of its steps.
+"""Record of a run: its events, and the times of its steps.
 
-Each line is written whole, at once, so that a process that is killed leaves all of what it has told, and several may
-write. Who calls it: ``trainer`` and ``intruder`` write, ``__main__`` reads.
+Each line is written at once, so that killed processes leave theirs, and several may write. ``trainer`` and ``intruder``
+write, ``__main__`` reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EVENTS, _STEPS = "events.jsonl", "steps.txt"
 
 
 class Execution(NamedTuple):
-    """One execution of a step, with its times in seconds since 1970."""
+    """One execution of a step, in seconds since 1970."""
 
     step: int
     began: float
@@ -24,8 +24,6 @@ class Execution(NamedTuple):
 
 
 class Journal:
-    """That of the run with this directory."""
-
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._events, self._steps = directory / _EVENTS, directory / _STEPS

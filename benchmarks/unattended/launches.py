@@ -1,6 +1,5 @@
-"""The times at which the launchers' attempts end and begin, as seen from outside: in their output and log directories.
-
-The launchers print no times, and a process that is killed writes nothing down. Who calls it: ``arms``.
+"""Times at which the launchers' attempts end and begin, by their output and log directories: launchers print no times,
+and killed processes write nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from pathlib import Path
 from benchmarks.unattended.journal import Journal
 
 NOTICED, ENDED, BEGAN = "noticed", "attempt ended", "attempt began"
-"""The events: torchrun or a launcher reports that a process ended or that the job hangs; a launcher reports that its
-attempt has ended; a launcher has made the directory of an attempt, which it does first."""
+"""Events: torchrun or a launcher reports an ended process or a hang; a launcher reports its attempt's end; a launcher
+has made an attempt's directory, its first act.
+"""
 _LOOK_SECONDS = 0.02
 _NOTICED = re.compile(rb"Sending process|failed \(exitcode|ending the attempt|attempt \d+ failed")
 _ENDED = re.compile(rb"^trainmedic-run: attempt (\d+) failed", re.MULTILINE)
 
 
 class LaunchWatch(threading.Thread):
-    """Watches one launcher, and writes into the journal what it sees, at most 20 ms late on an idle machine."""
+    """Watches one launcher, and records events, at most 20 ms late on an idle machine."""
 
     def __init__(self, journal: Journal, node: str, output: Path, logs: Path) -> None:
         super().__init__(daemon=True)
@@ -42,7 +42,7 @@ class LaunchWatch(threading.Thread):
             self.look()
 
     def look(self) -> None:
-        """Write down what has happened since the last look."""
+        """Record what has happened since the last look."""
         for attempt in self._new_attempts():
             self._journal.tell(BEGAN, node=self._node, attempt=attempt)
         printed = self._printed()
@@ -57,7 +57,7 @@ class LaunchWatch(threading.Thread):
         return sorted(int(name.rpartition("-")[2]) for name in found)
 
     def _printed(self) -> bytes:
-        """Return the whole lines that the launcher has printed since the last call."""
+        """Return the whole lines printed since the last call."""
         if not self._output.exists():
             return b""
         with self._output.open("rb") as file:

@@ -1,7 +1,4 @@
-"""A small causal transformer over characters, and the batches that it learns from.
-
-Who calls it: ``trainer``. Not here: faults.
-"""
+"""A small causal transformer over characters, and its batches."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _VALIDATION_ROWS = 2048
 
 
 class CharModel(nn.Module):
-    """Gives the logits of each next character."""
+    """Model of the next character's logits."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -40,7 +37,7 @@ class CharModel(nn.Module):
 
 
 class Rows(Dataset[tuple[int, torch.Tensor]]):
-    """Row number n is a piece of the text from a place that depends on n alone; there is no end of them."""
+    """Endless rows: row n is a piece of the text from a place that depends on n alone."""
 
     def __init__(self, text: bytes, count: int, seed: int) -> None:
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -56,7 +53,7 @@ class Rows(Dataset[tuple[int, torch.Tensor]]):
 
 
 def validation_loss(model: CharModel, corpus: Corpus) -> float:
-    """Over the same two thousand rows of held-out text every time."""
+    """Return the loss over always the same two thousand rows of held-out text."""
     rows = Rows(corpus.validation, _VALIDATION_ROWS, seed=7)
     was_training = model.training
     model.eval()

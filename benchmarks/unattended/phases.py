@@ -1,7 +1,6 @@
-"""What came of each fault: who noticed, what was done, how long each part took, and what it cost.
+"""Account of each fault: who noticed, what was done, how long each part took, and the cost.
 
-Pure: what the trainer wrote down and the server's runs come in, the account of each fault goes out. What happens from
-one fault to the next belongs to the first of them. Who calls it: ``__main__``.
+Pure: made of the trainer's record and the server's runs. Everything up to the next fault belongs to a fault.
 """
 
 from __future__ import annotations
@@ -17,46 +16,45 @@ from benchmarks.unattended.journal import Execution
 
 Event = Mapping[str, Any]
 PHASES = ("alert", "accept", "decide", "act", "applied", "verified")
-"""Until Prometheus fires; until the server has it; until it has decided; until the first command goes out, which
-includes waiting whether it heals by itself; until the job has applied it; until the alert has resolved and the run is
-closed."""
+"""Until Prometheus fires; until the server has it; until it has decided; until the first command, after waiting for
+healing; until the job has applied it; until the alert has resolved and the run is closed.
+"""
 RESTART_PHASES = ("notice", "end", "wait", "launch", "imports", "join", "build", "load", "step")
-"""Of a fault that ends the processes. Until torchrun or a launcher reports it; until the last launcher reports that its
-attempt has ended, with all that other attempts took that ended before they trained; until the last launcher begins the
-next attempt; until the last rank's process exists; until the last one has imported what it needs; until the process
-group stands; until model and data are there and Trainmedic is attached; until the checkpoint is loaded; until the first
-step after that has ended."""
+"""For a fault that ends the processes. Until torchrun or a launcher reports it; until the last launcher reports its
+attempt's end, with attempts that ended before training; until the last launcher begins the next attempt; until the last
+rank's process exists; until the last one has imported its modules; until the process group stands; until model and data
+exist and Trainmedic is attached; until the checkpoint is loaded; until the first step after that has ended.
+"""
 
 BESIDES = ("training-throughput-drop", "training-crashing")
-"""Playbooks that no single fault of the plan is for: other work on the same machine slows the run down, and so many
-faults in so short a time are told."""
+"""Playbooks for no single fault of the plan: about other work on the machine, and about so many faults."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """One fault. ``seconds`` are those of each phase that came about, in order."""
+    """One fault. ``seconds``: of each phase that occurred, in order."""
 
     number: int
     kind: str
     step: int
     repairs: tuple[str, ...]
-    """What the playbooks did, and the launcher."""
+    """Acts of the playbooks and the launcher."""
     seconds: Mapping[str, float]
     is_repaired: bool
     told_people: bool
     steps_lost: int
-    """Steps that had been done and were done again: from before the fault, and those that it had spoiled."""
+    """Repeated steps: from before the fault, and spoiled ones."""
     good_steps_lost: int
-    """Those of them from before the fault."""
+    """Those from before the fault."""
     seconds_lost: float
-    """From this fault to the next, less the time of the steps from this one's to the next one's."""
+    """From this fault to the next, less the time of the final steps between them."""
     seconds_to_good: float | None
-    """From the fault to the end of the first step of the course that stays. None where training did not go back."""
+    """From the fault to the end of the first step that stays. None if training did not go back."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """From a fault to the next, or to the end: its events, the runs whose alerts began in it, and its steps."""
+    """Time from a fault to the next, or to the end: its events, runs whose alerts began in it, and steps."""
 
     fault: Event
     end: Event
@@ -71,7 +69,7 @@ class Interval:
 
 
 def accounts(events: Sequence[Event], executions: Sequence[Execution], runs: Sequence[Event]) -> list[Account]:
-    """The account of each fault, in order. What did not come to its end ends with its last step, and unrepaired."""
+    """Return the account of each fault, in order. An unfinished one ends with its last step, unrepaired."""
     mine = [run for run in runs if run["playbook"] not in BESIDES]
     starts = [event for event in events if event["event"] == "fault"]
     counting = {one.step: one for one in executions}
@@ -87,14 +85,15 @@ def accounts(events: Sequence[Event], executions: Sequence[Execution], runs: Seq
 
 
 def besides(runs: Sequence[Event]) -> list[str]:
-    """What was not about any of the faults, and whether people were told."""
+    """Return runs about none of the faults, and whether they notified people."""
     found = [run for run in runs if run["playbook"] in BESIDES]
     return [f"{_deeds(run)}{', told to people' if _told_people(run) else ''}" for run in found]
 
 
 def effective(executions: Sequence[Execution]) -> float:
-    """The effective training time ratio: over all steps the time of that execution which counts, the last; divided by
-    the time from the beginning of the first execution to the end of the last."""
+    """Return the effective training time ratio: the time of each step's last execution, divided by the time from the
+    first execution's begin to the last one's end.
+    """
     useful = sum(one.ended - one.began for one in {one.step: one for one in executions}.values())
     return useful / (executions[-1].ended - executions[0].began)
 
@@ -130,7 +129,7 @@ def _account(interval: Interval, executions: Sequence[Execution], counting: Mapp
 
 
 def _first_good(interval: Interval, executions: Sequence[Execution]) -> Execution | None:
-    """The first step after the last time at which training went back or was resumed."""
+    """Return the first step after training last went back or was resumed."""
     returns = [event for event in (interval.last("back"), interval.last("resumed")) if event is not None]
     if not returns:
         return None
@@ -139,7 +138,7 @@ def _first_good(interval: Interval, executions: Sequence[Execution]) -> Executio
 
 
 def _restart_phases(interval: Interval, good: Execution | None) -> dict[str, float]:
-    """The seconds of each of `RESTART_PHASES` of which there is a record."""
+    """Return the recorded seconds of each of `RESTART_PHASES`."""
     marks: dict[str, float] = {}
 
     def mark(phase: str, event: Event | None, name: str = "time") -> float:
@@ -169,11 +168,11 @@ def _restart_phases(interval: Interval, good: Execution | None) -> dict[str, flo
 
 
 def _is_repaired(interval: Interval) -> bool:
-    """Whether what counts as the repair of this kind has been seen; and then the ranks' weights are the same on all.
+    """Return whether this kind's repair was seen, and the ranks' weights are equal.
 
-    Of what goes wrong within the training: a playbook acted, and all ended well. Of what ends the processes: they went
-    on from a checkpoint, and from another than that which was spoiled. Of a server or Redis that is killed: the
-    repair that it cut off came to a good end. Of a full disk: training went on, and checkpoints did with the room.
+    Within the training: a playbook acted, and all ended well. After ended processes: they continued from a checkpoint
+    other than the spoiled one. After a killed server or Redis: the interrupted repair ended well. After a full disk:
+    training continued, and checkpoints fitted.
     """
     kind, resumed = interval.fault["kind"], interval.first("resumed")
     acted = any(_first_command(run) for run in interval.runs)
@@ -192,7 +191,7 @@ def _is_repaired(interval: Interval) -> bool:
 
 
 def _returns(executions: Sequence[Execution], began: float, ended: float) -> list[tuple[Execution, Execution]]:
-    """Where in that time an earlier step followed on a later one, or the same: both."""
+    """Return pairs in which an earlier or the same step followed a later one."""
     pairs = pairwise(executions)
     return [(one, then) for one, then in pairs if then.step <= one.step and began <= then.began < ended]
 
@@ -226,7 +225,7 @@ def _phases(fault: float, run: Event) -> dict[str, float]:
 
 
 def _first_command(run: Event) -> Event | None:
-    """The first step that sent something to the job."""
+    """Return the first step that sent something to the job."""
     for step in run["steps"]:
         if (step["action"] or "").startswith(("job.", "launcher.")) and step["attempts"]:
             found: Event = step

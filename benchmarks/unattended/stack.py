@@ -1,9 +1,8 @@
-"""What looks after the run: ``trainmedic serve`` with its Redis, Prometheus and Alertmanager, as they are shipped.
+"""Protection of the run: ``trainmedic serve`` with its Redis, Prometheus and Alertmanager, as shipped.
 
-All rules, all playbooks and both configurations are those of the checkout; only their durations, and after how long
-Prometheus repeats an alert, are divided by one factor, so that hours of training pass in minutes, and the addresses are
-ports that are free here. Expressions, thresholds, labels and numbers of steps stay as shipped. Two things are changed
-beside, see `_playbooks`. Who calls it: ``__main__``, and ``intruder``, which kills parts of it.
+Rules, playbooks and both configurations are those of the checkout; only their durations, and Prometheus's repeat
+interval, are divided by one factor, and the addresses are free ports. Expressions, thresholds, labels and numbers of
+steps stay. See `_playbooks` for further changes.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from tests.acceptance.intervals import hasten
 from tests.support.programs import Program, alertmanagers, free_port, start_alertmanager, start_prometheus
 
 _RESTART_AFTER = 0.5
-"""Seconds after which a service that has ended is started again, by systemd some more."""
+"""Seconds before an ended service is restarted; systemd waits longer."""
 _STARTS_WITHIN = 180.0
 _RESENT_AFTER = 60
-"""Seconds after which Prometheus repeats an alert, by default. The end of one that was inhibited at that time is known
-from the repetition only."""
+"""Seconds until Prometheus repeats an alert, by default, and so shows the end of an inhibited one."""
 _RESTARTS_A_NODE = """\
 # In place of the shipped one, which tells people: the processes of the slow rank's node are started again.
 playbook: training-straggler
@@ -64,7 +62,7 @@ on_failure:
 
 
 class Server:
-    """``trainmedic serve``, started again whenever it ends, as systemd does."""
+    """``trainmedic serve``, restarted whenever it ends, as by systemd."""
 
     def __init__(self, directory: Path, playbooks: Path, tree: Tree) -> None:
         self.state = directory / "state"
@@ -86,7 +84,7 @@ class Server:
         self._program.process.kill()
 
     def kill_redis(self) -> None:
-        """The server's own Redis, which it is to start again."""
+        """Kill the server's own Redis, which it must restart."""
         pid = self._program.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with suppress(OSError):
@@ -110,14 +108,14 @@ class Server:
 
 
 class Stack:
-    """What runs, and what the history says."""
+    """Running services, and the history."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.state = server.state
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run of a playbook, oldest first, with its alerts, steps and events."""
+        """Return every run of a playbook, oldest first, with its alerts, steps and events."""
         with self._client() as client:
             items, cursor = [], None
             while True:
@@ -140,7 +138,7 @@ class Stack:
 
 @contextmanager
 def running(directory: Path, metrics_port: int, faster: int, tree: Tree = HERE) -> Iterator[Stack]:
-    """All of it, in `directory`, until the context is left."""
+    """Run everything in `directory` until the context ends."""
     with ExitStack() as stack:
         server = Server(directory / "server", _playbooks(directory / "playbooks", faster, tree), tree)
         stack.callback(server.end)
@@ -157,8 +155,9 @@ def running(directory: Path, metrics_port: int, faster: int, tree: Tree = HERE) 
 
 
 def _playbooks(directory: Path, faster: int, tree: Tree) -> Path:
-    """The shipped ones, but for three things: as many runs a day as there are faults in it here; a slow rank's node is
-    started again, where the shipped playbook tells people; what is left to a default is written out, to be divided."""
+    """Copy the shipped playbooks with three changes: as many runs a day as there are faults; a slow rank's node is
+    restarted, where the shipped playbook notifies people; defaults are written out, to be divided.
+    """
     directory.mkdir(parents=True)
     for path in (tree.root / "playbooks").glob("*.yaml"):
         if path.name.endswith("_template.yaml"):

@@ -1,9 +1,8 @@
 """One training run, as a process for each rank: ``torchrun … -m benchmarks.unattended.trainer --steps 24000 …``.
 
-With ``--medic`` it is protected by `trainmedic.torch`, as a user's script would be. Without torchrun it is one process
-with the batches of all ranks. Each event is written as a line of JSON, with the time: the start of each process and
-how far it is, each fault when it happens, each step that is gone back to or resumed from, the end; and rank 0 writes
-down each step with its times. Who calls it: ``arms``.
+With ``--medic`` it is protected by `trainmedic.torch`, like a user's script. Without torchrun it is one process with
+the batches of all ranks. Each event is a line of JSON with the time: each process's start and progress, each fault,
+each step gone back to or resumed from, the end; rank 0 also writes each step with its times.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from trainmedic.torch.checkpoints.digests import digests
 _PEAK_RATE = 3e-3
 _LAST_RATE = 3e-4
 _SPARE = 3
-"""Times as many batches as steps: what is skipped and gone back over comes out of it."""
+"""Batches per step, because skipped and repeated batches are not used again."""
 _AGREE_EVERY = 2
-"""Steps between two agreements of the ranks, which otherwise are a second apart; seconds are divided here."""
+"""Steps between two agreements of the ranks, by default a second apart."""
 MEMORY = Memory(every=2, keep=12, share=0.1, asynchronous=True, replica_every=0.3)
 
 
 class Training:
-    """The parts of a run, and one step of it."""
+    """Parts of a run, and one step of it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.set_num_threads(1)
@@ -75,7 +74,7 @@ class Training:
         return faults.Ground(rank, self._tell_fault, happened, self._options.memory, node, self._spoil_checkpoint)
 
     def train(self, batch: tuple[torch.Tensor, torch.Tensor], step: int) -> tuple[float, float]:
-        """One step, no faster than the pace: the loss of this rank, and the gradient norm before clipping."""
+        """Train one step, no faster than the pace. Return this rank's loss, and the gradient norm before clipping."""
         began = time.time()
         numbers, rows = batch
         number = int(numbers[0]) // BATCH
@@ -107,7 +106,7 @@ class Training:
         return loss.item(), norm.item()
 
     def go_back(self, step: int, left: int) -> None:
-        """The training has gone back to a checkpoint."""
+        """Record that the training has gone back."""
         self._faults.go_back()
         if self.rank == 0:
             self.journal.tell("back", step=step, left=left)
@@ -116,7 +115,7 @@ class Training:
         return validation_loss(self.plain, self.text)
 
     def ranks_agree(self) -> bool:
-        """Whether the parameters are the same, to the bit, on all ranks. Every rank calls it."""
+        """Return whether the parameters are identical on all ranks. Every rank calls it."""
         if self.ranks == 1:
             return True
         text = " ".join(digests({"model": self.plain}, {}).values())
@@ -213,7 +212,7 @@ def parse() -> argparse.Namespace:
 
 
 def _process_began() -> float:
-    """Return the time at which this process was started, in seconds since 1970, to a hundredth."""
+    """Return this process's start in seconds since 1970, to a hundredth."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age

@@ -1,7 +1,4 @@
-"""The source trees whose Trainmedic is measured: this checkout, and another revision of it beside.
-
-The benchmark itself is always that of this checkout. Who calls it: ``arms``, ``stack``, ``beside``.
-"""
+"""Source trees of the measured Trainmedic: this checkout, and another revision of it."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from tests.support.programs import ROOT
 
 @dataclass(frozen=True)
 class Tree:
-    """The server, the SDK, the playbooks and the rules of one revision."""
+    """Server, SDK, playbooks and rules of one revision."""
 
     root: Path
 
     @property
     def python_path(self) -> str:
-        """Where programs import this revision from. Benchmark and tests come from this checkout."""
+        """Import path of this revision; benchmark and tests come from this checkout."""
         return os.pathsep.join(map(str, (*(self.root / part for part in ("app", "agent", "logs", "sdk")), ROOT)))
 
     @property
@@ -34,7 +31,7 @@ class Tree:
 
     @cached_property
     def keeps_warm(self) -> bool:
-        """Whether its launcher has the option ``--warm``."""
+        """Return whether its launcher has the option ``--warm``."""
         argv = [sys.executable, "-m", "trainmedic.launch", "--help"]
         environment = {**os.environ, "PYTHONPATH": self.python_path}
         return "--warm" in subprocess.run(argv, env=environment, check=True, capture_output=True, text=True).stdout
@@ -45,7 +42,7 @@ HERE = Tree(ROOT)
 
 @contextmanager
 def checked_out(revision: str, at: Path) -> Iterator[Tree]:
-    """Check `revision` out into the new directory `at`. It is removed when the context is left."""
+    """Check `revision` out into `at`, removed when the context ends."""
     git = ["git", "-C", str(ROOT), "worktree"]
     subprocess.run([*git, "add", "--detach", str(at), revision], check=True, capture_output=True)
     try:

@@ -1,3 +1,3 @@
-"""Shared base of server, agent and log reading. It imports only the SDK."""
+"""Shared base of server, agent and log reading."""
 
 __version__ = "0.1.0"

@@ -1,9 +1,7 @@
-"""Limit on compilation per file."""
-
 from __future__ import annotations
 
 MOST_PARTS = 50_000
-"""Nodes (names, constants, operators) of a file's templates; compiling them takes about 3 s."""
+"""Nodes (names, constants, operators) of a file's templates, compiled in about 3 s."""
 _PARTS_OF_ANY_TEMPLATE = 10
 _CHARACTERS_PER_PART = 16
 
@@ -13,7 +11,7 @@ class TooLarge(Exception):
 
 
 class Allowance:
-    """Remaining allowance of one file, shared by its playbooks."""
+    """Remaining allowance of one file."""
 
     def __init__(self) -> None:
         self._left = MOST_PARTS
@@ -23,7 +21,7 @@ class Allowance:
         self._spend(nodes + _PARTS_OF_ANY_TEMPLATE)
 
     def spend_on_manifest(self, characters: int) -> None:
-        """Count a manifest, compiled for each step that names it. Raises TooLarge."""
+        """Count a manifest for each step that names it. Raises TooLarge."""
         self._spend(characters // _CHARACTERS_PER_PART)
 
     def _spend(self, parts: int) -> None:

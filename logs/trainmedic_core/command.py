@@ -1,6 +1,6 @@
-"""The command group ``trainmedic``. Each distribution registers commands under the entry point group
-``trainmedic.commands``. A command's module is imported when it runs, so that ``--help`` and client commands do not load
-the server's libraries.
+"""The command group ``trainmedic``. Distributions register commands under the entry point group
+``trainmedic.commands``. A command's module is imported when it runs, so that ``--help`` does not load the server's
+libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmedic_core import __version__
 
 GROUP = "trainmedic.commands"
 ORDER = ("server", "agent", "logs")
-"""Precedence of the tables: the server's ``logs`` includes all of trainmedic-logs' ``logs``."""
+"""The server's ``logs`` replaces that of trainmedic-logs."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -63,7 +63,7 @@ ABSENT = {
 
 
 class CommandEntry(Struct, frozen=True):
-    """Module that defines a command by its own name, and its line in the list."""
+    """Module that defines a command by its own name, and its help."""
 
     module: str
     help: str
@@ -93,8 +93,6 @@ def _table(point: EntryPoint) -> Mapping[str, CommandEntry]:
 
 
 class LazyGroup(click.Group):
-    """Group that imports commands at first use."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(commands())
 
@@ -115,7 +113,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """For unknown names, suggest the missing distribution or similar commands."""
+        """Suggest the missing distribution or similar commands."""
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
             if commands().keys() == _OWN.keys():
                 ctx.fail(f"{args[0]!r} is not available: no distribution has registered its commands. {_AGAIN}")

@@ -1,5 +1,3 @@
-"""Limits that a process sets on itself before parsing untrusted input."""
-
 from __future__ import annotations
 
 import contextlib
@@ -14,7 +12,7 @@ from pathlib import Path
 
 PARSER_IDS = (2_100_000_018, 60_998)
 """User and group IDs of parsers started by root, of which the first mapped in this user namespace is used. They lie
-outside the ranges of distributions, systemd and SSSD, so no account has them.
+outside the usual ranges, so no account has them.
 """
 _OF_PYTHON = 64 * 1024**2
 """Bytes of address space that Python takes at start."""
@@ -28,7 +26,7 @@ _SIGNAL_CALLS = {
     "x86_64": (_X86_64, (62, 200, 234, 129, 297, 424, 101)),
     "aarch64": (_AARCH64, (129, 130, 131, 138, 240, 424, 117)),
 }
-"""Numbers of kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal and ptrace, by machine."""
+"""Numbers of kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal and ptrace."""
 _X32 = 0x40000000
 """First system call of the x32 ABI on x86_64."""
 _PR_SET_SECCOMP, _FILTER = 22, 2
@@ -37,8 +35,8 @@ _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 
 
 def give_up_everything(most_memory: int) -> None:
-    """Give up others' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes, not
-    counting address space inherited by a fork. Raises OSError.
+    """Give up others' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes,
+    besides address space inherited by a fork. Raises OSError.
     """
     most_memory += max(_address_space() - _OF_PYTHON, 0)
     # If memory runs out anyway, the kernel should kill this process, not its parent.
@@ -70,8 +68,8 @@ def _address_space() -> int:
 
 
 def refuse_signals() -> None:
-    """Have the kernel refuse signals and tracing to any process, needed when this one keeps its parent's user. Call it
-    after `drop_capabilities`. Does nothing without seccomp or on other machine types.
+    """Have the kernel refuse signals and tracing, needed when this process keeps its parent's user. Call it after
+    `drop_capabilities`. Does nothing without seccomp or on other machines.
     """
     if (known := _SIGNAL_CALLS.get(platform.machine())) is None:
         return
@@ -89,7 +87,7 @@ def refuse_signals() -> None:
 
 
 def first_mapped(ids: Sequence[int]) -> int | None:
-    """Return the first number that is a user and a group of this user namespace, or None."""
+    """Return the first number that is a mapped user and group, or None."""
     ranges = [_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
     return next((number for number in ids if all(any(number in each for each in part) for part in ranges)), None)
 
@@ -103,14 +101,14 @@ def _ranges(path: Path) -> list[range]:
 
 
 def drop_bounding_set() -> None:
-    """Deny capabilities to executed programs; without CAP_SETPCAP, do nothing."""
+    """Deny capabilities to executed programs, if permitted."""
     library = ctypes.CDLL(None, use_errno=True)
     for capability in range(_MOST_CAPABILITIES):
         library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability permanently, after changing the user. Raises OSError."""
+    """Give up every capability permanently. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
     header, nothing = struct.pack("Ii", _CAP_VERSION, 0), struct.pack("6I", *([0] * 6))

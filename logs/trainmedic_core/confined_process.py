@@ -1,6 +1,4 @@
-"""Process without rights (``confined_child``) that parses untrusted input and answers each request with one line. Calls
-block.
-"""
+"""Process without rights (``confined_child``) that parses untrusted input, one answer line per request. Calls block."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ from typing import IO, Protocol
 from trainmedic_core import confined_child, kill_as_user
 
 START_SECONDS = 30
-"""Seconds that the process may take to start."""
 
 
 class ProgramProcess(Protocol):
@@ -26,11 +23,11 @@ class ProgramProcess(Protocol):
     def answers(self) -> IO[bytes]: ...
 
     def kill(self) -> None:
-        """End it at once; thread-safe."""
+        """End it; thread-safe."""
         ...
 
     def close(self) -> None:
-        """Close its pipes and reap it, after `kill`."""
+        """Close pipes and reap it, after `kill`."""
         ...
 
 
@@ -39,8 +36,6 @@ StartsPrograms = Callable[[str, Sequence[str]], ProgramProcess]
 
 
 class ExecutedProgram:
-    """Program executed with Python's path, as the same user."""
-
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         # No environment: it can contain tokens.
         environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -60,7 +55,7 @@ class ExecutedProgram:
         return self.process.stdout
 
     def kill(self) -> None:
-        """End it, even as another user without CAP_KILL."""
+        """End it, even as another user."""
         try:
             self.process.kill()
         except PermissionError:
@@ -74,7 +69,7 @@ class ExecutedProgram:
 
 
 class ConfinedProcess:
-    """One program, one request at a time. It starts on demand, again after its end."""
+    """Started on demand, for one request at a time."""
 
     def __init__(
         self,
@@ -91,8 +86,8 @@ class ConfinedProcess:
         self._process: ProgramProcess | None = None
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """Return the answer line, cut after `longest_answer` bytes, without final line feed if the process ended or
-        took longer than `seconds`. Raises OSError if it cannot start.
+        """Return the answer line, cut after `longest_answer` bytes, without line feed if the process ended or took
+        longer than `seconds`. Raises OSError if it cannot start.
         """
         process = self._process = self._process or self._start(self._module, self._arguments)
         watchdog = threading.Timer(seconds, process.kill)

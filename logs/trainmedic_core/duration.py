@@ -35,7 +35,7 @@ def parse(text: str) -> timedelta:
 
 
 def _meant(text: str) -> str:
-    """Return how a duration such as ``1.5 hours`` is written."""
+    """Suggest how to write a text such as ``1.5 hours``."""
     at, total = 0, timedelta(0)
     while at < len(text) <= 40 and (part := _LONG_PART.match(text, at)):
         unit = part[2].lower()
@@ -57,7 +57,7 @@ def write_rounded(value: timedelta) -> str:
 
 
 def write(value: timedelta) -> str:
-    """Return the shortest form, to the millisecond, with a minus if negative."""
+    """Return the shortest form, in milliseconds at least."""
     if value < timedelta(0):
         return f"-{write(-value)}"
     left = round(value / _UNITS["ms"])

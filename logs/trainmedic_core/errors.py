@@ -1,5 +1,3 @@
-"""Error of expressions and templates."""
-
 from __future__ import annotations
 
 from trainmedic.errors import TrainmedicError

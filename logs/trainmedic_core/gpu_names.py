@@ -1,5 +1,3 @@
-"""Normal forms of GPU UUIDs and PCI addresses, which exporters write in many ways."""
-
 from __future__ import annotations
 
 import re
@@ -19,7 +17,7 @@ def normal_pci(text: str) -> str | None:
 
 
 def normal_uuid(text: str) -> str:
-    """Return a UUID in lower case without ``GPU-``, which some exporters omit."""
+    """Return a UUID in lower case without ``GPU-``."""
     return text.strip().lower().removeprefix("gpu-")
 
 
@@ -49,18 +47,18 @@ def is_index(text: str) -> bool:
 
 
 def is_of_one_node(text: str) -> bool:
-    """Return whether it identifies a GPU only with its node: an index or PCI address."""
+    """Return whether it is an index or PCI address."""
     stripped = text.strip()
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
 
 def shown(key: str) -> str:
-    """Return a lookup key as text for people: ``GPU-…``, or ``GPU <node>/<name>``."""
+    """Return a lookup key for people: ``GPU-…``, or ``GPU <node>/<name>``."""
     return f"GPU {key}" if "/" in key or key.startswith("mig-") else f"GPU-{key}"
 
 
 def key(name: str, node: str | None = None) -> str:
-    """Return the lookup key: the UUID, or ``<node>/<name>`` for an index or PCI address."""
+    """Return the UUID, or ``<node>/<name>`` for an index or PCI address."""
     text = name.strip()
     if len(text) > _LONGEST_PCI:  # fast path: nearly all names are UUIDs
         return normal_uuid(text)

@@ -1,5 +1,3 @@
-"""Syntax check of ``http://`` and ``https://`` URLs, without connecting."""
-
 from __future__ import annotations
 
 import re
@@ -14,7 +12,7 @@ _NOT_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def check_http_url(url: str) -> SplitResult:
-    """Return the parts of a usable URL. Raises ValueError without the URL, which may contain a password."""
+    """Return the parts of a URL. Raises ValueError without the URL, which may contain a password."""
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError("must be a URL that begins with http:// or https://")
     _check_user_and_password(url)
@@ -46,7 +44,7 @@ def without_user(url: str) -> str:
 
 
 def _check_user_and_password(url: str) -> None:
-    """Raise ValueError for unescaped special characters, which would shift the host."""
+    """Raise ValueError for unescaped characters that would shift the host."""
     match = _AUTHORITY.fullmatch(url)
     if match is None:
         return

@@ -1,5 +1,5 @@
-"""SIGKILL to another user's process without CAP_KILL. A thread takes the target's user as its effective user, sends the
-signal, and ends. Its real and saved user stay, so that the target cannot signal it.
+"""SIGKILL to another user's process without CAP_KILL. A thread takes the target's user as its effective user only, so
+that the target cannot signal it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
-    """Kill a process, even a stopped one. Return False without permission, True also if it has already ended."""
+    """Kill a process, even a stopped one. Return False without permission."""
     return _ended(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 
@@ -29,7 +29,7 @@ def kill_group(group: int, uid: int) -> bool:
 
 
 def _ended(send: Callable[[], None], uid: int) -> bool:
-    """Return whether `send` was permitted, as `uid`; False also if it did not return in time."""
+    """Return whether `send` was permitted in time, as `uid`."""
     if uid == os.geteuid():
         return _sent(send)
     outcome: list[bool] = []

@@ -1,4 +1,4 @@
-"""Locks between a machine's processes until their end: on a file, under any of its names, or on a name."""
+"""Locks between a machine's processes until their end: on a file, or on a name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _own_lock = threading.Lock()
 
 
 class FileLock:
-    """Lock on a file until `release` or the process's end, created by `take`.
+    """Lock on a file, created by `take`.
 
-    It is on the inode, so symbolic links, hard links, bind mounts and other containers share it. As an open file
-    description lock, it survives other opens and closes of the file.
+    It is on the inode, so links, bind mounts and other containers share it. It survives other opens and closes of the
+    file.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -41,7 +41,7 @@ class FileLock:
         self._inode = status.st_dev, status.st_ino
         self.owner = status.st_uid
         self.names = status.st_nlink
-        """Number of hard links of the file."""
+        """Hard links of the file."""
 
     @classmethod
     def take(cls, path: Path, mode: int = 0o600) -> FileLock | None:
@@ -69,7 +69,7 @@ class FileLock:
         return (status.st_dev, status.st_ino) == self._inode
 
     def release(self) -> None:
-        """Release the lock. SQLite must have closed the file before."""
+        """Release the lock, after SQLite has closed the file."""
         with _own_lock:
             if self._inode in _own:
                 _own.discard(self._inode)
@@ -77,7 +77,7 @@ class FileLock:
 
 
 def _locked(descriptor: int) -> bool:
-    """Return False if another process holds the lock; True also where no such locks exist."""
+    """Return False if another process holds the lock."""
     if _SET_LOCK is None:
         return True
     # struct flock: type, whence, start, length, pid (must be 0)
@@ -100,9 +100,7 @@ class Holder(Struct, frozen=True):
 
 
 class NameLock:
-    """Lock on a name in this network namespace, created by `take`: a socket in Linux's abstract namespace, whose
-    clients learn only the holder's IDs.
-    """
+    """Lock on a name in this network namespace, created by `take`: a socket in Linux's abstract namespace."""
 
     def __init__(self, held: socket.socket | None) -> None:
         self._held = held
@@ -131,7 +129,7 @@ class NameLock:
 
 
 def holder_of(name: str) -> Holder | None:
-    """Return a name's holder, None if it is free."""
+    """Return a name's holder, or None."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -152,7 +150,7 @@ def _address(name: str) -> str:
 
 
 def _bound(address: str) -> socket.socket | None:
-    """Return a listening socket, None if the address is in use."""
+    """Return a listening socket, or None if in use."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(address)
@@ -166,7 +164,7 @@ def _bound(address: str) -> socket.socket | None:
 
 
 def _hang_up(held: socket.socket) -> None:
-    """Close each connection, to keep the backlog free."""
+    """Close connections, to keep the backlog free."""
     with contextlib.suppress(OSError):  # ends on release
         while True:
             held.accept()[0].close()

@@ -1,4 +1,4 @@
-"""Validation against pydantic models, with plain error texts and positions."""
+"""Validation against pydantic models, with plain error texts."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most
 
 
 MOST_FAULTS = 101
-"""Errors per value: one more than a file reports. 50,000 wrong keys would take long."""
+"""One more than a file reports: 50,000 wrong keys would take long."""
 
 
 class ValidationFault(Struct, frozen=True):
-    """One validation error; ``type`` is pydantic's."""
+    """``type`` is pydantic's."""
 
     path: DocumentPath
     type: str
@@ -59,7 +59,7 @@ class ValidationFault(Struct, frozen=True):
 
 
 Cure = Callable[[DocumentPath, str, Any], str | None]
-"""Returns how a value at a path, refused with pydantic's error type, is written. None if unknown."""
+"""Returns how to write a value that was refused with pydantic's error type, or None."""
 
 
 def validate(
@@ -67,7 +67,7 @@ def validate(
 ) -> M | list[FileProblem]:
     """Return the document as a `model`, or its problems.
 
-    `tagged` has the keys of lists of steps. In the paths of errors in them, pydantic inserts the step's kind.
+    `tagged`: keys of lists of steps, in whose paths pydantic inserts the step's kind.
     """
     try:
         return model.model_validate(document.value)
@@ -76,7 +76,7 @@ def validate(
 
 
 def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
-    """Return the faults of the value at `prefix` with positions, without duplicates."""
+    """Return the distinct faults of the value at `prefix`, with positions."""
     distinct: dict[FileProblem, None] = {}
     for fault in faults:
         path = (*prefix, *fault.path)
@@ -93,7 +93,7 @@ def faults(
     tagged: Collection[str] = (),
     cure: Cure | None = None,
 ) -> list[ValidationFault]:
-    """Return errors of `value`, without those of union branches that do not apply."""
+    """Return errors, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
     followed = [_follow(detail, value, tagged) for detail in details]
     kept: list[ValidationFault] = []
@@ -112,7 +112,7 @@ def faults(
 
 
 class _Place(Struct, frozen=True):
-    """Path of an error, the union branches tried on the way, and the value there."""
+    """An error's path, the union branches tried on the way, and the value."""
 
     path: DocumentPath
     labels: tuple[str, ...]
@@ -144,7 +144,7 @@ def _has(value: Any, part: int | str) -> bool:
 
 
 def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
-    """Return whether the error is of the union branch that the value fits, or of the first if none fits."""
+    """Return whether the value fits the error's union branch, or the first if it fits none."""
     here = _shape(place.value)
     shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
     if here in shapes:
@@ -229,7 +229,7 @@ def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any], tagged: Collect
 
 
 def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:
-    """Return the mapping's keys at `loc` (pydantic's form), none if unknown."""
+    """Return the mapping's keys at `loc` (pydantic's form), if known."""
     candidates = [model]
     for part in loc:
         stepped: list[Any] = []

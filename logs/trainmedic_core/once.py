@@ -1,6 +1,4 @@
-"""Attribute computed at first use. Before Python 3.12, `functools.cached_property` takes a lock, which costs more than
-short computations.
-"""
+"""Attribute computed at first use. Before Python 3.12, `functools.cached_property` takes a slow lock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Escaping of external text for terminals and spreadsheets: control characters, bidirectional overrides and invisible
-characters are replaced by their number.
-"""
+"""Escaping of external text for terminals and spreadsheets: control, bidirectional and invisible characters."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def csv_cell(value: Any) -> str:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Return JSON with hidden characters escaped. `options` go to `json.dumps`."""
+    """Return JSON with hidden characters escaped."""
     written = json.dumps(value, ensure_ascii=False, **options)
     # JSON escapes line breaks within texts; the others separate members.
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] == "\n" else _as_json(match[0]), written)

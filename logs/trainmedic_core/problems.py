@@ -1,5 +1,3 @@
-"""Problem in a file, with its position."""
-
 from __future__ import annotations
 
 import difflib
@@ -14,11 +12,11 @@ DocumentPath = tuple[str | int, ...]
 
 
 _LONGEST_MESSAGE = 1_000
-"""Characters; a wrong key can be as long as a file."""
+"""Characters; a key can be as long as a file."""
 
 
 class FileProblem(Struct, frozen=True):
-    """One error. ``line`` and ``column`` count from 1; None for the whole file."""
+    """``line`` and ``column`` count from 1; None for the whole file."""
 
     file: str
     line: int | None
@@ -42,12 +40,12 @@ class FileProblem(Struct, frozen=True):
 
 
 _CHOICES = 200
-"""Candidates: each takes about 10 µs, and an alert may have 1,000 labels."""
+"""Each takes about 10 µs, and an alert may have 1,000 labels."""
 _LONGEST_CHOICE = 80
 
 
 def did_you_mean(wrong: str, right: Iterable[str], likeness: float = 0.6) -> str:
-    """Return ``; did you mean 'x'?`` for the most similar name, or "" if none reaches `likeness` (0 to 1)."""
+    """Return ``; did you mean 'x'?`` for the most similar name, or "" below `likeness` (0 to 1)."""
     choices = {name.lower(): str(name) for name in islice(right, _CHOICES) if len(name) <= _LONGEST_CHOICE}
     near = difflib.get_close_matches(wrong.lower()[:_LONGEST_CHOICE], choices, n=1, cutoff=likeness)
     return f"; did you mean {choices[near[0]]!r}?" if near else ""

@@ -1,7 +1,6 @@
-"""Process that forks confined programs for one that can no longer execute or import any.
+"""Process that forks confined programs for the log reader, which can no longer execute or import any.
 
-The log reader gives up its user, which may lack access to Python's directory. So this process is forked before, with
-all programs loaded, and ends with its parent. It parses nothing.
+It is forked before the reader gives up its user, with all programs loaded, ends with its parent, and parses nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Programs = Mapping[str, Callable[[Sequence[str]], None]]
 
 
 class ProgramSource:
-    """Client of the forking process; thread-safe."""
+    """Thread-safe client of the forking process."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self._pid = pid
@@ -40,7 +39,7 @@ class ProgramSource:
 
     @classmethod
     def forked(cls, programs: Programs, confine: Callable[[], None]) -> ProgramSource:
-        """Fork the process, from a single thread. `confine` gives up the rights that no program needs."""
+        """Fork the process, from a single thread. `confine` gives up what no program needs."""
         connection, source_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -57,7 +56,7 @@ class ProgramSource:
             return self._has_failed
 
     def start(self, module: str, arguments: Sequence[str]) -> ForkedProgram:
-        """Start a program. Raises OSError."""
+        """Raises OSError."""
         theirs_in, requests = os.pipe()
         answers, theirs_out = os.pipe()
         try:
@@ -72,7 +71,7 @@ class ProgramSource:
         return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
-        """Send a request; return the process ID. Raises OSError."""
+        """Return the process ID. Raises OSError."""
         with self._lock:
             try:
                 socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))
@@ -90,7 +89,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """A started program and its pipes. Its process ID is valid until `kill`, because the source waits for it."""
+    """Its process ID is valid until `kill`, because the source waits for it."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source

@@ -1,5 +1,3 @@
-"""Source of a setting's value: a flag, else an environment variable or a file."""
-
 from __future__ import annotations
 
 import difflib

@@ -16,11 +16,11 @@ class TargetKind(StrEnum):
     JOB = "job"
     CLUSTER = "cluster"
     GROUP = "group"
-    """Many nodes, GPUs or jobs, by a selector: the target of a parent run."""
+    """Many nodes, GPUs or jobs, by a selector."""
 
 
 LONGEST_NAME = 512
-"""Bytes of a node's, GPU's or job's name. Kubernetes allows 253."""
+"""In bytes; Kubernetes allows 253."""
 
 
 class Target(Struct, frozen=True, dict=True):
@@ -28,7 +28,7 @@ class Target(Struct, frozen=True, dict=True):
     node: str | None = None
     """Also a GPU's; None for the other kinds."""
     gpu: str | None = None
-    """UUID, PCI address or index, as in the alert; the agent resolves it."""
+    """UUID, PCI address or index, as in the alert."""
     job: str | None = None
     """Name under which the job takes commands."""
     group: str | None = None
@@ -53,7 +53,7 @@ class Target(Struct, frozen=True, dict=True):
 
     @classmethod
     def of_key(cls, key: str) -> Target:
-        """Return the target with this `key`. Raises ValueError."""
+        """Raises ValueError."""
         kind, _, name = key.partition(":")
         node, _, gpu = name.partition("/")
         is_fine = all(map(str.isprintable, key)) and len(name.encode()) <= LONGEST_NAME
@@ -74,8 +74,8 @@ class Target(Struct, frozen=True, dict=True):
 
     def overlaps(self, other: Target) -> bool:
         """Return whether runs on both could change the same thing. The cluster overlaps everything, a node its GPUs.
-        GPUs of one node with different kinds of names (UUID, index) may be the same, so they overlap.
-        A group overlaps only itself: its members are locked one by one.
+        GPUs of one node with different kinds of names (UUID, index) may be the same. A group overlaps only itself: its
+        members are locked one by one.
         """
         if TargetKind.GROUP in (self.kind, other.kind):
             return self == other

@@ -1,5 +1,3 @@
-"""Names, counts and values as text for people."""
-
 from __future__ import annotations
 
 import json
@@ -41,14 +39,14 @@ def how_often(number: int) -> str:
 
 
 def few(names: Sequence[str], most: int = 8, noun: str = "") -> str:
-    """Return the first names and the number of others: ``a, b and 3 more``. `noun` is singular."""
+    """Return the first names and the number of others: ``a, b and 3 more``."""
     left = len(names) - most
     more = f" and {count(left, f'more {noun}') if noun else f'{left} more'}" if left > 0 else ""
     return ", ".join(map(plain, names[:most])) + more
 
 
 def cut(text: str, size: int) -> str:
-    """Return at most `size` characters; an ellipsis marks the cut."""
+    """Return at most `size` characters, with an ellipsis if cut."""
     return text if len(text) <= size else f"{text[: size - 1]}…"
 
 

@@ -1,5 +1,3 @@
-"""YAML files of playbooks and log rules: discovery and reading."""
-
 from __future__ import annotations
 
 import io
@@ -32,7 +30,7 @@ def read_text(path: Path) -> str | FileProblem:
 
 
 def read(path: Path) -> bytes | FileProblem:
-    """Return a file's bytes, at most one more than allowed, or the problem."""
+    """Return a file's bytes, at most one too many, or the problem."""
     try:
         # Non-blocking: a named pipe would wait for its writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
@@ -61,7 +59,7 @@ def document_files(root: Path) -> Iterator[Path | FileProblem]:
     """Yield the files of playbooks and log rules at `root`, one directory deep, sorted; or `root` if it is a file.
     Yields a problem for missing and unreadable paths.
 
-    Skips names that begin with a dot: drafts of editors, and Kubernetes' ``..data``.
+    Names that begin with a dot are drafts of editors, or Kubernetes' ``..data``.
     """
     for path in _yaml_files(root):
         if isinstance(path, FileProblem) or path == root or not (is_test(path) or is_template(path)):

@@ -1,7 +1,7 @@
 """YAML 1.2 reader with the exact position of every key and value.
 
 Plain scalars follow the core schema (section 10.3.2): ``on`` and ``yes`` stay text. Duplicate keys, tags and keys that
-are not text are refused. Size, depth and values (aliases counted at each use) are limited.
+are not text are refused. Size, depth and number of values are limited.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if not yaml.__with_libyaml__:
     raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml")
 
 MAX_BYTES = 1 << 20
-"""As a Kubernetes ConfigMap; a playbook has a few kB."""
+"""As a Kubernetes ConfigMap."""
 MAX_VALUES = 50_000
 _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
-"""Well within Python's recursion limit."""
+"""Within Python's recursion limit."""
 _LONGEST_SHOWN = 500
 _BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
 _COMMENT = re.compile(r"[ \t]+(#[^\s#][^\n]*)")
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that YAML forbids, and U+0085, U+2028, U+2029 and U+FEFF, which the parser treats as YAML 1.1 does."""
+"""Characters that YAML forbids, and those that the parser treats as YAML 1.1 does."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -68,7 +68,7 @@ class YamlDocument(Struct, frozen=True):
     marks: Mapping[DocumentPath, TextPosition]
     keys: Mapping[DocumentPath, TextPosition]
     remarks: Mapping[DocumentPath, str]
-    """Comments such as ``#3`` directly after a plain text, which may be meant as its end."""
+    """Comments such as ``#3`` directly after a plain text, possibly its end."""
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
         """Return a problem at `path` or its nearest existing parent."""
@@ -103,7 +103,7 @@ def decode(raw: bytes, source: str) -> str | FileProblem:
 def read(
     text: str, source: str, most_characters: int = MAX_BYTES, most_values: int = MAX_VALUES
 ) -> tuple[list[YamlDocument], list[FileProblem]]:
-    """Return the non-empty documents, none after a syntax error, and all problems."""
+    """Return the non-empty documents, none after a syntax error, and problems."""
     if len(text) > most_characters:
         return [], [FileProblem(source, None, None, f"the file has over {most_characters} characters")]
     if refused := _REFUSED.search(text):
@@ -296,7 +296,7 @@ def _mark(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """Return line and column. The parser puts the text's end one line too low."""
+    """The parser puts the text's end one line too low."""
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 

@@ -1,5 +1,3 @@
-"""``python -m trainmedic_logs`` is ``trainmedic``."""
-
 from trainmedic_core.command import main
 
 if __name__ == "__main__":

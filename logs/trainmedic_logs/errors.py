@@ -1,5 +1,3 @@
-"""Error of reading dumps."""
-
 from __future__ import annotations
 
 from trainmedic.errors import TrainmedicError

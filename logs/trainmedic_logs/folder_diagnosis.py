@@ -54,8 +54,8 @@ class FolderDiagnosis(Struct, frozen=True):
 def diagnose_folder(
     directory: Path, rule_set: RuleSet, job: str | None = None, limits: ReadingLimits | None = None
 ) -> FolderDiagnosis:
-    """Return the verdicts on the job's attempts, from what `limits` allow to read. Raises ConfigurationError for
-    nothing to read, or several jobs without a matching `job`.
+    """Return verdicts, from what `limits` allow to read. Raises ConfigurationError for nothing to read, or several jobs
+    without a matching `job`.
     """
     limits = limits or ReadingLimits()
     try:
@@ -83,7 +83,6 @@ def diagnose_folder(
 
 
 def _read_in_part(files: Sequence[FolderFile], limits: ReadingLimits) -> dict[str, int]:
-    """Return the skipped leading bytes by file."""
     in_part: dict[str, int] = {}
     for file in files:
         with suppress(OSError):  # it may be deleted by now
@@ -156,8 +155,8 @@ def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: Rea
 
 
 def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
-    """Return whether the file belongs to the attempt. Files without an attempt belong to the newest; kernel logs and
-    the launcher's records count for all.
+    """Return whether the file belongs to the attempt. Without an attempt it belongs to the newest; kernel logs and the
+    launcher's records count for all.
     """
     if file.kind is Kind.ATTEMPTS:
         return True
@@ -248,7 +247,7 @@ def _status_of(part: _Part) -> int | None:
 
 
 def _take_sources(part: _Part, collector: Collector) -> None:
-    """Take a rank's description by the SDK; untrusted, so other types are skipped."""
+    """Take the SDK's description of a rank, untrusted."""
     try:
         said: Any = json.loads(part.document())
         rank = said["rank"]

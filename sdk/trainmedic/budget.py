@@ -1,4 +1,4 @@
-"""Public names of the rollback budget (``recovery.rollback_budget``)."""
+"""Public names of ``recovery.rollback_budget``."""
 
 from trainmedic.recovery.rollback_budget import FILE, LIMIT, RollbackBudget
 from trainmedic.recovery.rollback_budget import RollbackCount as Spent

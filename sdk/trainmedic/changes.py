@@ -1,4 +1,4 @@
-"""Public names for changes by commands (``recovery.changes``)."""
+"""Public names of ``recovery.changes``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public names for checkpoints (``recovery.checkpoints``)."""
+"""Public names of ``recovery.checkpoints``."""
 
 from trainmedic.recovery.checkpoints import (
     COMPLETE,

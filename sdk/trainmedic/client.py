@@ -1,7 +1,4 @@
-"""`connect` and `Medic`.
-
-The training thread only uses plain attributes and queues; background threads talk to Redis.
-"""
+"""The training thread only uses plain attributes and queues; background threads talk to Redis."""
 
 from __future__ import annotations
 
@@ -91,7 +88,7 @@ def connect(
 
 
 class Medic(JobReports):
-    """A connected job, made by `connect`. As a context manager it closes the job."""
+    """A connected job, made by `connect`. Its context closes it."""
 
     def __init__(
         self,
@@ -150,7 +147,7 @@ class Medic(JobReports):
     # --- training loop --------------------------------------------------------------------------------
 
     def stats(self) -> Mapping[str, Any]:
-        """Return this rank's memory and pace, in about a millisecond; thread-safe."""
+        """Return this rank's memory and pace; thread-safe, about a millisecond."""
         figures = self._stats.measure(time.perf_counter())
         if 0 < self.rank == self.world_size - 1 and self.progress.evaluated:
             # With pipeline parallelism only the last rank knows the loss.
@@ -246,7 +243,7 @@ class Medic(JobReports):
         patience: float,
         call_patience: float,
     ) -> Share:
-        """See `trainmedic.distributed.share`, which calls it. Raises ConfigurationError."""
+        """Implement `trainmedic.distributed.share`. Raises ConfigurationError."""
         if self.share is not None or self._is_closed:
             raise ConfigurationError("share() is called once, before the job is closed")
         if self._queue is not None:
@@ -266,7 +263,7 @@ class Medic(JobReports):
         return self.share
 
     def close(self) -> None:
-        """Answer open commands with ``failed``, notify server and ranks, and end the threads, within seconds."""
+        """Answer open commands with ``failed``, notify server and ranks, and end the threads."""
         if self._is_closed or self._pid != os.getpid():
             return  # a forked child has no threads; its parent continues
         self._is_closed = True

@@ -94,7 +94,7 @@ class _Device:
         self._uuid: str | None = None
 
     def uuid(self) -> str | None:
-        """Return the device's NVML name. Training thread only: the current device differs between threads."""
+        """Return the device's NVML name. Training thread only."""
         if self._uuid is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             try:
                 self._uuid = devices.nvml_name(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

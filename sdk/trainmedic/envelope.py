@@ -1,5 +1,3 @@
-"""Public names of ``wire.envelope`` and ``wire.signing``."""
-
 from __future__ import annotations
 
 from trainmedic.wire.envelope import (

@@ -38,7 +38,7 @@ class Settings:
     """
     redis_url: str | None
     url_file: Path
-    """File in which a server of the same user on this machine leaves its Redis URL."""
+    """File with the Redis URL of a server of the same user."""
     url_origin: str = "TRAINMEDIC_REDIS_URL"
 
     def find_url(self) -> str | None:
@@ -57,7 +57,7 @@ class LogSettings:
 def resolve_logs(
     log_dir: str | os.PathLike[str] | None, interval: int, environment: Mapping[str, str] | None = None
 ) -> LogSettings | None:
-    """Return the settings of records; None without a directory. Raises ConfigurationError."""
+    """Raises ConfigurationError. None without a directory."""
     env = os.environ if environment is None else environment
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigurationError(f"log_interval is {interval!r}; it is a whole number of steps, 1 or more")
@@ -90,9 +90,7 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Return the settings. Raises ConfigurationError without a key in its text. ``job.connect_options`` checks the
-    Redis URL.
-    """
+    """Raises ConfigurationError without a key in its text. ``job.connect_options`` checks the Redis URL."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):
@@ -125,7 +123,7 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
 
 
 def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
-    """Return a function that reads `Settings.read_keys`' keys; None if no key is set. Both raise ConfigurationError."""
+    """Return the function `Settings.read_keys`; None without a key. Both raise ConfigurationError."""
 
     def read_keys() -> list[bytes]:
         keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
@@ -137,7 +135,7 @@ def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable
 
 
 def _previous_key(env: Mapping[str, str]) -> bytes | None:
-    """Return the key that is still accepted; None without one, and if its file is gone or empty (withdrawn)."""
+    """Return the key that is still accepted, or None, also if withdrawn (its file is gone or empty)."""
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
     if env.get(variable):

@@ -1,3 +1,1 @@
-"""Version of this package."""
-
 __version__ = "0.1.0"

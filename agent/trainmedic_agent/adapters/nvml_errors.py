@@ -15,7 +15,7 @@ STALE = (
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
-"""The driver is not loaded or was reloaded; reopen NVML."""
+"""Reopen NVML: the driver is not loaded or was reloaded."""
 CARD_GONE = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,
@@ -27,7 +27,7 @@ _NO_LIBRARY = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_N
 
 
 def driver_error(error: Any) -> GpuError:
-    """Translate an error of opening NVML, which concerns all cards."""
+    """Translate an error of opening NVML."""
     if error.value in _NO_LIBRARY:
         return DriverAbsent("NVML (libnvidia-ml.so.1) is not on this machine: NVIDIA's driver is not installed")
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
@@ -42,7 +42,7 @@ def driver_error(error: Any) -> GpuError:
 
 
 def call_error(error: Any, called: str) -> GpuError:
-    """Translate an error of a call on a card (`called`: its UUID) or on ``the driver``."""
+    """Translate an error of a call on a card (its UUID) or on ``the driver``."""
     if error.value in STALE:
         return driver_error(error)
     if error.value in CARD_GONE:

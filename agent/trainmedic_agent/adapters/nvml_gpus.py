@@ -1,6 +1,4 @@
-"""NVIDIA's GPUs through NVML (``pynvml`` from nvidia-ml-py). No lock is held during a call, so slow readings delay no
-power limit.
-"""
+"""NVIDIA's GPUs through NVML. Calls hold no lock, so slow readings delay no power limit."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _ENDS_READING = (*STALE, *CARD_GONE)
 
 
 class NvmlGpus:
-    """Implements `trainmedic_agent.ports.gpus.Gpus`. `calls` bounds the wait for each card at opening."""
+    """Implements `trainmedic_agent.ports.gpus.Gpus`."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, calls: CallRunner | None = None) -> None:
         self._nvml = NvmlSessions(monotonic, calls or DirectCalls())
@@ -126,7 +124,7 @@ class NvmlGpus:
             return tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
 
     def _drain_xids(self, session: NvmlSession) -> None:
-        """Collect pending XIDs in one thread at a time; others use those collected before."""
+        """Collect pending XIDs, in one thread at a time."""
         if session.events is None or not self._draining.acquire(blocking=False):
             return
         try:

@@ -1,4 +1,4 @@
-"""NVML queries about one GPU as `GpuReading` fields, one by one, so that a failure affects no other."""
+"""NVML queries about one GPU as `GpuReading` fields, one by one, so that failures stay separate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
 
 def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values, and errors by query name; unsupported readings are in neither. Raises errors with a code in
-    `ends`, after which all queries fail.
+    """Return values, and errors by query name, without unsupported readings. Raises errors with a code in `ends`, after
+    which all queries fail.
     """
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}
@@ -35,7 +35,7 @@ def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[
 
 
 def _first(*asks: Callable[[], Any]) -> Any:
-    """Return the first supported result; NVML renames functions between releases."""
+    """Return the first supported result: NVML renames functions."""
     for ask in asks[:-1]:
         try:
             return ask()
@@ -51,7 +51,7 @@ def _utilization(handle: Any) -> dict[str, Any]:
 
 
 def _memory(handle: Any) -> dict[str, Any]:
-    """Like nvidia-smi, use the call's second version, which excludes the driver's own memory."""
+    """Exclude the driver's own memory, like nvidia-smi."""
     memory = _first(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),

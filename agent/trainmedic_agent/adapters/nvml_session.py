@@ -1,8 +1,8 @@
 """Lifetime of NVML.
 
 NVML stays open: without a client, a driver without persistence mode forgets power limits. It is reopened after a driver
-reload, and at most once a minute while a GPU is lost, but never under a running call, which could crash. Opening blocks
-all calls, so a `CallRunner` queries each card and abandons one that hangs.
+reload, and at most once a minute while a GPU is lost, but never under a running call, which could crash. A `CallRunner`
+abandons a card that hangs at opening, which blocks all calls.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ _REOPEN_SECONDS = 60.0
 
 
 class CallRunner(Protocol):
-    """Runner that isolates calls which never return (``time_limited_gpus``)."""
-
     def run(self, key: str, function: Callable[[], T]) -> T:
         """Return or raise `function`'s result. Raises GpuStuck if it does not return."""
         ...
@@ -79,8 +77,6 @@ class NvmlSession(Struct):
 
 
 class NvmlSessions:
-    """Owner of the open NVML session. Thread-safe."""
-
     def __init__(self, monotonic: Callable[[], float], calls: CallRunner) -> None:
         self._monotonic = monotonic
         self._calls = calls
@@ -98,7 +94,7 @@ class NvmlSessions:
         return normal_uuid(uuid) in self._seen
 
     def name_for(self, session: NvmlSession, uuid: str) -> str:
-        """Return a name that changes whenever the driver may have forgotten this card's settings."""
+        """Return a name that changes when the driver may have forgotten the card's settings."""
         return f"{session.name}/{self._times_lost[uuid]}"
 
     def retried(self, ask: Callable[[], T]) -> T:
@@ -123,7 +119,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
-        """Yield the session, opened if necessary. Translates the block's NVML errors, for the card `uuid` if given."""
+        """Yield the session, opened if necessary. Translates NVML errors, for the card `uuid` if given."""
         with self._lock:
             session = self._current()
             self._in_flight += 1
@@ -229,7 +225,7 @@ def _address(handle: Any) -> int | None:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
-    """Return the result, None if unsupported by card or driver."""
+    """Return None if card or driver do not support it."""
     try:
         return ask()
     except pynvml.NVMLError as error:
@@ -239,7 +235,6 @@ def offered(ask: Callable[[], Any]) -> Any:
 
 
 def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
-    """Return the card's identity and handle."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     address = pynvml.nvmlDeviceGetPciInfo(handle).busId
     address = address.decode() if isinstance(address, bytes) else address

@@ -1,6 +1,4 @@
-"""Time limits for driver calls, which may never return and then affect only their card. A card takes at most
-`_MOST_CALLS` of the reused threads.
-"""
+"""Time limits for driver calls, which may never return and then affect only their card."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ T = TypeVar("T")
 CARD_SECONDS = 4.0
 """A call takes milliseconds, on an overloaded node tenths of a second."""
 DRIVER_SECONDS = 20.0
-"""Without persistence mode, opening takes 1-2 s per card; nodes usually have eight."""
+"""Without persistence mode, opening takes 1-2 s per card."""
 _MOST_CALLS = 4
 """Concurrent calls to a card: two worker queues, presence, exporter."""
 _KEPT_IDLE = 2
@@ -49,7 +47,7 @@ class _Call(Generic[T]):
         self._ended.set()
 
     def wait(self) -> bool:
-        """Return whether it ended in time."""
+        """Return whether the call ended in time."""
         return self._ended.wait(self.timeout)
 
     def result(self) -> T:
@@ -66,8 +64,8 @@ class TimeLimitedCalls:
         self._idle: list[_CallQueue] = []
 
     def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
-        """Return or raise `function`'s result. Raises GpuStuck after `timeout` seconds (the call may still take
-        effect), or at once if an earlier call with this key has not returned.
+        """Return or raise `function`'s result. Raises GpuStuck after `timeout` seconds, or at once if an earlier call
+        with this key has not returned.
         """
         with self._lock:
             self._refuse_if_stuck(key)
@@ -144,7 +142,7 @@ class TimeLimitedGpus:
         self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
-        """See the port. Returns the last known GPUs while the driver does not respond."""
+        """Return the last known GPUs while the driver does not respond."""
         try:
             self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
         except GpuStuck as error:
@@ -187,7 +185,7 @@ class TimeLimitedGpus:
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Call a card. Opening the driver first takes longer, so that is a separate call."""
+        """Open the driver in a separate call, which takes longer."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

@@ -1,5 +1,3 @@
-"""``trainmedic agent`` and its subcommands: flags and output."""
-
 from __future__ import annotations
 
 import logging
@@ -61,7 +59,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _wait_for_a_signal() -> None:
-    """Return at SIGTERM or SIGINT; a second signal ends the process."""
+    """Wait for SIGTERM or SIGINT; a second signal ends the process."""
     signal.sigwait(_SIGNALS)
     log.info("stopping")
     for number in _SIGNALS:

@@ -1,5 +1,5 @@
-"""Minimal client of Docker's API, also Podman's, over its Unix socket, with bounded answers. Requests name no API
-version, so the engine uses its newest. All fields read exist since Docker 18.09.
+"""Minimal client of Docker's API, also Podman's, over its Unix socket, with bounded answers. All fields exist since
+Docker 18.09.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EngineAnswer(Exception):
 
 
 class ContainerEngine:
-    """A container engine; each call takes `seconds` at most."""
+    """A container engine. Each method takes `seconds` at most, and raises EngineAnswer."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -38,7 +38,6 @@ class ContainerEngine:
         return _listed(self._ask("GET", "/containers/json", seconds, {"all": "true"}))
 
     def container(self, name: str, seconds: float) -> Mapping[str, Any]:
-        """Return one container in full. Raises EngineAnswer."""
         return _mapping(self._ask("GET", f"/containers/{quote(name, safe='')}/json", seconds))
 
     def images(self, seconds: float) -> list[Mapping[str, Any]]:
@@ -46,21 +45,18 @@ class ContainerEngine:
         return _listed(self._ask("GET", "/images/json", seconds))
 
     def image(self, name: str, seconds: float) -> Mapping[str, Any]:
-        """Return one image in full. Raises EngineAnswer."""
         return _mapping(self._ask("GET", f"/images/{quote(name, safe='')}/json", seconds))
 
     def remove_container(self, name: str, seconds: float) -> None:
-        """Remove a stopped container, not its volumes. Raises EngineAnswer, also if it runs."""
+        """Remove a stopped container, not its volumes. The engine refuses if it runs."""
         self._ask("DELETE", f"/containers/{quote(name, safe='')}", seconds)
 
     def remove_image(self, name: str, seconds: float) -> None:
-        """Remove an image by name or ID. Raises EngineAnswer, also if it is used."""
+        """Remove an image by name or ID. The engine refuses if it is used."""
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)
 
     def prune_build_cache(self, min_age_hours: int, seconds: float) -> int:
-        """Remove build cache unused for this long, and return the reported freed bytes. Raises EngineAnswer, also
-        without such a cache (Podman).
-        """
+        """Remove build cache unused for this long, and return the freed bytes. Podman has no such cache and refuses."""
         filters = json.dumps({"until": [f"{min_age_hours}h"]})
         freed = _mapping(self._ask("POST", "/build/prune", seconds, {"filters": filters})).get("SpaceReclaimed")
         return freed if isinstance(freed, int) and freed >= 0 else 0

@@ -1,6 +1,4 @@
-"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or if that cannot be checked. A resumed
-command's output counts only its second part.
-"""
+"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or if that cannot be checked."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from trainmedic_agent.executors import AcceptedCommand
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0
-"""Seconds per request; removing a large image takes a while."""
+"""Seconds; removing a large image takes a while."""
 
 
 class PruneContainersExecutor:
@@ -45,7 +43,7 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the number removed by kind, what was left and why, and free space before and after. Raises
+        """Return numbers removed by kind, what was left and why, and free space before and after. Raises
         CommandRejected, CommandUnsupported, CommandFailed.
         """
         command = accepted.command

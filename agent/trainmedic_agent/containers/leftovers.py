@@ -1,4 +1,4 @@
-"""Selection and one-by-one, never forced removal of unused containers and images.
+"""Removal of unused containers and images, one by one and never forced.
 
 An image's age counts from its last pull, build or naming (``LastTagTime``): a job may just have pulled an old image.
 Without that time (Podman), named images stay, and unnamed ones count from their build.

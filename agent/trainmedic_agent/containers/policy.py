@@ -27,7 +27,7 @@ class Leftover(StrEnum):
 
 
 class ContainersPolicy(Struct, frozen=True):
-    """Bounds of `disk.prune_containers`.
+    """Bounds of ``disk.prune_containers``.
 
     - ``socket``: serves Docker's API
     - ``min_age``: since a container stopped, or an image was pulled, built or named

@@ -34,7 +34,7 @@ class AccessTimes(Struct, frozen=True):
     """Reasons why reads may leave no trace."""
 
     def last_use_ns(self, status: os.stat_result) -> int:
-        """Return the latest possible read, write or change by the timestamps."""
+        """Return the latest possible time of use."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         return changed if status.st_atime_ns <= changed else status.st_atime_ns + self.lag_ns
 
@@ -48,9 +48,7 @@ KEPT = AccessTimes()
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return the reliability below the mount with this ID. `proc` is procfs's mount point; `sees_every_process`: it
-    lists all processes.
-    """
+    """Return the reliability below the mount with this ID. `sees_every_process`: `proc` lists all processes."""
     try:
         own = mounts_of(proc / "self")
     except OSError:
@@ -78,7 +76,8 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 def _mounts_of_others(proc: Path) -> list[Mount]:
     """Return the mounts of machine and containers. Raises OSError if some cannot be read.
 
-    Namespaces with the first process's ``/`` are skipped: restricted services see nearly everything as read-only.
+    Namespaces with the first process's ``/`` are skipped: services' restrictions would show nearly everything as
+    read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)
@@ -104,7 +103,7 @@ def _mounts_of_others(proc: Path) -> list[Mount]:
 
 
 def _namespace(process: Path) -> Path | None:
-    """Return a process's mount namespace link. None without permission; its mounts are still readable."""
+    """Return a process's mount namespace link. None without permission."""
     try:
         return (process / "ns/mnt").readlink()
     except PermissionError:

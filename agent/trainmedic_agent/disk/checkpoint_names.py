@@ -1,5 +1,3 @@
-"""Checkpoint directory names and their steps."""
-
 from __future__ import annotations
 
 import re
@@ -16,7 +14,7 @@ def is_name_of_checkpoint(name: str) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in a checkpoint's name, or None."""
+    """Return the step in a checkpoint's directory name, or None."""
     if (match := _STEP.search(name)) is not None:
         return int(match[1])
     return int(match[0]) if (match := _NUMBER.search(name)) is not None else None

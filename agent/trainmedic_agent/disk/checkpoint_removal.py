@@ -31,7 +31,7 @@ from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
 
 
 class CheckpointRemoval(Struct, frozen=True):
-    """Deleted files and bytes, and why the checkpoint is not gone completely."""
+    """Deleted files and bytes, and why something is left."""
 
     files: int = 0
     bytes: int = 0
@@ -132,9 +132,7 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Deletion of a directory's contents from the leaves up, until the first error or anything written, mounted or
-    moved since the survey.
-    """
+    """Deletion of a directory's contents from the leaves up, until an error or a change since the survey."""
 
     throttle: Throttle
     root: Root
@@ -167,7 +165,7 @@ class _ContentsRemoval(Struct):
                 os.close(descriptor)
 
     def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
-        """Remove the last level's directory. Return why not, or None. Raises OSError."""
+        """Remove the last level's directory. Return why not, or None."""
         emptied, path = levels.pop()
         os.close(emptied)
         parent, parents_path = levels[-1]
@@ -196,7 +194,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink(self, fd: int, path: str, name: str) -> str | Reason | None:
-        """Delete a file. Return its name if it is a directory, or a reason to stop. Raises OSError."""
+        """Delete a file. Return its name if it is a directory, or a reason to stop."""
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             return name

@@ -3,9 +3,9 @@
 - **A checkpoint** has a marker of Trainmedic, torch.distributed.checkpoint's index, or a typical name.
 - **Complete**: has a file that is written last, or a file next to it names it or a later one as the latest (DeepSpeed,
   Megatron). Names with ``tmp-`` or ``.tmp`` are incomplete, others unknown.
-- **Kept**: the newest two (or ``keep_newest`` if more) complete ones and as many unknown ones, by write time and also
-  by step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed for
-  the decision is unreadable.
+- **Kept**: the newest complete ones and as many unknown ones, two or ``keep_newest`` if more, by write time and also by
+  step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed for the
+  decision is unreadable.
 
 An unprivileged process parses the files (``metadata_reader``).
 """
@@ -31,7 +31,7 @@ _TRAINER_STATE = "trainer_state.json"
 MARKS_OF_COMPLETENESS = (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)
 """Files in a checkpoint that are written last."""
 _LATEST = ("latest", "latest_checkpointed_iteration.txt")
-"""Of DeepSpeed ("global_step100") and of Megatron ("100")."""
+"""DeepSpeed ("global_step100"), Megatron ("100")."""
 
 
 class Completeness(StrEnum):

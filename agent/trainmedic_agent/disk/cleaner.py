@@ -1,5 +1,5 @@
-"""Execution of a cleaning command: its rules in order, until enough space is free. Errors with one file or root are
-counted, and the rest continues.
+"""Execution of a cleaning command: its rules in order, until enough space is free. Errors with one file or root do not
+stop it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Cleaner(Struct, frozen=True):
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
         """Return the output of a cleaning or trial run with existing rules.
 
-        ``stopped`` is what ended it early (``free_enough``, a limit, the deadline, the agent's stop) or None.
+        ``stopped`` is the reason for an early end (``free_enough``, a limit, the deadline, the agent's stop) or None.
         """
         throttle = Throttle(self.clocks, request.deadline, is_stopping)
         filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
@@ -149,7 +149,7 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
-        """Return False, and record why, if the root's free space is unreadable."""
+        """Measure the root's free space; record a failure and return False."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:
@@ -175,7 +175,6 @@ class _RuleRun(Struct):
         return not self.run.filesystems.has_enough(root.device)
 
     def _clean_files(self, roots: tuple[Root, ...]) -> Reason | None:
-        """Return what ended the rule early, or None."""
         run = self.run
         search = FileSearch(
             self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone, run.cleaner.batch_size
@@ -232,7 +231,6 @@ class _RuleRun(Struct):
         return remover.delete(parent, file)
 
     def _clean_checkpoints(self, roots: tuple[Root, ...]) -> Reason | None:
-        """Return what ended the rule early, or None."""
         run = self.run
         with closing(MetadataReader()) as metadata:
             search = CheckpointSearch(

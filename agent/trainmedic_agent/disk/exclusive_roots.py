@@ -1,5 +1,5 @@
-"""Exclusive cleaning roots: two agents with one root would each delete until their own rule is met. A path identifies a
-root, because accessing it could hang on an unavailable network file system.
+"""Exclusive cleaning roots: two agents with one root could delete too much. A path identifies a root: accessing it
+could hang.
 """
 
 from __future__ import annotations

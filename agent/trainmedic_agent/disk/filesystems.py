@@ -1,6 +1,6 @@
 """Safe opening of a rule's roots, and free space on their file systems.
 
-**Roots** are opened component by component without following links, and checked by descriptor. A root is refused if it
+**Roots** are opened component by component without following links. A root is refused if it
 
 - is missing, or has a symbolic link in its path
 - has an owner other than root, the agent's user and the policy's ``owners``
@@ -8,8 +8,8 @@
 - is ``/`` or within the agent's state directory
 
 **Free space** is that of unprivileged processes, like node_exporter's ``node_filesystem_avail_bytes /
-node_filesystem_size_bytes``. ZFS and btrfs free space seconds after a deletion, so the cleaner waits if the deleted
-bytes should suffice.
+node_filesystem_size_bytes``. ZFS and btrfs free space seconds after a deletion; the cleaner waits if the deleted bytes
+should suffice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""Number and interval in seconds of checks for late space; ZFS takes about 5 s."""
+"""Number of checks for late space, and seconds between them; ZFS takes about 5 s."""
 _MAX_LATE_SPACE_WAITS = 2
 """Waits per file system, after which another process must be filling it."""
 _BLOCK_BYTES = 512
@@ -71,8 +71,8 @@ class OpenedRoots(Struct, frozen=True):
 def opened_roots(
     paths: tuple[str, ...], owners: frozenset[int], protected: Inode | None = None
 ) -> Iterator[OpenedRoots]:
-    """Yield the roots, closed after the block. `owners`: further owners besides root and the agent's user; `protected`:
-    the agent's state directory.
+    """Yield the roots, closed after the block. `owners` are allowed besides root and the agent's user; `protected`: the
+    agent's state directory.
     """
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
@@ -92,12 +92,12 @@ def opened_roots(
 
 
 def open_directory(parent: int, name: str) -> int:
-    """Open a directory in `parent` without following a link. Raises OSError."""
+    """Open a directory without following a link. Raises OSError."""
     return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
 
 
 def mount_of(fd: int) -> int | None:
-    """Return the mount ID, None if not reported. Bind mounts of one file system share a device number, but not this."""
+    """Return the mount ID, None if not reported. Unlike the device number, it distinguishes bind mounts."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
             return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
@@ -113,9 +113,7 @@ def inode_at(path: str | os.PathLike[str]) -> Inode | None:
 
 
 def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> Root | str:
-    """Return the root, or why it is refused. Each directory is checked by descriptor before the next is opened in it: a
-    path could change in between.
-    """
+    """Return the root, or why it is refused. Each directory is checked by descriptor: paths can change."""
     fd = os.open("/", _OPEN_DIRECTORY)
     try:
         top = os.fstat(fd)
@@ -148,7 +146,7 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
-    """Return why another user could replace entries of this directory on the way to a root, or None."""
+    """Return why another user could replace entries of this directory, or None."""
     if facts.st_uid not in trusted:
         return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
@@ -217,7 +215,7 @@ class Filesystems:
         self._by_device[device].freed += size
 
     def space(self, device: int) -> DiskSpace:
-        """Return the current space; in a trial run, as it would be."""
+        """Return the space; in a trial run, as it would be."""
         filesystem = self._by_device[device]
         if self._dry_run:
             return filesystem.before.plus(filesystem.freed)

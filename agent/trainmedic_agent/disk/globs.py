@@ -53,9 +53,7 @@ def _matcher(part: str) -> Matcher:
 
 
 class GlobState(Struct, frozen=True):
-    """Positions that several patterns have reached in one directory. ``**`` can match no directory, so the position
-    after it is reached too.
-    """
+    """Positions that several patterns have reached in one directory."""
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]

@@ -1,6 +1,5 @@
-"""Unprivileged parser of checkpoint metadata: ``python -m trainmedic_agent.disk.metadata_child``. Each file arrives on
-standard input as ``kind length``, a newline and the bytes; the answer is a line of JSON
-(`metadata_reader.MetadataAnswer`).
+"""Unprivileged parser of checkpoint metadata. Each file arrives on standard input as ``kind length``, a newline and the
+bytes; the answer is a line of JSON (`metadata_reader.MetadataAnswer`).
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from trainmedic_agent.disk.checkpoint_names import step_of
 from trainmedic_core import confined_child
 
 LATEST, TRAINER_STATE = "latest", "trainer_state"
-"""Kinds of files: DeepSpeed's or Megatron's latest checkpoint, and the Hugging Face trainer's state."""
+"""DeepSpeed's or Megatron's latest checkpoint, and the Hugging Face trainer's state."""
 SECONDS = 5
-"""CPU seconds per file; elapsed time depends on the node's load."""
+"""CPU seconds per file."""
 _MEMORY = 256 * 1024**2
 _LONGEST_NAME = 255
 _BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')
@@ -40,7 +39,6 @@ def latest_step(raw: bytes) -> int | None:
 
 
 def best_name(raw: bytes) -> str | None:
-    """Return the best checkpoint's name from the start of a trainer's state, or None."""
     # The trainer sorts keys, so this one precedes the long history.
     match = _BEST.search(raw)
     name = "" if match is None else match[1].decode("utf-8", "replace").rstrip("/").rpartition("/")[2]

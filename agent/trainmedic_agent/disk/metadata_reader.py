@@ -1,4 +1,4 @@
-"""Checkpoint metadata. The agent passes the first bytes of each file to an unprivileged parser (``metadata_child``)."""
+"""Checkpoint metadata, parsed by an unprivileged process (``metadata_child``)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,15 @@ _DECODER = msgspec.json.Decoder(MetadataAnswer)
 
 
 class MetadataReader:
-    """Reader for one cleaning. Not thread-safe."""
+    """Reader for one cleaning. Not thread-safe. Methods raise MetadataUnread."""
 
     def __init__(self) -> None:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)
 
     def latest_step(self, directory: int, name: str) -> int | None:
-        """Return the step that a file names as the latest, or None. Raises MetadataUnread."""
         return self._stated(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
 
     def best(self, directory: int, name: str) -> str | None:
-        """Return the best checkpoint by a trainer's state, or None. Raises MetadataUnread."""
         return self._stated(metadata_child.TRAINER_STATE, _beginning(directory, name, _STATE_BYTES)).best
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Mounts of a process, and lookup of file systems that an alert names.
 
-The alert's exporter may see other mounts, or the same under a prefix. So this and the first process's mounts are
-searched; if they disagree, the alert's device decides.
+The alert's exporter may see other mounts, or the same under a prefix. If this and the first process's mounts disagree,
+the alert's device decides.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from pathlib import Path
 from msgspec import Struct
 
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
-"""Usual mount points of the machine's root in exporter containers."""
+"""Usual mount points of the machine's root in exporters."""
 _PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
-"""File systems without a device, not identified by their source."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -43,8 +42,6 @@ class NamedFilesystem(Struct, frozen=True):
 
 
 class FilesystemSearch:
-    """Lookup of an alert's file systems among this process's mounts. `proc`: procfs's mount point."""
-
     def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
         self.names = names
         self._own = _read(proc / "self")
@@ -66,7 +63,7 @@ def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
 
 
 def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the visible mount at a mount point, with or without an exporter's prefix; may be empty."""
+    """Return the visible mount at a mount point, with or without an exporter's prefix, if any."""
     for point in _spellings(mountpoint):
         # The last mount at a point hides the others.
         matching = [mount for mount in mounts if mount.point == point.encode()]
@@ -91,7 +88,7 @@ def _read(process: Path) -> list[Mount]:
 
 
 def mounts_of(process: Path) -> list[Mount]:
-    """Return a process's mounts. Raises OSError. Names are users' bytes, with blanks and line feeds escaped."""
+    """Return a process's mounts, with bytes as names, blanks escaped. Raises OSError."""
     mounts = []
     for line in (process / "mountinfo").read_bytes().split(b"\n"):
         # number, parent, device, root, point, options, optional fields, "-", file system, source, its options

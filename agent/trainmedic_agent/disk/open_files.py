@@ -3,10 +3,9 @@
 The kernel grants a write lease only if no other process has the file open or mapped. It needs CAP_LEASE for other
 users' files; NFS, Lustre and others have no leases.
 
-Otherwise, or to learn *how* a file is open, all processes are scanned, at most once in `FRESH_SECONDS` per file system.
-The scan never queries other file systems: any user can mount one that hangs. It is conclusive only in the first PID
-namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE; else the file is left (`Reason.OPEN_UNKNOWN`). Use of a
-shared file system by other machines is invisible.
+Otherwise all processes are scanned, at most once in `FRESH_SECONDS` per file system. The scan never queries other file
+systems, which may hang. It is conclusive only in the first PID namespace, without ``hidepid``, as root or with
+CAP_SYS_PTRACE; else the file is left (`Reason.OPEN_UNKNOWN`). Use by other machines is invisible.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from trainmedic_agent.disk.throttle import Clocks, Throttle
 
 FRESH_SECONDS = 10.0
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Its fixed inode number (kernel, PROC_PID_INIT_INO)."""
+"""Kernel, PROC_PID_INIT_INO."""
 _KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD, in field 9 of /proc/PID/stat: these have no descriptors."""
+"""PF_KTHREAD, in field 9 of /proc/PID/stat."""
 
 _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
@@ -42,8 +41,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def acquire_write_lease(fd: int) -> bool:
-    """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed. Return False if another
-    process has the file open or mapped. Raises OSError if there is no lease for another reason.
+    """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed. Return False if the
+    file is in use. Raises OSError if there is no lease for another reason.
     """
     # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
     # ignored.
@@ -62,15 +61,13 @@ class OpenFileSnapshot(Struct):
     writers: dict[int, bool] = field(default_factory=dict)
     """Files open for writing; True if all writers append."""
     mapped: set[int] = field(default_factory=set)
-    """Mapped inodes on any file system: mappings may state another device than stat(2)."""
+    """Inodes on any file system: mappings may state another device than stat(2)."""
 
     def has(self, inode: Inode) -> bool:
         return inode[1] in self.open or inode[1] in self.mapped
 
 
 class FileUsage:
-    """Detection for one cleaning. `proc`: procfs's mount point."""
-
     def __init__(self, clocks: Clocks, throttle: Throttle, proc: str = "/proc") -> None:
         self._clocks = clocks
         self._throttle = throttle
@@ -78,8 +75,8 @@ class FileUsage:
         self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
-        """Return why a file must not be deleted. None if it is unused and cannot be opened until `fd` is closed. `fd`:
-        open for reading, None if not permitted.
+        """Return why a file must not be deleted, or None if it cannot be opened until `fd` is closed. `fd` is None if
+        reading is not permitted.
         """
         try:
             if fd is not None:
@@ -105,7 +102,6 @@ class FileUsage:
         return snapshot.is_complete and snapshot.writers.get(inode[1], True)
 
     def sees_every_process(self) -> bool:
-        """Return whether ``/proc`` lists all processes; access to their files needs privileges too."""
         try:
             lines = (self._proc / "self/mounts").read_bytes().split(b"\n")
         except OSError:
@@ -194,8 +190,8 @@ class FileUsage:
 
 
 def device_of(path: str) -> int:
-    """Return the device of a ``/proc`` descriptor path without another request to its file system, so without waiting
-    for network or FUSE file systems, and even where they deny access. Raises OSError.
+    """Return the device of a ``/proc`` descriptor path without a request to its file system, which may hang or deny
+    access. Raises OSError.
     """
     status = ctypes.create_string_buffer(_STATX_BYTES)
     if _libc.statx(_FROM_HERE, os.fsencode(path), _DO_NOT_SYNC, 0, status) < 0:

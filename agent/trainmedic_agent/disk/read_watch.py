@@ -1,8 +1,8 @@
 """Watch for reads by inotify(7), where access times do not record them (``access_times``).
 
 A directory is watched for `WATCH_SECONDS` (or the rule's ``min_age`` if less) and until its turn. A file opened
-meanwhile is in use, with its matched siblings: a training reads one shard now and the next in an hour. An unwatchable
-directory counts as possibly in use (`Reason.OPEN_UNKNOWN`). Reads from other machines are invisible.
+meanwhile is in use, with its matched siblings, such as a training's other shards. An unwatchable directory counts as
+possibly in use (`Reason.OPEN_UNKNOWN`). Reads from other machines are invisible.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 
 WATCH_SECONDS = 60.0
 _STEP_SECONDS = 0.5
-"""Interval between reads of the queue, by default of 16,384 events."""
+"""Interval between reads of the queue."""
 _MAX_OPENED = 100_000
 _EVENT = struct.Struct("iIII")
-"""Watch, kind, cookie, length of the following name."""
+"""Watch, kind, cookie, length of the name."""
 _BUFFER_BYTES = 64 * 1024
 # From inotify(7).
 _OPEN, _OVERFLOW, _IS_DIRECTORY, _ONLY_DIRECTORY = 0x20, 0x4000, 0x40000000, 0x01000000
@@ -37,9 +37,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadWatch:
-    """Watch for one rule; does nothing where reads are recorded. The caller closes it. `seconds`: the rule's
-    ``min_age``.
-    """
+    """Watch for one rule, closed by the caller. `seconds`: the rule's ``min_age``."""
 
     def __init__(self, seconds: float, throttle: Throttle) -> None:
         self._seconds = min(seconds, WATCH_SECONDS)
@@ -47,7 +45,6 @@ class ReadWatch:
         self._queue: int | None = None
         self._is_blind = False
         self._numbers: dict[WalkedDirectory, set[int]] = {}
-        """Watch numbers; a directory that is added again keeps its number."""
         self._names: dict[WalkedDirectory, set[str]] = {}
         self._opened: dict[int, set[str]] = {}
         self._opened_count = 0
@@ -73,7 +70,7 @@ class ReadWatch:
         )
 
     def obstacle(self, directory: WalkedDirectory) -> Reason | None:
-        """Return why nothing in a directory may be deleted, or a checkpoint must stay. None if nothing was read."""
+        """Return why nothing in a directory may be deleted, or None if nothing was read."""
         if not directory.root.access_times.untraced or not self._seconds:
             return None
         self._read_queue()
@@ -102,9 +99,7 @@ class ReadWatch:
                 return
 
     def _add(self, directory: WalkedDirectory, is_deep: bool) -> set[int]:
-        """Return a directory's watch numbers, with those of subdirectories if `is_deep`, and with `_FAILED` after an
-        error.
-        """
+        """Return watch numbers of a directory, and subdirectories if `is_deep`, with `_FAILED` after an error."""
         numbers: set[int] = set()
 
         def add(inner: WalkedDirectory, _: bool = True) -> bool:

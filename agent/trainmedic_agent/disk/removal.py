@@ -1,8 +1,7 @@
-"""Deletion, truncation or shrinking of one file, after a final check. A trial run makes the same checks, and checks
-permissions.
+"""Deletion, truncation or shrinking of one file, after a final check. A trial run also checks permissions.
 
-**Deletion** checks the open file, and unlinks its name in the same directory, verified right before (``place``). Linux
-cannot unlink by descriptor, so a process with write access to the directory has microseconds to replace the file.
+**Deletion** unlinks the checked file's name in its directory, verified right before (``place``). A process with write
+access has microseconds to replace the file, because Linux cannot unlink by descriptor.
 
 **Truncation** sets the length to 0 if no process has the log open, or all writers append. Other writers would continue
 at their old offset after zeros, so a hole is punched instead.
@@ -39,7 +38,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Remover of files; in a trial run it only reports."""
+    """Remover of files. Methods return the freed bytes, or why the file was left."""
 
     usage: FileUsage
     age_by: AgeBy
@@ -47,7 +46,6 @@ class FileRemover(Struct, frozen=True):
     dry_run: bool
 
     def delete(self, parent: int, file: MatchedFile) -> int | Reason:
-        """Delete a file in `parent`. Return the freed bytes, or why it was left."""
         fd: int | None = None
         try:
             status = os.stat(file.name, dir_fd=parent, follow_symlinks=False)
@@ -77,9 +75,7 @@ class FileRemover(Struct, frozen=True):
                 os.close(fd)
 
     def truncate(self, parent: int, file: MatchedFile) -> int | Reason:
-        """Empty a file, possibly written since the search, that is still old enough. Return the freed bytes, or why it
-        was left.
-        """
+        """Empty a file that is still old enough, though possibly written since the search."""
 
         def empty(fd: int) -> int | Reason:
             # Verify the place last: the check may take seconds.
@@ -92,9 +88,7 @@ class FileRemover(Struct, frozen=True):
         return self._change(parent, file, empty)
 
     def shrink(self, parent: int, file: MatchedFile, keep_tail: int) -> int | Reason:
-        """Free all but the last `keep_tail` bytes; the beginning reads as zeros, and the length stays. Return the freed
-        bytes, or why the file was left.
-        """
+        """Free all but the last `keep_tail` bytes; the beginning reads as zeros, and the length stays."""
 
         def shrink_open(fd: int) -> int | Reason:
             if not is_in_place(parent, file.directory.path()):
@@ -156,7 +150,7 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
-    """Return why the system would refuse to unlink a file in `parent`, or None."""
+    """Return why unlinking a file in `parent` would be refused."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY

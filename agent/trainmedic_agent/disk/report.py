@@ -1,6 +1,4 @@
-"""Reasons and counters of a rule's output. A reason has up to three example paths, with undecodable bytes and control
-characters escaped.
-"""
+"""Reasons and counters of a rule's output, with up to three escaped example paths per reason."""
 
 from __future__ import annotations
 
@@ -91,16 +89,15 @@ class _LeftEntries(Struct):
 class RuleCounters(Struct):
     matched: int = 0
     files: int = 0
-    """Deleted or truncated, including those of deleted checkpoints."""
+    """Deleted or truncated, also in deleted checkpoints."""
     bytes: int = 0
     checkpoints: int | None = None
-    """Completely deleted; None for rules that delete files."""
+    """None for rules that delete files."""
     refused_roots: dict[str, str] = field(default_factory=dict)
     free_enough_roots: list[str] = field(default_factory=list)
-    """Roots skipped because enough is free."""
     access_times: dict[str, str] = field(default_factory=dict)
     is_first_pass: bool = True
-    """False once all roots were walked: later walks count no entries again."""
+    """False once all roots were walked: later walks count nothing again."""
     _left: dict[Reason, _LeftEntries] = field(default_factory=dict)
 
     def skip(self, reason: Reason, directory: _Located, name: str) -> None:

@@ -2,8 +2,7 @@
 
 A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a file system
 when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` are used up; an entry
-too large for the remaining bytes is skipped. Roots are opened, and refused, per command (``filesystems``), not by
-parsing.
+too large for the remaining bytes is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ MIN_AGE_TO_DELETE = timedelta(minutes=1)
 MIN_KEPT_CHECKPOINTS = 2
 MAX_KEEP_NEWEST = 1000
 DEFAULT_MAX_FILES = 100_000
-"""Files per command: some minutes of work."""
 _MAX_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
@@ -58,7 +56,7 @@ class CleaningOperation(StrEnum):
 
 
 _EARLIEST_NS = -(2**63)
-"""The year 1677. Owners can set earlier times on tmpfs and btrfs; these are clamped."""
+"""The year 1677; earlier times, possible on tmpfs and btrfs, are clamped."""
 
 
 class AgeBy(StrEnum):
@@ -68,7 +66,7 @@ class AgeBy(StrEnum):
 
     def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
         """Return the time from which an entry's age counts, in nanoseconds since the epoch. For a directory it is the
-        last write: the search reads it, and a rename changes it.
+        last write: searching and renaming change the others.
         """
         if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
             used = facts.st_mtime_ns
@@ -110,12 +108,10 @@ class CleaningPolicy(Struct, frozen=True):
     max_files: int = DEFAULT_MAX_FILES
     """Per command, including files in checkpoints."""
     max_bytes: int | None = None
-    """As ``max_files``. None for no limit."""
+    """None for no limit."""
 
 
 class CleaningInvalid(ConfigurationError):
-    """``faults`` has all errors of the part ``cleaning``."""
-
     def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(map(str, faults)))
         self.faults = faults
@@ -138,7 +134,7 @@ def read_cleaning(section: object) -> CleaningPolicy:
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
-    """Parse a rule. Errors go to the parent's faults; the rule is then not used."""
+    """Parse a rule, unusable after new faults."""
     faults_before = len(parent.faults)
     reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -1,8 +1,8 @@
 """Search for a rule's files or checkpoints, oldest first, in bounded memory.
 
 A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next continues after the last. The
-order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are compared
-(`checkpoints.kept`); one within another belongs to the outer one.
+order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are compared;
+one within another belongs to the outer one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_CHECKPOINTS = 20_000
 _KEY = struct.Struct(">QHQ")
 """Age time, root index, inode: packed, they sort as bytes."""
 _REST = struct.Struct(">QI")
-"""Bytes on disk, directory number, then the name."""
+"""Bytes on disk, directory number; the name follows."""
 _TIME_OFFSET = 2**63
 """Makes times before 1970 positive too."""
 
@@ -42,7 +42,7 @@ class _Search(Struct):
     rule: CleaningRule
     roots: tuple[Root, ...]
     cutoff_ns: int
-    """Entries used later are too young; nanoseconds since the epoch."""
+    """In nanoseconds since the epoch; entries used later are too young."""
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
@@ -112,7 +112,7 @@ class FileSearch(_Search):
         """Yield matching files, oldest first, in batches.
 
         Roots on devices in `enough`, which the caller may extend, are not walked again. When the throttle ends the
-        search, the current batch is dropped.
+        search, the batch is dropped.
         """
         after = b""
         while True:
@@ -209,8 +209,8 @@ class CheckpointSearch(_Search):
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
     def find(self) -> list[MatchedCheckpoint]:
-        """Return matching checkpoints, oldest first; none if the throttle ended the search, because only its end shows
-        the newest, which stay.
+        """Return matching checkpoints, oldest first; none if the throttle ended the search: the newest are then
+        unknown.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)
@@ -276,9 +276,7 @@ class CheckpointSearch(_Search):
 
 
 def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> CheckpointContents:
-    """Summarise a checkpoint directory. After an interrupted deletion, which wrote to directories, only the remaining
-    files' ages count.
-    """
+    """Summarise a checkpoint directory. After an interrupted deletion only the remaining files' ages count."""
     is_begun = directory.name.startswith(DELETING)
     times = directory.root.access_times
     files = size = links = last_used = written = 0

@@ -1,11 +1,11 @@
 """Load limit and time limit of a cleaning.
 
 The cleaner calls `Throttle.may_continue` between pieces of work. It rests when due, and ends at the deadline or when
-the agent stops. While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked,
-so that a concurrent reader loses a few percent at most. Without PSI it assumes that tasks always wait.
+the agent stops. While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked.
+Without PSI it assumes that tasks always wait.
 
-The thread takes a low CPU priority and the lowest best-effort I/O priority. The idle class and nice 19 are too low: on
-a busy node the cleaning would hardly proceed, and a starved thread may hold a directory lock that others need.
+The thread takes a low CPU priority and the lowest best-effort I/O priority. The idle class and nice 19 are too low: a
+starved thread may hold a directory lock that others need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 """Rest time as a multiple of work time."""
 _CONTENTION = 0.05
-"""Fraction of a rest with tasks waiting for the disk that counts as contention."""
+"""Fraction of a rest with tasks waiting for the disk."""
 _NICE = 10
 """A tenth of an ordinary process's share of a core."""
 
@@ -38,11 +38,11 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """System call numbers; the C library has no wrapper."""
 _IOPRIO_WHO_PROCESS, _THIS_THREAD = 1, 0
 _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
-"""Class "best effort" in the upper bits, its last level of eight in the lower."""
+"""Class in the upper bits, level in the lower."""
 
 
 def seconds_waited_for_core() -> float:
-    """Return the seconds in which this thread was ready but not running; 0 if not counted."""
+    """Return the seconds in which this thread was ready but not running; 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -52,7 +52,7 @@ def seconds_waited_for_core() -> float:
 
 def seconds_stalled_for_disk() -> float:
     """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)). Without PSI, return the time
-    itself, as if they always waited.
+    itself.
     """
     try:
         with open("/proc/pressure/io", encoding="ascii") as file:  # noqa: PTH123
@@ -66,9 +66,7 @@ class Clocks(Struct, frozen=True):
     """Since the epoch, unaffected by clock changes."""
     steady: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = seconds_waited_for_core
-    """Steady time in which this thread was ready but not running."""
     stalled: Callable[[], float] = seconds_stalled_for_disk
-    """Steady time in which some task waited for a disk."""
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -83,7 +81,6 @@ class Throttle:
         self._rest_ratio = _MAX_REST_RATIO
         self._begin_work()
         self.stop_reason: Reason | None = None
-        """Reason to stop, set once by `may_continue`."""
 
     def may_continue(self) -> bool:
         if self.stop_reason is not None:

@@ -1,5 +1,5 @@
-"""Executor of ``node.facts``, in its own worker queue because measuring CPU load takes half a second. Unreadable parts
-are listed in ``problems``.
+"""Executor of ``node.facts``, in its own worker queue: measuring takes half a second. Unreadable parts are listed in
+``problems``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WINDOW = 0.5
 
 
 class NodeFactsExecutor(Struct, frozen=True):
-    """`paths`: their file systems are reported too, such as cleaning roots."""
+    """`paths`: their file systems are reported too."""
 
     node: str
     gpus: Gpus

@@ -13,7 +13,6 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, in_watts
 
 
 def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
-    """Return the supported readings."""
     values: dict[str, Any] = {
         "index": info.index,
         "uuid": info.uuid,
@@ -38,7 +37,7 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
 
 
 def all_facts(gpus: Gpus) -> dict[str, Any]:
-    """Return ``gpus`` by index, and ``gpu_problems``, a sentence per silent GPU; without empty ones."""
+    """Return ``gpus`` by index, and ``gpu_problems``, if any."""
     inventory = gpus.inventory()
     problems = list(inventory.problems)
     cards = []
@@ -51,7 +50,7 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
 
 
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
-    """Return ``gpus`` and ``driver``. `pods_of`: pods of processes. Never raises."""
+    """Return ``gpus`` and ``driver``. Never raises. `pods_of`: pods of processes."""
     inventory = gpus.inventory()
     cards = []
     for info in inventory.gpus:

@@ -1,6 +1,4 @@
-"""CPU, memory and disk facts from ``/proc`` and ``statvfs``, without network file systems, which block while their
-server is down.
-"""
+"""CPU, memory and disk facts from ``/proc`` and ``statvfs``, without network file systems, which can block."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bc
 _NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
-"""Always reported: a container's root is an overlay; data loaders use shared memory."""
+"""A container's root is an overlay; data loaders use shared memory."""
 
 
 class CpuTimes(Struct, frozen=True):
@@ -29,9 +27,7 @@ class CpuTimes(Struct, frozen=True):
 
 
 def cpu_times(proc: Path = PROC) -> CpuTimes:
-    """Read ``/proc/stat``: user nice system idle iowait irq softirq steal; user includes the guest times that follow
-    (proc_stat(5)).
-    """
+    """Read ``/proc/stat``: user nice system idle iowait irq softirq steal; user includes guest times (proc_stat(5))."""
     ticks = [int(text) for text in proc.joinpath("stat").read_text().split("\n", 1)[0].split()[1:9]]
     return CpuTimes(ticks[3], ticks[4], sum(ticks))
 
@@ -100,7 +96,7 @@ def uptime(proc: Path = PROC) -> float:
 
 
 def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
-    """Return sizes in bytes and inodes. As in ``df``, space reserved for root is neither used nor available."""
+    """Sizes are in bytes and inodes, like ``df``."""
     size, used, available = filesystem.f_blocks, filesystem.f_blocks - filesystem.f_bfree, filesystem.f_bavail
     facts = {
         "total_bytes": size * filesystem.f_frsize,
@@ -117,7 +113,7 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
 
 
 def _mounts(proc: Path) -> dict[str, str]:
-    """Return file system types by mount point (proc_pid_mountinfo(5)); the last mount there hides others."""
+    """Return file system types by mount point (proc_pid_mountinfo(5))."""
     kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -139,7 +135,7 @@ def _device(mount: str) -> int:
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """Return the percentage of the last 10 s in which tasks waited for the resource (PSI, Linux 4.20)."""
+    """Return the percentage of the last 10 s in which tasks waited for the resource."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}

@@ -1,4 +1,4 @@
-"""The reader's end of the link. The process ends with its link."""
+"""The reader's end of the link. The process ends with it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReadingParts(Protocol):
 
 
 class AgentSession:
-    """One link, from `greeted` to its end. It is the `FindingPort` of the reading parts."""
+    """One link, from `greeted` to its end."""
 
     def __init__(self, stream: FrameStream) -> None:
         self.stream = stream
@@ -62,13 +62,13 @@ class AgentSession:
         self._uuids: Mapping[str, str] = {}
         self._access = StoreAccess()
         self._rules: RulesNow | None = None
-        """Rules received before the greeting, which another thread of the agent sends."""
+        """Rules received before the greeting."""
         self._on_their_way: set[int] = set()
         self._searches: queue.Queue[SearchRequest | None] = queue.Queue()
         self._open: set[int] = set()
         self._parts: ReadingParts | None = None
         self.ended = threading.Event()
-        """Set when the link is closed, or the agent asks the reader to end."""
+        """Set when the link closes, or the agent asks the reader to end."""
         self._is_closed = False
         self._receiving = threading.Thread(target=self._receive, name="log-link", daemon=True)
         self._searching = threading.Thread(target=self._search, name="log-search", daemon=True)
@@ -82,7 +82,6 @@ class AgentSession:
             self._take_news(message)
 
     def uuid_of(self, address: str) -> str | None:
-        """Return the GPU's UUID for a normalised PCI address. None if unknown."""
         return self._uuids.get(address)
 
     def access(self) -> StoreAccess:

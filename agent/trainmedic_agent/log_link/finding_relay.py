@@ -1,8 +1,7 @@
 """Relay that signs findings and sends them to Redis, and fetches new rules.
 
 It holds one batch at a time; unsent findings stay in the reader's database. A separate thread sends to the reader, so
-that a blocked reader does not delay the Redis connection, which commands also use. A generation is the number of the
-reader's connection: each restart of the reader begins another.
+that a blocked reader does not delay the Redis connection. A generation is the number of the reader's connection.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class FindingRelay:
         send: Callable[[AgentMessage, int], bool],
         unix_now: Callable[[], float],
     ) -> None:
-        """`send` sends a message to the reader of a generation. It returns False if that reader is gone."""
+        """`send` sends a message to the reader of a generation, and returns False if it is gone."""
         self._node = node
         self._connection = connection
         self._signer = signer
@@ -54,7 +53,7 @@ class FindingRelay:
         self._send = send
         self._unix_now = unix_now
         self.clock_error: float | None = None
-        """Seconds. None before the first measurement."""
+        """Seconds, None before the first measurement."""
         self._lock = threading.Lock()
         self._batch: FindingBatch | None = None
         self._generation = 0
@@ -77,7 +76,7 @@ class FindingRelay:
         self._unsent.put(None)
 
     def begin(self, generation: int) -> None:
-        """Serve a newly connected reader: drop the previous one's batch and fetch the rules for it."""
+        """Serve a new reader: drop the previous one's batch and fetch the rules."""
         with self._lock:
             self._batch = None
             self._generation = generation
@@ -193,9 +192,8 @@ class FindingRelay:
         return raw if len(raw) <= LARGEST_UPDATE else None
 
     def _measured(self, client: redis.Redis) -> float | None:
-        """Return the maximum clock difference to Redis in seconds: the measured one plus half the round trip.
-
-        None if this Redis user may not call TIME.
+        """Return the maximum clock difference to Redis in seconds: the measured one plus half the round trip. None if
+        this user may not call TIME.
         """
         asked = time.monotonic()
         try:

@@ -59,7 +59,6 @@ class FrameStream:
             continue
 
     def close(self) -> None:
-        """End the link, also for a receiving thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,5 +1,5 @@
-"""Socket in the state directory to which the reader connects. Besides its mode, the kernel's statement of the peer's
-user (``SO_PEERCRED``) protects it.
+"""Socket in the state directory to which the reader connects, protected by its mode and the peer's user
+(``SO_PEERCRED``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
 _LONGEST = 100
-"""Bytes of a socket path that every kernel accepts."""
+"""Bytes of a path that every kernel accepts."""
 _ACCEPT_SECONDS = 0.5
 
 
@@ -73,7 +73,7 @@ class LinkSocket:
         self._socket.settimeout(_ACCEPT_SECONDS)
 
     def accept(self) -> tuple[socket.socket, Peer] | None:
-        """Return the next connection of the reader's user, None after a short wait. Raises OSError."""
+        """Return the next connection of the reader's user, or None after a short wait. Raises OSError."""
         try:
             connection, _ = self._socket.accept()
         except TimeoutError:

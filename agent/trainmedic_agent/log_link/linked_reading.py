@@ -1,5 +1,3 @@
-"""Log reading from the agent's perspective: a separate process, used over the link."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,7 @@ _THREAD_SECONDS = 0.5
 
 
 class LinkedReading:
-    """The reading part for the agent and its exporter. Call `start` and `stop` once each."""
+    """The reading process as seen by the agent and its exporter. Call `start` and `stop` once each."""
 
     def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
         self._link = link
@@ -37,7 +35,7 @@ class LinkedReading:
         self._supervisor.start()
 
     def stop(self, timeout: float) -> None:
-        """Let the reader send its findings, and end it. The rest is sent after the next start."""
+        """Let the reader send its findings, and end it."""
         self._supervisor.halt()
         self._link.ask_to_stop()
         self._link.wait_for_end(timeout)

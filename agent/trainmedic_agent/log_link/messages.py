@@ -1,6 +1,6 @@
-"""Messages of the link: bounded msgspec structures in MessagePack.
+"""Messages of the link: bounded structures in MessagePack.
 
-An oversized, unknown or invalid message is a `FrameFault`. A newer end may add fields, which an older one ignores.
+An oversized, unknown or invalid message is a `FrameFault`; unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 VERSION = 1
 LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024
-"""Maximum size in bytes of the reader's messages: the largest finding fits."""
+"""Bytes; the largest finding fits."""
 LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024
 MOST_UPDATES = 50
 
@@ -66,8 +66,6 @@ class SearchWithdrawn(Struct, frozen=True, tag="search_withdrawn"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Answered at once by a `Pong`."""
-
     number: int
     wants_metrics: bool = False
 
@@ -90,7 +88,7 @@ class QueuedFinding(Struct, frozen=True):
 
 
 class FindingBatch(Struct, frozen=True, tag="findings"):
-    """Findings to sign and send. The next batch follows this one's `FindingsTaken`."""
+    """The next batch follows this one's `FindingsTaken`."""
 
     updates: Annotated[list[QueuedFinding], Meta(min_length=1, max_length=MOST_UPDATES)]
 
@@ -143,7 +141,7 @@ class LogSample(Struct, frozen=True):
 
 
 class LogMetric(Struct, frozen=True):
-    """One metric family. The prefix prevents clashes with the agent's own metrics."""
+    """The prefix prevents clashes with the agent's own metrics."""
 
     name: Annotated[str, Meta(pattern="^trainmedic_agent_log_[a-z_]{1,60}$")]
     kind: MetricKind
@@ -184,7 +182,7 @@ def encoded(message: AgentMessage | ReaderMessage) -> bytes:
 
 
 def agent_message(raw: bytes) -> AgentMessage:
-    """Decode a message of the agent. Raises FrameFault."""
+    """Raises FrameFault."""
     try:
         return _of_agent.decode(raw)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -192,7 +190,7 @@ def agent_message(raw: bytes) -> AgentMessage:
 
 
 def reader_message(raw: bytes) -> ReaderMessage:
-    """Decode a message of the reader. Raises FrameFault."""
+    """Raises FrameFault."""
     try:
         return _of_reader.decode(raw)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Conversion of the reader's metrics to and from messages, and the agent's metrics about the reader."""
+"""Conversion of the reader's metrics, and metrics about the reader."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ _LONGEST_VALUE = 256
 
 
 def written(families: Iterable[Metric]) -> list[LogMetric]:
-    """Convert families to messages for the agent, without kinds that it does not show. Samples and label values are
-    bounded.
-    """
+    """Convert families to messages, bounded and without kinds that the agent does not show."""
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(
@@ -47,7 +45,7 @@ def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
 
 
 def reader_families(*, is_up: bool, restarts: int, clock_error: float | None, uid: int | None) -> Iterator[Metric]:
-    """Yield the agent's metrics about the reader. `uid` is the user the reader reports, None without a reader."""
+    """Yield the agent's metrics about the reader. `uid`: its user, None without a reader."""
     yield GaugeMetricFamily(
         "trainmedic_agent_reader_up", "1 while the log reader process answers the agent.", int(is_up)
     )

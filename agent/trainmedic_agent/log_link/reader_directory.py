@@ -1,5 +1,5 @@
-"""Creation of the reader's directory in the state directory. Rows from the journal, where earlier agents kept them, are
-moved once. The agent writes only until the directory belongs to the reader's user.
+"""Creation of the reader's directory in the state directory. The agent writes only until the directory belongs to the
+reader's user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB '
 
 
 def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
-    """Create the directory if missing, with an older agent's rows. Raises JournalUnavailable."""
+    """Create the directory if missing, with rows that an older agent kept in the journal. Raises JournalUnavailable."""
     directory = state / NAME
     try:
         if user.uid != os.geteuid():
@@ -55,7 +55,7 @@ def _make(state: Path, user: ReaderUser) -> None:
 def _hand_over(directory: Path, user: ReaderUser) -> None:
     """Give the directory to this user. Raises OSError.
 
-    The previous user may have placed links, so only regular files with one link are changed, by descriptor.
+    The previous user may have placed links, so only regular files with one link are changed.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(directory, flags | os.O_DIRECTORY)

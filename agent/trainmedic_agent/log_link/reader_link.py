@@ -1,7 +1,7 @@
 """The agent's end of the link.
 
-Each message of the reader must answer one of the agent's, or be the one outstanding batch of findings. Anything else
-closes the link, which bounds the cost of a hostile reader.
+Any message closes the link that is neither an answer nor the one outstanding batch of findings: a hostile reader must
+cost little.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ AWAY = "the log reader process of this node does not answer; restarting it"
 
 
 class FindingOutlet(Protocol):
-    """Receiver of findings, see `finding_relay`."""
+    """Receiver of findings: `finding_relay`."""
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
         """Take a batch. Return False if the previous one is unacknowledged."""
@@ -118,7 +118,7 @@ class ReaderLink:
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Send a message. Return False if there is no reader, or not that of `generation`."""
+        """Return False if there is no reader, or not that of `generation`."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -169,7 +169,7 @@ class ReaderLink:
             stream.close()
 
     def metrics(self) -> Sequence[LogMetric]:
-        """Return the reader's metrics, or the last ones if it does not answer in time. Empty without a reader."""
+        """Return the last metrics if the reader does not answer in time."""
         number = self._ping(wants_metrics=True)
         if number is None:
             return ()

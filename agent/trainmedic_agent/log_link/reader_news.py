@@ -1,6 +1,6 @@
 """Greeting of a new reader, and updates about the node: GPU addresses and the log store's credential.
 
-Both can be slow to read, so they have their own thread. Rules come from `finding_relay`.
+Reading them can be slow, so they have their own thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReaderNews:
         store_token: str | None,
         counters: AgentCounters,
     ) -> None:
-        """`uuids` returns the UUIDs of the node's GPUs by PCI address."""
+        """`uuids` returns GPU UUIDs by PCI address."""
         self._link = link
         self._relay = relay
         self._welcome = welcome

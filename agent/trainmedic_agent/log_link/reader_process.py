@@ -1,5 +1,3 @@
-"""The reader's process: user, start by the agent, and confinement."""
-
 from __future__ import annotations
 
 import contextlib
@@ -21,17 +19,17 @@ from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""User and group IDs without an account, if the default user is missing: the first mapped in this user namespace. Both
-are outside the ranges of distributions, systemd and SSSD.
+"""User and group IDs without an account, if the default user is missing: the first mapped in this user namespace. They
+are outside the usual ranges.
 """
 _JOURNAL_GROUP = "systemd-journal"
 _STACKS = 16 * 8 * 1024**2
-"""Bytes reserved for thread stacks, mostly unused."""
+"""Reserved bytes, mostly unused."""
 _PASSED_ON = (
     *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
 )
-"""Variables passed to the reader; none is secret."""
+"""Variables passed on, none secret."""
 _PR_SET_PDEATHSIG = 1
 _CAP_CHOWN, _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 0, 2, 6, 7
 CAP_SYSLOG = 34
@@ -66,10 +64,10 @@ def reader_user(name: str | None) -> ReaderUser:
 
 
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
-    """Return the user for reading logs, and the reason if it is this process's own. Raises ConfigurationError if a
-    named user does not exist.
+    """Return the user for reading logs, who can reach `paths`, and the reason if it is this process's own. Raises
+    ConfigurationError if a named user does not exist.
 
-    The user must be able to reach `paths`. `is_started`: this process starts the reader under that user.
+    `is_started`: this process starts the reader under that user.
     """
     user = reader_user(name)
     if user.uid == os.geteuid():
@@ -87,7 +85,7 @@ def own_user() -> ReaderUser:
 
 
 def has_rights_to_read() -> bool:
-    """Return whether this process has capabilities for opening files, which reading must not have."""
+    """Return whether this process has capabilities for opening files."""
     return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
@@ -99,9 +97,7 @@ def may_become(user: ReaderUser) -> bool:
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return the parent of `path`, or of its link target, that the user cannot traverse, or None. A missing directory
-    can still be created.
-    """
+    """Return the parent of `path`, or of its link target, that the user cannot traverse, or None."""
     if user.uid in {0, os.geteuid()}:
         return None
     groups = groups_of(user)
@@ -119,8 +115,8 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 
 
 class ReaderChild(subprocess.Popen[bytes]):
-    """The reader as a child process and group leader, whose own child has another user. The kernel ends that child with
-    its parent only if the parent may signal it.
+    """The reader as child process and group leader. The kernel ends its own child, of another user, with it only if it
+    may signal that child.
     """
 
     user_of_child: int | None = None
@@ -141,7 +137,7 @@ class ReaderChild(subprocess.Popen[bytes]):
 
 
 def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> ReaderChild:
-    """Start the reader as a child. Raises OSError."""
+    """Raises OSError."""
     command = [sys.executable, "-m", "trainmedic_agent", "agent-reader", "--once", "--state-dir", str(directory)]
     command += ["--reader-user", str(user.uid), "--reader-memory", str(memory // 1024**2), "--log-level", log_level]
     child = ReaderChild(
@@ -165,7 +161,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Drop what reading does not need: user, capabilities, new privileges, memory. Raises ConfigurationError."""
+    """Drop user, capabilities, new privileges and memory that reading does not need. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -204,7 +200,7 @@ def _group_of(uid: int) -> int:
 
 
 def groups_of(user: ReaderUser) -> list[int]:
-    """Return the user's groups from the node's database, without an account the journal's group."""
+    """Return the user's groups, without an account the journal's group."""
     try:
         return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
     except KeyError:

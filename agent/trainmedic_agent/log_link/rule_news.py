@@ -1,6 +1,5 @@
-"""The server's published log rules, fetched from Redis for the reader.
-
-The agent verifies the rules against the node's signed notice, without parsing them.
+"""The server's log rules, fetched from Redis for the reader, and verified against the node's signed notice without
+parsing.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ log = logging.getLogger(__name__)
 
 
 class RuleNews:
-    """Rules of one node. Not thread-safe."""
-
     def __init__(self, node: str, signer: Signer | None) -> None:
         self._node = node
         self._signer = signer

@@ -33,7 +33,7 @@ from trainmedic_agent.log_opening.rights import ANYONE, Rights, UserDatabase, ha
 from trainmedic_agent.log_opening.thread_rights import ThreadRights
 
 _MOST_USERS = 8
-"""Maximum users per path. Paths with more are refused."""
+"""Paths with more are refused."""
 _POD_VOLUMES = "/var/lib/kubelet/pods"
 
 
@@ -75,7 +75,7 @@ class GuardedFiles:
         switch: ThreadRights | None = None,
         own_uid: int | None = None,
     ) -> None:
-        """`tops` are the policy's directories and files. Without `switch`, file modes are compared."""
+        """`tops` are the policy's paths. Without `switch`, file modes are compared."""
         self._tops = tuple(tops)
         self._users = users if users is not None else UserDatabase()
         self._switch = switch
@@ -180,7 +180,7 @@ class GuardedFiles:
             return reopened(way.end.fd, flags)
 
     def _check(self, way: _Way, bound: _Bound, wanted: int) -> None:
-        """Raise OSError if a user cannot walk to the end with the `wanted` access."""
+        """Raise OSError if a user cannot walk to the end with this access."""
         steps = way.steps[bound.begin :]
         if self._switch is None or bound.rights.uid is None:
             for step in steps:

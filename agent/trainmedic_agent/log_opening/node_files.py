@@ -1,7 +1,7 @@
-"""Port for opening, listing and inspecting log files. No symbolic link in a path is followed.
+"""Port for opening, listing and inspecting log files, without following symbolic links.
 
-A path named by a job comes with `NamedBy`, the file that names it. Rights derive from that file's owner, not from the
-caller, so hostile text cannot choose rights.
+A path named by a job comes with `NamedBy`, the file that names it. Rights derive from that file's owner, so hostile
+text cannot choose rights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ class UnreadReason(StrEnum):
     SPECIAL = "special"
     """Neither file nor directory: a pipe, socket or device."""
     SECOND_NAME = "second_name"
-    """The file has several hard links."""
     OUTSIDE = "outside"
     """Named by a job, and not allowed by the policy."""
     FORBIDDEN = "forbidden"
     """Not readable by the agent's user, or by a user who placed or named it."""
     TOO_MANY = "too_many"
-    """More files are written than the policy allows to follow."""
+    """More files are written than the policy lets the agent follow."""
 
 
 class LogRefused(Exception):
@@ -46,7 +45,7 @@ class NamedBy(Struct, frozen=True):
 
 
 class FileFacts(Struct, frozen=True):
-    """Metadata of a directory entry. Symbolic links are not followed."""
+    """Metadata of a directory entry; links are not followed."""
 
     mode: int
     device: int
@@ -54,7 +53,7 @@ class FileFacts(Struct, frozen=True):
     links: int
     size: int
     written_ns: int
-    """Last write, in nanoseconds since 1970."""
+    """In nanoseconds since 1970."""
     uid: int
 
     @classmethod
@@ -85,7 +84,7 @@ class Listing(Struct, frozen=True):
 
 
 class NodeFiles(Protocol):
-    """Files of this node. Thread-safe. Every method raises OSError and LogRefused."""
+    """Files of this node. Thread-safe. Methods raise OSError and LogRefused."""
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         """Return a descriptor of the regular file at `path`. Never blocks on a pipe or opens a device."""
@@ -94,12 +93,12 @@ class NodeFiles(Protocol):
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing: ...
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
-        """Return metadata of these directory entries, in order. None for a missing entry."""
+        """Return metadata of these entries, in order, None for missing ones."""
         ...
 
 
 def others_may_rename(mode: int) -> bool:
-    """Return whether users can rename others' entries: the directory is writable for them and not sticky."""
+    """Return whether a directory is writable for other users and not sticky."""
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 

@@ -1,5 +1,3 @@
-"""Client of the opener in the reader's process; implements `NodeFiles`."""
-
 from __future__ import annotations
 
 import errno
@@ -31,7 +29,7 @@ from trainmedic_agent.log_opening.opener_frames import (
 
 
 class OpenerClient:
-    """Files opened by the opener. Each thread has its own connection."""
+    """`NodeFiles` opened by the opener. Each thread has its own connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._first = connection

@@ -1,6 +1,6 @@
 """Messages between opener and reader, as frames on a Unix socket.
 
-A frame is four bytes of length, big-endian, and a MessagePack body. `Opened` and `AddConnection` carry a descriptor.
+`Opened` and `AddConnection` carry a descriptor.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FrameError(Exception):
 
 
 def send(connection: socket.socket, message: Request | OpenerAnswer, descriptor: int | None = None) -> None:
-    """Send one frame. Raises OSError, and FrameError if the message is too large."""
+    """Raises OSError, FrameError."""
     body = msgspec.msgpack.encode(message)
     if len(body) > MOST_BYTES:
         raise FrameError(f"a message has {len(body):,} bytes; {MOST_BYTES:,} are allowed")
@@ -111,12 +111,12 @@ class FrameReader:
         self._answers = msgspec.msgpack.Decoder(OpenerAnswer)
 
     def request(self) -> tuple[Request, int | None] | None:
-        """Return the next request and its descriptor. None at the end. Raises OSError, FrameError."""
+        """Return the next request and its descriptor, None at the end. Raises OSError, FrameError."""
         frame = self._frame()
         return None if frame is None else (_decoded(self._requests, *frame), frame[1])
 
     def answer(self) -> tuple[OpenerAnswer, int | None] | None:
-        """Return the next answer and its descriptor. None at the end. Raises OSError, FrameError."""
+        """Return the next answer and its descriptor, None at the end. Raises OSError, FrameError."""
         frame = self._frame()
         return None if frame is None else (_decoded(self._answers, *frame), frame[1])
 

@@ -1,7 +1,4 @@
-"""`node_files.NodeFiles` that opens files with this process's own rights.
-
-For processes that serve one user, such as ``trainmedic diagnose``. An agent serves several and uses ``guarded_files``.
-"""
+"""`NodeFiles` with this process's own rights, for processes that serve one user, such as ``trainmedic diagnose``."""
 
 from __future__ import annotations
 
@@ -52,12 +49,12 @@ class OwnFiles:
 
 
 def reopened(entry: int, flags: int) -> int:
-    """Open exactly the file of an ``O_PATH`` descriptor. Raises OSError."""
+    """Open the file of an ``O_PATH`` descriptor. Raises OSError."""
     return os.open(f"/proc/self/fd/{entry}", flags)
 
 
 def listed(fd: int, most: int) -> Listing:
-    """List up to `most` entries of an open directory. Raises OSError."""
+    """List up to `most` entries. Raises OSError."""
     entries: list[ListedName] = []
     is_cut = False
     with os.scandir(fd) as found:
@@ -71,7 +68,7 @@ def listed(fd: int, most: int) -> Listing:
 
 
 def facts_at(directory: int, name: str) -> FileFacts | None:
-    """Return an entry's metadata in an open directory. None if missing."""
+    """Return None if the entry is missing."""
     if not {"/", "\0"}.isdisjoint(name) or name in {"", ".", ".."}:
         return None
     try:

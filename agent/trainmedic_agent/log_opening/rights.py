@@ -1,5 +1,3 @@
-"""Users and groups for opening files, from the node's databases."""
-
 from __future__ import annotations
 
 import errno
@@ -23,14 +21,14 @@ _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 class Rights(Struct, frozen=True):
     uid: int | None
-    """None: any user. Such rights never count as the owner's."""
+    """None: any user, never counted as the owner."""
     gid: int
     groups: tuple[int, ...] = ()
 
     def may(self, wanted: int, facts: os.stat_result, *, has_acl: bool) -> bool:
         """Return whether the file's mode grants `wanted` (``os.R_OK`` or ``os.X_OK``).
 
-        The mode does not describe an ACL, so files with one are granted to their owner only.
+        With an ACL, only the owner has the access.
         """
         mode = facts.st_mode
         if self.uid is not None and facts.st_uid == self.uid:
@@ -50,7 +48,7 @@ def of_group(gid: int) -> Rights:
 
 
 class UserDatabase:
-    """The node's users and groups, cached for five minutes. Thread-safe."""
+    """Users and groups from the node's databases, cached for five minutes. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -58,9 +56,7 @@ class UserDatabase:
         self._users: dict[int, tuple[float, Rights]] = {}
 
     def rights_of(self, uid: int) -> Rights:
-        """Return a user's rights. A user without an account has no group: a file's group proves none, because
-        directories can pass on their own.
-        """
+        """Return a user's rights. Without an account there is no group: a file's group proves none."""
         now = self._monotonic()
         with self._lock:
             known = self._users.get(uid)
@@ -74,7 +70,7 @@ class UserDatabase:
         return rights
 
     def is_shared(self, gid: int, owner: int) -> bool:
-        """Return whether users other than `owner` can be in a group. System groups and private groups have none."""
+        """Return whether users other than `owner` can be in a group: not in system and private groups."""
         if gid <= _LAST_SYSTEM_ID and gid != _USERS_GROUP:
             return False
         try:
@@ -94,7 +90,7 @@ def _rights_of(uid: int) -> Rights:
 
 
 def has_acl(fd: int) -> bool:
-    """Return whether the file of an ``O_PATH`` descriptor may have an ACL. True if unknown."""
+    """Return whether the file of an ``O_PATH`` descriptor has an ACL, True if unknown."""
     try:
         os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")
     except OSError as error:

@@ -37,7 +37,7 @@ class _Header(ctypes.Structure):
 
 
 class ThreadRights:
-    """Switch of a thread's file access rights. `may_be_used` returns whether this process can use it."""
+    """Switch of a thread's file access rights, if `may_be_used`."""
 
     def __init__(self) -> None:
         """Raises OSError on an unknown machine type."""
@@ -61,7 +61,7 @@ class ThreadRights:
     def keep_only_these(self, *further: int) -> None:
         """Permanently drop all capabilities except CAP_SETUID, CAP_SETGID, CAP_DAC_READ_SEARCH and the given ones.
 
-        This applies to the process and its children; call it before threads start. Raises OSError.
+        Call it before threads start. Raises OSError.
         """
         values = self._read()
         wanted = _NEEDED | 1 << _READ_SEARCH_BIT | sum(1 << number for number in further)
@@ -116,7 +116,7 @@ class ThreadRights:
             raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
 
     def _read(self) -> list[int]:
-        """Return the thread's capabilities: effective, permitted and inheritable, low words then high words."""
+        """Return the thread's capabilities: effective, permitted, inheritable, low words first."""
         header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
         if self._libc.capget(ctypes.byref(header), data) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")

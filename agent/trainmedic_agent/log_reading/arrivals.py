@@ -35,19 +35,19 @@ _TABLES = (
     "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
 )
 _RESOLUTION = 1000
-"""Milliseconds. Growth within this time is one block."""
+"""Milliseconds; growth within this time is one block."""
 _OF_CHUNK = 256
 MOST_CHUNKS = 400
-"""Chunks per file: a hundred thousand blocks of about 4 bytes each."""
+"""A hundred thousand blocks of about 4 bytes."""
 _MOST_ROWS = 40_000
-"""Chunks of all files, about 40 MB. Beyond that, the oldest chunks are deleted."""
+"""About 40 MB; beyond that, the oldest are deleted."""
 _MOST_FILES = 100_000
-"""Files in memory. Users can create and delete any number."""
+"""Files in memory: users can create any number."""
 _WRITTEN_EVERY = 5.0
 _KEPT = 40 * 24 * 3600 * 1000
-"""Retention of an idle file's arrival times, in milliseconds."""
+"""Milliseconds that an idle file's times are retained."""
 _NEW = 24 * 3600.0
-"""Seconds. A file not written for this long gets no entry."""
+"""Seconds; a file not written for this long gets no entry."""
 _STALE = 150_000
 """Milliseconds by which the scan's report on an old file may be late: old directories are scanned rarely."""
 _UNKNOWN = 0
@@ -60,7 +60,7 @@ FileKey = tuple[int, int]
 class Block(NamedTuple):
     size: int
     after: int
-    """Earliest arrival. 0 if unknown."""
+    """Earliest arrival, 0 if unknown."""
     at: int
 
 
@@ -69,7 +69,7 @@ class Arrival(NamedTuple):
     """Earliest time. None if unknown."""
     at: datetime
     until: int = 0
-    """Bytes from the requested one to this offset arrived with it."""
+    """Bytes up to this offset arrived with it."""
 
 
 class _Chunk(NamedTuple):
@@ -118,7 +118,7 @@ class FileArrivals:
         return datetime.fromtimestamp(self._last[0].at / 1000, UTC) if self._last else None
 
     def of(self, place: int, now: datetime) -> Arrival:
-        """Return the arrival of the byte at `place`. `now` bounds bytes that no look has recorded."""
+        """Return the arrival of the byte at `place`. `now` bounds unrecorded bytes."""
         block = self._block(place)
         if block is None:
             after = datetime.fromtimestamp(self._looked_at / 1000, UTC)
@@ -164,8 +164,6 @@ class _Seen(Struct):
 
 
 class ArrivalIndex:
-    """The table and its newest blocks. Thread-safe."""
-
     def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""
         journal.install("log_arrivals", [_TABLES])
@@ -208,7 +206,7 @@ class ArrivalIndex:
             self._forget(key)
 
     def of(self, key: FileKey, size: int) -> FileArrivals | None:
-        """Return the arrivals of a file of `size` bytes. None if unknown."""
+        """Return the arrivals of a file of `size` bytes, or None."""
         with self._lock:
             seen = self._files.get(key)
             if seen is None or seen.size > size:
@@ -224,7 +222,7 @@ class ArrivalIndex:
         return FileArrivals([*(chunk for chunk in kept if chunk.begin < begun), *waiting], last, looked_at)
 
     def settle(self, monotonic: float, *, is_last: bool = False) -> None:
-        """Store new data every few seconds. After a failure, retry later."""
+        """Store new data every few seconds. Failures are retried later."""
         if monotonic - self._written_at < _WRITTEN_EVERY and not is_last:
             return
         self._written_at = monotonic
@@ -340,7 +338,7 @@ def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
 
 
 def _stored(key: FileKey) -> FileKey:
-    """Return the key as SQLite's signed integers. FUSE, NFS and CephFS use all 64 bits."""
+    """Return the key as SQLite's signed integers."""
     device, inode = (number - 2**64 if number >= 2**63 else number for number in key)
     return device, inode
 

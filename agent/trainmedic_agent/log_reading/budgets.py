@@ -1,6 +1,6 @@
-"""Budgets of log reading per user and per job: `FairTurns` divides time, `HourlyBudget` bounds counts.
+"""Budgets of log reading per user and job: `FairTurns` divides time, `HourlyBudget` bounds counts.
 
-The least served goes first. So a user with thousands of files delays only their own jobs, and a job only itself.
+The least served goes first, so a user with thousands of files delays only their own jobs, and a job only itself.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TypeVar
 from msgspec import Struct
 
 HALF_LIFE = 60.0
-"""Seconds after which used time counts half."""
+"""Seconds."""
 _LEAST = 1e-6
-"""Minimum seconds per turn, so that turns alternate under a stopped clock."""
+"""Seconds per turn, so that turns alternate under a stopped clock."""
 _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
 _TEN = 10.0
 _JOBS_OF_USER = 4
 """A user's budget as a multiple of a job's."""
 _FREE_SHARE = 0.02
-"""Share of a job's budget that remains when its user's is used up, so that a user's jobs cannot silence each other."""
+"""Share that each job keeps when its user's budget is used up: a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
@@ -34,9 +34,8 @@ class BudgetOwner(Struct, frozen=True):
 
 
 NODE_ITSELF = BudgetOwner(None)
-"""Owner of logs that no job writes."""
 UNKNOWN_USER = -1
-"""User of a job whose owner only an earlier process knew. It differs from `NODE_ITSELF`, whose turns no job may use."""
+"""User of a job whose owner is no longer known; not `NODE_ITSELF`, whose turns no job may use."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
@@ -72,8 +71,7 @@ class FairTurns:
     ) -> Iterator[tuple[BudgetOwner, Item]]:
         """Yield all items: next that of the least served user and job.
 
-        The time until the next item is requested counts as used by this one's owner. `expected` estimates it in
-        seconds.
+        The time until the next item is requested counts as used. `expected` estimates it in seconds.
         """
         self._fade()
         jobs: dict[int | None, list[_Turn[Item]]] = {}
@@ -139,7 +137,7 @@ class HourlyBudget:
         """By owner: the remainder and its time."""
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
-        """Use `count` if the owner has it left, and return whether it had. The node's own logs are unlimited."""
+        """Use `count` if the owner has it left, and return whether it had. `NODE_ITSELF` is unlimited."""
         if owner == NODE_ITSELF:
             return True
         now = self._monotonic()
@@ -178,7 +176,7 @@ class HourlyBudget:
 
 
 class SharedLines:
-    """Lines per second that rules process, per job and per user, averaged over ten seconds."""
+    """Lines per second that rules process, per job and per user."""
 
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         # A bound per ten seconds is an hourly one with a faster clock.

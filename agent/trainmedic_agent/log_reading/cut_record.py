@@ -1,4 +1,4 @@
-"""Record of lines, files and findings dropped by budgets, for presence and metrics. Thread-safe."""
+"""Record of what budgets dropped, for presence and metrics. Thread-safe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainmedic_agent.log_reading.budgets import BudgetOwner
 from trainmedic_logs.domain.log_cuts import LONGEST_JOB, MOST_REPORTED, CutKind, LogCut
 
 FORGOTTEN_AFTER = 600.0
-"""Seconds without a cut after which an entry is no longer reported."""
+"""Seconds without a cut."""
 _MOST_KEPT = 2000
 
 
@@ -37,12 +37,10 @@ class CutRecord:
         self._totals: Counter[CutKind] = Counter()
 
     def add(self, owner: BudgetOwner, what: CutKind, count: int = 1) -> None:
-        """Add to the number dropped."""
         if count > 0:
             self._put(owner, what, count, is_sum=True)
 
     def stands_at(self, owner: BudgetOwner, what: CutKind, count: int) -> None:
-        """Set the number dropped at present."""
         if count > 0:
             self._put(owner, what, count, is_sum=False)
 
@@ -52,7 +50,7 @@ class CutRecord:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
     def cuts(self, node: str = "") -> list[LogCut]:
-        """Return the cuts of the last ten minutes, newest of each kind first, at most `MOST_REPORTED`."""
+        """Return the cuts of the last ten minutes, at most `MOST_REPORTED`, newest of each kind first."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}
@@ -66,7 +64,7 @@ class CutRecord:
         ]
 
     def presence(self) -> dict[str, Any]:
-        """Return the part of the presence. Empty without cuts."""
+        """Return the part of the presence, empty without cuts."""
         cuts = self.cuts()
         return {"cuts": [cut.plain() for cut in cuts]} if cuts else {}
 

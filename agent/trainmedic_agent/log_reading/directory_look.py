@@ -1,5 +1,3 @@
-"""One look at a directory and what is below it: the log files there, within bounds of entries and time."""
-
 from __future__ import annotations
 
 import errno
@@ -42,7 +40,9 @@ class LookPlace(Struct, frozen=True):
 
 
 class DirectoryLook:
-    """`known` are device and inode of files followed under any name. Without `owner`, files belong to their users."""
+    """One look at a directory and what is below it. `known` are files followed under any name. Without `owner`, files
+    belong to their users.
+    """
 
     def __init__(
         self,
@@ -113,7 +113,6 @@ class DirectoryLook:
             yield from self.walk(LookPlace(f"{place.path}/{name}", inner, place.named_by))
 
     def named(self) -> Iterator[FoundFile]:
-        """Return the files that the job's sources files name."""
         directories: dict[tuple[str, NamedBy], dict[str, Origin]] = {}
         for path, origin, named_by in self._sources.named_files() if self._sources is not None else ():
             directory, _, name = path.rpartition("/")
@@ -152,7 +151,7 @@ def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
 
 
 def is_rotated(name: str, names: Collection[str]) -> bool:
-    """Return whether this is a packed log, or a rotated one next to its successor. Its lines were read already."""
+    """Return whether a packed or rotated log's lines were read already."""
     if _PACKED.match(name):
         return True
     match = _ROTATED.match(name)

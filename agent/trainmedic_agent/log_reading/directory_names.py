@@ -24,7 +24,7 @@ class _Known(Struct, frozen=True):
 
 
 class DirectoryNames:
-    """The first names. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

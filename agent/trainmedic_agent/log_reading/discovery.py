@@ -48,7 +48,7 @@ PODS = "/var/log/pods"
 _MOST_WAITING = 20.0
 """Maximum ratio of a look's counted duration to its processor time. Requests to the opener take two to ten times it."""
 MOST_ENTRIES = 2_000_000
-"""Entries of a policy directory. Each job below it has its own bound."""
+"""Entries of a policy directory; each job below has its own bound."""
 
 
 class Scan(Struct, frozen=True):
@@ -63,7 +63,7 @@ class Scan(Struct, frozen=True):
     """True if the next scan should follow soon, because small jobs are late."""
     errors: int = 0
     is_stale: bool = False
-    """True if this is an earlier scan, because the next one did not end in time."""
+    """True for an earlier scan: the next one did not end in time."""
 
 
 class _Top(Struct):
@@ -73,8 +73,6 @@ class _Top(Struct):
 
 
 class Discovery:
-    """Scanner for log files. Not thread-safe."""
-
     def __init__(
         self,
         policy: LogsPolicy,
@@ -85,7 +83,7 @@ class Discovery:
         files: NodeFiles = OwnFiles(),
         names: DirectoryNames | None = None,
     ) -> None:
-        """`names` remembers the first names of renamed directories, shared with other scanners."""
+        """`names` are shared with other scanners."""
         self._policy = policy
         self._node = node
         self._files = files
@@ -107,7 +105,7 @@ class Discovery:
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)
-        """The large jobs' looks, for a thread of its own. `scan` with a time leaves these jobs to it."""
+        """The large jobs' looks, which `scan` with a time leaves to another thread."""
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._is_behind = False
@@ -122,10 +120,10 @@ class Discovery:
         *,
         is_asked: bool = False,
     ) -> Scan:
-        """Scan everything once. `known` are device and inode of files followed under any name.
+        """Scan everything once. `known` are files followed under any name.
 
-        With `seconds` it ends about then; for jobs not reached, the previous result counts. One job may take
-        `job_seconds` or longer. `is_asked` states that a caller waits: cheap units are then scanned early.
+        It ends after about `seconds`; for jobs not reached, the previous result counts. One job may take `job_seconds`
+        or longer. `is_asked`: a caller waits, so cheap units are scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -242,7 +240,7 @@ class Discovery:
             return [None] * len(units)
 
     def _is_partial(self, looked: Looked) -> bool:
-        """Return whether a further look, with the bounds of a large job, can find more."""
+        """Return whether a look with a large job's bounds can find more."""
         budget = looked.budget
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 

@@ -1,4 +1,4 @@
-"""Flight recorder dumps of jobs on this node, reported as one finding per attempt with a digest line per rank.
+"""Flight recorder dumps of this node's jobs, reported as one finding per attempt with a digest line per rank.
 
 After a restart, dumps of the last hour are read again and give the same finding. Jobs write these files, so they are
 opened like logs and parsed by a confined process. `found` and `read` are called by different threads.
@@ -29,13 +29,13 @@ from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
 MOST_RANKS = 2 * MOST_AROUND
-"""Maximum ranks per attempt and node: the lines of an excerpt."""
+"""Per attempt and node: the lines of an excerpt."""
 MOST_BYTES = 8 * 1024 * 1024
-"""Maximum size of a dump: 3,000 entries with call stacks. `trainmedic diagnose` reads larger ones."""
+"""3,000 entries with call stacks. `trainmedic diagnose` reads larger dumps."""
 OLDEST = timedelta(hours=1)
-"""Older dumps concern failures that are no longer acted on."""
+"""Older failures are no longer acted on."""
 SECONDS_OF_JOB = 120.0
-"""Seconds per hour for reading one job's dumps: 64 dumps of 5 MB take about 20 s."""
+"""Per hour for one job's dumps: 64 dumps of 5 MB take about 20 s."""
 BYTES_OF_JOB = 1024**3
 """Bytes per hour of one job's dumps."""
 DUMPS_OF_JOB = 4 * MOST_RANKS
@@ -58,7 +58,7 @@ class TakesFindings(Protocol):
 
 
 class DumpReading:
-    """Known dumps and their digests. Users and jobs take turns, with hourly budgets of bytes and seconds."""
+    """Users and jobs take turns, with hourly budgets of bytes and seconds."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class DumpReading:
         self._first_seen: dict[str, tuple[_Mark, datetime]] = {}
         self._last_marks: dict[str, _Mark] = {}
         self._lines: dict[str, tuple[_Mark, str]] = {}
-        """By path: the state of the dump when read, and its digest line."""
+        """By path: the dump's state when read, and its digest line."""
 
     def found(self, scan: Scan) -> None:
         self._found = scan.dumps
@@ -110,7 +110,7 @@ class DumpReading:
         return 0.0 if has_more else _LOOK_SECONDS
 
     def _current(self) -> dict[str, list[FoundFile]]:
-        """Return recent dumps by directory, for each job those of its newest attempts."""
+        """Return recent dumps of each job's newest attempts, by directory."""
         now = self._now()
         self._first_seen = {file.path: self._seen(file, now) for file in self._found}
         by_attempt: dict[str, list[FoundFile]] = {}
@@ -136,7 +136,7 @@ class DumpReading:
     def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
         """Read some dumps, and refuse those without budget. Return their directories, and whether there are more.
 
-        Refusing costs little, so that it is done for all at once: each call ends with a write to the disk.
+        All refusals are made at once, because each call ends with a write to the disk.
         """
         taken: list[str] = []
         count = 0

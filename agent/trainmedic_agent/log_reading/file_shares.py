@@ -1,5 +1,3 @@
-"""Selection of files to follow if there are too many: users and their jobs take turns."""
-
 from __future__ import annotations
 
 from collections import Counter, deque
@@ -22,9 +20,9 @@ class FileShares(Struct, frozen=True):
 def shares(
     followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
 ) -> FileShares:
-    """Choose at most `most` files, and at most `most_of_job` per job.
+    """Choose at most `most` files, and at most `most_of_job` per job. Users and their jobs take turns.
 
-    Followed files precede others of their job. `wanted` are candidates to open, in order of importance.
+    Followed files precede others of their job. `wanted` are to open, in order of importance.
     """
     queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
     for key, owner in followed.items():

@@ -1,7 +1,6 @@
 """Following of log files across restarts, renames and truncation, within budgets.
 
-Files are polled, because kernel notifications do not work over NFS. One thread reads, another scans, so that a hanging
-directory does not delay open files.
+Files are polled: kernel notifications do not work over NFS. One thread reads, another scans: a directory may hang.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ log = logging.getLogger(__name__)
 CLOSED_AFTER = 3600.0
 """Idle seconds after which a file is closed."""
 _GONE_AFTER = 60.0
-"""Seconds after which a deleted file is closed, to free its disk space."""
+"""Seconds until a deleted file is closed, to free its disk space."""
 ROUND_SECONDS = 0.5
-"""Duration of a round; the next one begins with the least served."""
+"""The next round begins with the least served."""
 _SECONDS_A_BYTE = 4e-7
 """Rules process about 35,000 lines of 70 bytes per second."""
 _BUSY_SECONDS = 60.0
-"""A file written within this many seconds is polled every round, others once a second."""
+"""A file written within this time is polled every round, others once a second."""
 _FORGOTTEN_AFTER = 24 * 3600.0
 NEW_SECONDS = 24 * 3600.0
-"""An unknown file is read if it was written within this time."""
+"""An unknown file is read if written within this time."""
 FIRST_BYTES = 1024 * 1024
 """Bytes read from the end of files older than the agent's first start; 64 MiB of the kernel's log."""
 
@@ -73,9 +72,7 @@ class Followed(Protocol):
 
     def known(self) -> KnownFile: ...
 
-    def is_of(self, origin: Origin) -> bool:
-        """Return whether its lines already have this origin."""
-        ...
+    def is_of(self, origin: Origin) -> bool: ...
 
     def change_origin(self, origin: Origin) -> None:
         """Use a more precise origin from the next line on. Raises OSError."""
@@ -90,11 +87,9 @@ FollowedT = TypeVar("FollowedT", bound=Followed)
 
 
 class _Wanted(Struct):
-    """A file to open in its owner's turn."""
-
     found: FoundFile
     since: float
-    """Monotonic time of the scan that first asked for it."""
+    """Monotonic time of the first scan that asked for it."""
     is_first: bool
     """True if that was the first scan on this node."""
 
@@ -114,9 +109,7 @@ class Positions(Protocol):
     """True if nothing was stored before this process."""
 
     @property
-    def can_take(self) -> bool:
-        """True if files are to be read now."""
-        ...
+    def can_take(self) -> bool: ...
 
     def kept(self) -> Mapping[str, Any]: ...
 
@@ -133,7 +126,7 @@ class FileCounts(Protocol):
 
 
 class FileFollowing(Generic[FollowedT]):
-    """All files followed for one use of their lines. One thread reads, another passes scans."""
+    """Files followed for one use of their lines. One thread reads, another passes scans."""
 
     def __init__(
         self,
@@ -168,7 +161,7 @@ class FileFollowing(Generic[FollowedT]):
         self._unopened: dict[_FileKey, UnreadReason] = {}
         """Files of the last scan that could not be opened."""
         self._refused: Counter[UnreadReason] = Counter()
-        """What the last scan and the shares left out."""
+        """Files that the last scan and the shares left out."""
         self._known: dict[tuple[int, int], KnownFile] = {}
         self._missing: dict[tuple[int, int], float] = {}
         self._is_first = positions.is_first
@@ -176,7 +169,7 @@ class FileFollowing(Generic[FollowedT]):
 
     @property
     def known_keys(self) -> Collection[tuple[int, int]]:
-        """Device and inode of followed files under any name. Thread-safe."""
+        """Device and inode of followed files. Thread-safe."""
         with self._lock:
             return {*self._followed, *self._known}
 
@@ -190,7 +183,7 @@ class FileFollowing(Generic[FollowedT]):
         return list(self._followed.values())
 
     def read(self) -> bool:
-        """Open and read for up to `ROUND_SECONDS`, with users and jobs in turn. Return whether there is more."""
+        """Open and read for up to `ROUND_SECONDS`. Return whether there is more."""
         if not self._positions.can_take:
             return False
         with self._lock:
@@ -220,7 +213,7 @@ class FileFollowing(Generic[FollowedT]):
         return has_more
 
     def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[_Turn[FollowedT]]]:
-        """Return files to poll and to open, those of an owner that wait longest first."""
+        """Return files to poll and to open, those that wait longest first."""
         due: dict[BudgetOwner, list[tuple[float, _Turn[FollowedT]]]] = {}
         for key, file in self._followed.items():
             polled_at = self._polled_at.get(key, 0.0)
@@ -314,7 +307,7 @@ class FileFollowing(Generic[FollowedT]):
         return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
 
     def _follow(self, key: _FileKey, wanted: _Wanted) -> FollowedT | None:
-        """Open the file. Return None if it cannot be opened now; the next scan that finds it asks again."""
+        """Open the file. Return None if the next scan must ask again."""
         found = wanted.found
         self._unopened.pop(key, None)
         try:
@@ -361,7 +354,6 @@ class FileFollowing(Generic[FollowedT]):
         return self._open(found, known.position, found.origin), known
 
     def _open(self, found: FoundFile, position: FilePosition, origin: Origin) -> GrowingFile:
-        """Raises OSError, LogRefused."""
         return GrowingFile.open(
             found.path,
             position,
@@ -371,7 +363,7 @@ class FileFollowing(Generic[FollowedT]):
         )
 
     def _forget(self, scan: Scan) -> None:
-        """Forget closed files missing for a day: a file system may be only temporarily unavailable."""
+        """Forget closed files missing for a day, because file systems may be temporarily unavailable."""
         monotonic = self._monotonic()
         present = {(found.device, found.inode) for found in scan.files}
         self._missing = {key: self._missing.get(key, monotonic) for key in self._known if key not in present}

@@ -1,6 +1,6 @@
 """Identification of logs and their origin: by policy pattern, job layout or kubelet layout.
 
-A finder states for a directory's entries which to enter and which are logs. It opens nothing.
+A finder states which entries of a directory to enter and which are logs. It opens nothing.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _STREAM_SOURCES = {
 
 class Finder(Protocol):
     def enter(self, name: str) -> Finder | None:
-        """Return the finder for the subdirectory `name`. None to skip it."""
+        """Return the finder for a subdirectory, None to skip it."""
         ...
 
     def origin(self, name: str) -> Origin | None:
-        """Return the origin of the file `name`. None if it is no log of this node."""
+        """Return a file's origin, None if it is no log of this node."""
         ...
 
 
 class PatternFinder(Struct, frozen=True):
-    """Files that match a pattern of the policy; `depth` counts the directories entered."""
+    """Files that match a pattern of the policy. `depth`: directories entered."""
 
     pattern: PathPattern
     source: str
@@ -79,7 +79,7 @@ class LayoutFinder(Struct, frozen=True):
     sources: JobSources
     parts: tuple[str, ...] = ()
     first_name: str | None = None
-    """First known name of the job's directory. None for the current one."""
+    """First name of the job's directory. None for the current one."""
 
     def enter(self, name: str) -> LayoutFinder | None:
         depth = len(self.parts)
@@ -120,9 +120,7 @@ class LayoutFinder(Struct, frozen=True):
         return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
 
     def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
-        """Return the origin of a rank's dump, from its sources file, or if all ranks of the attempt were started on
-        this node.
-        """
+        """Return a dump's origin from the rank's sources file, or if all ranks of the attempt were started here."""
         attempt = "/".join((self.root, *self.parts[:2]))
         origin = self.sources.of_rank(attempt, rank)
         if origin is not None:
@@ -158,8 +156,6 @@ class PodFinder(Struct, frozen=True):
 
 
 class NamedFiles(Struct, frozen=True):
-    """Given files of one directory."""
-
     origins: Mapping[str, Origin]
 
     def enter(self, name: str) -> None:
@@ -170,5 +166,5 @@ class NamedFiles(Struct, frozen=True):
 
 
 def readable(name: str) -> str:
-    r"""Return a name or path as text, with bytes that are not UTF-8 as ``\xe4``."""
+    r"""Bytes that are not UTF-8 become ``\xe4``."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,7 +1,4 @@
-"""Hourly budget of findings per job, so that no job displaces others' findings.
-
-The caller has a lock.
-"""
+"""Hourly budget of findings per job, so that no job displaces others' findings. The caller has a lock."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _MOST_REMEMBERED = 20_000
 
 
 class FindingsOfJobs:
-    """Admits new findings within the budget, and later updates of admitted ones."""
+    """Admits new findings within the budget, and updates of admitted ones."""
 
     def __init__(
         self, most: int, cuts: CutRecord | None = None, monotonic: Callable[[], float] = time.monotonic
@@ -29,7 +26,7 @@ class FindingsOfJobs:
         self._admitted: dict[str, BudgetOwner] = {}
 
     def admits(self, owner: BudgetOwner, finding: Finding) -> bool:
-        """Return whether to report the finding. A new one counts."""
+        """Return whether to report the finding; a new one counts."""
         if finding.id in self._refused:
             return False
         if finding.is_over or finding.id in self._admitted:
@@ -46,7 +43,7 @@ class FindingsOfJobs:
         return is_admitted
 
     def owner_of(self, finding: Finding) -> BudgetOwner:
-        """Return the finding's owner. For findings of an earlier process only the job is known."""
+        """Return the finding's owner, for an earlier process's findings only the job."""
         if finding.origin.source in KERNEL_SOURCES:
             return NODE_ITSELF
         return self._admitted.get(finding.id) or BudgetOwner(UNKNOWN_USER, finding.origin.job)

@@ -1,6 +1,6 @@
 """Queue of findings to send: ordered within a job, with users and jobs in turn.
 
-A finding is numbered when its turn comes, so numbers give the order of sending.
+A finding is numbered when its turn comes.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class FindingQueue:
 
     @staticmethod
     def make_room(connection: sqlite3.Connection, most_bytes: int) -> int:
-        """Delete findings down to `most_bytes`: the oldest of the largest job of the largest user. Return how many were
-        deleted. Their numbers are skipped.
+        """Delete findings down to `most_bytes`: the oldest of the largest job of the largest user. Return their number.
+        Their numbers are skipped.
         """
         ((total,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
         if total <= most_bytes:
@@ -107,7 +107,7 @@ class FindingQueue:
     def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
         """Return how many findings of each owner are sent next, `most` in total.
 
-        Users take turns, and jobs within a user's turns. The least recently served is first.
+        Users take turns, and jobs within them, the least recently served first.
         """
         jobs: dict[int | None, list[BudgetOwner]] = {}
         for owner in counts:

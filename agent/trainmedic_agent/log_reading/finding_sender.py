@@ -1,7 +1,6 @@
 """Sender of findings to the agent, in order and at least once each.
 
-The agent has the key and the Redis connection, so it signs and sends them. Findings stay in the reader's database until
-Redis has them.
+The agent, which has the key, signs and sends them. Findings stay in the reader's database until Redis has them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class FindingPort(Protocol):
 
 
 class FindingSender:
-    """The sending thread. ``has_findings`` is set when findings were stored."""
+    """``has_findings`` is set when findings were stored."""
 
     def __init__(
         self, port: FindingPort, store: LogStore, has_findings: threading.Event, counters: AgentCounters
@@ -53,7 +52,7 @@ class FindingSender:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Send what waits, then stop. The rest is sent after the next start."""
+        """Send what waits, then stop."""
         self._stopping.set()
         self._has_findings.set()
         self._thread.join(timeout)

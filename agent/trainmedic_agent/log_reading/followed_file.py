@@ -1,5 +1,3 @@
-"""An open log file whose lines go to the rules, and its stored state while closed."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -121,9 +119,7 @@ class FollowedFile:
         return self.file.has_more
 
     def _arrived(self, now: datetime) -> datetime:
-        """Return the arrival of lines without a timestamp: now if reading is up to date, otherwise at most the file's
-        last write.
-        """
+        """Return now, or at most the last write if reading is behind."""
         if self._has_caught_up or self.file.written_at <= 0:
             return now
         return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
@@ -180,8 +176,7 @@ def followed_by(
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
     """Return a factory of followed files whose lines go to `runner`.
 
-    The rules process `max_lines` per second of each file, and per job as many as `of_jobs` allows. `arrivals` records
-    when bytes arrived.
+    The rules process `max_lines` per second of each file, and per job as many as `of_jobs` allows.
     """
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
@@ -197,7 +192,7 @@ def microseconds(at: datetime) -> int:
 
 
 def known_file(kept: Mapping[str, Any]) -> KnownFile | None:
-    """Return a stored file's state. None if it is of another kind or version."""
+    """Return a stored file's state, None if of another version."""
     try:
         place = kept["place"]
         return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])

@@ -1,6 +1,6 @@
-"""Looks at jobs' directories, and the thread that looks at the large ones (`LargeLooks`).
+"""Looks at jobs' directories, and the thread for large ones (`LargeLooks`).
 
-A look changes nothing of the unit but its sources files. The scanning thread takes the results (`Discovery`).
+A look changes only the unit's sources files. The scanning thread takes the results (`Discovery`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FoundFile, Sc
 log = logging.getLogger(__name__)
 
 OLD_SECONDS = 6 * 3600.0
-"""A job whose logs were not written for this long is scanned every `_OLD_EVERY` seconds."""
+"""A job not written for this long is scanned every `_OLD_EVERY` seconds."""
 _OLD_EVERY = 60.0
 _IDLE_SECONDS = 0.5
 _log_limit = LogLimit()
 
 DueUnit = tuple[ScanUnit, int]
-"""A unit, and the last change of its directory in nanoseconds since 1970. -1 if it is gone."""
+"""A unit, and its directory's last change in nanoseconds since 1970, -1 if it is gone."""
 
 
 class Looked(Struct):
-    """The result of a look."""
-
     unit: ScanUnit
     changed_ns: int
     budget: ScanBudget
@@ -43,7 +41,7 @@ class Looked(Struct):
     named: Sequence[FoundFile] = ()
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     is_unchanged: bool = False
-    """True if nothing was looked for, because an old job has not changed."""
+    """True if an old job has not changed, so nothing was looked for."""
     is_stopped: bool = False
     is_failed: bool = False
 
@@ -56,7 +54,7 @@ def looked_at(
     budget: ScanBudget,
     is_stopping: Callable[[], bool],
 ) -> Looked:
-    """Look at a job's directory. An unexpected error is logged, so that it does not hide other jobs' logs."""
+    """Look at a job's directory. Unexpected errors are logged, so that they hide no other job's logs."""
     looked = Looked(unit, changed_ns, budget, time.monotonic())
     try:
         is_old = unit.quiet_seconds(time.time()) > OLD_SECONDS
@@ -86,7 +84,7 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
 
 
 class LargeLooks:
-    """Due large jobs, and the results of looks at them. Users and jobs take turns by used time."""
+    """Due large jobs and the results of looks."""
 
     def __init__(self, files: NodeFiles, most_entries: int) -> None:
         self._files = files
@@ -101,7 +99,7 @@ class LargeLooks:
     # --- called by the scanning thread ---
 
     def used_by(self, uid: int | None) -> float:
-        """Return the seconds that looks at a user's large jobs took, halved every minute."""
+        """Return the seconds spent on a user's large jobs, halved every minute."""
         return self._turns.used_by(uid)
 
     def wait_for(
@@ -115,7 +113,6 @@ class LargeLooks:
             self._waiting, self._known, self._is_stopping = due, known, is_stopping
 
     def results(self) -> list[Looked]:
-        """Return the results since the last call."""
         with self._lock:
             results, self._results = self._results, []
             for looked in results:

@@ -26,7 +26,7 @@ _MOST_FILES = 64
 _MOST_RANKS = 100_000
 _LONGEST_NAME = 253
 _SOURCES = ("training", "launcher")
-"""Source names that a job may use; it cannot forge kernel lines."""
+"""A job cannot forge kernel lines."""
 
 
 class _RankSources(Struct, frozen=True):
@@ -59,7 +59,7 @@ class JobSources:
 
     @property
     def outside(self) -> int:
-        """Number of named files that are not read, because they are outside the policy's paths."""
+        """Number of named files outside the policy's paths, which are not read."""
         return sum(entry.outside for entry in self._all())
 
     def look_at(self, directory: str, names: Sequence[str]) -> None:
@@ -88,15 +88,15 @@ class JobSources:
         return self._launchers.get(directory, set())
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
-        """Return the origin of a rank's records, if one of this node's sources files in `attempt` has this rank."""
+        """Return the origin of a rank's records, if a sources file of this node has this rank."""
         return next((entry.origin for entry in self._of_attempt(attempt) if entry.rank == rank), None)
 
     def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
         return next((entry.origin for entry in self._of_attempt(attempt) if entry.local_rank == local_rank), None)
 
     def is_of_another_job(self, attempt: str, job: str) -> bool:
-        """Return whether this node's sources files in `attempt` name only other jobs. The directory was then renamed by
-        another user, and its name is meaningless.
+        """Return whether this node's sources files in `attempt` name only other jobs. Another user has then renamed the
+        directory.
         """
         stated = {entry.origin.job for entry in self._of_attempt(attempt)}
         return bool(stated) and job not in stated

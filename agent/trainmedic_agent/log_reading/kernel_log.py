@@ -1,6 +1,5 @@
 """The kernel's log of this boot, from ``/dev/kmsg`` or the journal; ``files`` follows files such as ``kern.log``. A
-line's place is its number in ``/dev/kmsg``, or for the journal its microseconds since boot, so it is the same when read
-again.
+line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
 _LARGEST_RECORD = 8192
-"""Maximum bytes of a ``/dev/kmsg`` record (printk's CONSOLE_EXT_LOG_MAX)."""
+"""Bytes of a ``/dev/kmsg`` record (printk's CONSOLE_EXT_LOG_MAX)."""
 _MOST_AT_ONCE = 2000
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
@@ -59,12 +58,12 @@ class KernelReader(Protocol):
 
 
 def own_kmsg(path: str) -> int:
-    """Open it with this process's rights. Raises OSError."""
+    """Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 
 open_kmsg: Callable[[str], int] = own_kmsg
-"""Opens ``/dev/kmsg``, in an unprivileged reader through the opener."""
+"""An unprivileged reader uses the opener."""
 
 
 class KmsgReader:
@@ -109,10 +108,8 @@ def _number(record: bytes) -> int | None:
 
 
 class JournalReader:
-    """Kernel lines of this boot from a ``journalctl`` process."""
-
     def __init__(self, after: int, cursor: str, command: str = "journalctl") -> None:
-        """`after`: last place read, 0 for none. `cursor`: its journal cursor, which avoids rereading."""
+        """`after`: last place read, 0 for none. `cursor`: its journal cursor."""
         self.lost = 0
         self._after = after
         self._cursor = cursor
@@ -171,7 +168,7 @@ class JournalReader:
         return True
 
     def _ended(self) -> None:
-        """Handle the process's end: if the journal rejected the cursor, retry without it."""
+        """Retry without the cursor if the journal rejected it."""
         if not self._has_read:
             self._cursor = ""
         self.close()
@@ -239,18 +236,17 @@ class KernelStream:
         return bool(placed)
 
     def _timed(self, placed: list[PlacedLine], now: datetime) -> list[PlacedLine]:
-        """Replace timestamps far from the arrival: the kernel's uncorrected log clock is minutes off after months."""
+        """Replace timestamps far from the arrival: after months the kernel's clock is minutes off."""
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()
         return [(place, retimed(raw, since_boot)) for place, raw in placed]
 
     def fall_behind(self) -> None:
-        """Note that lines are not read now, so that later they do not count as new."""
+        """Do not count later lines as new, because none are read now."""
         self._is_live = False
 
     def wait(self, seconds: float) -> None:
-        """Wait up to `seconds` for something to read."""
         fd = self.reader.fileno()
         if fd is None:
             time.sleep(seconds)
@@ -261,7 +257,7 @@ class KernelStream:
 
 
 def retimed(raw: bytes, since_boot: float) -> bytes:
-    """Return a new line with this time if the kernel's differs much."""
+    """Replace the kernel's time if it differs much."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _FAR_OFF:
@@ -277,7 +273,7 @@ def _text(raw: bytes) -> bytes:
 
 
 def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
-    """Return how to read the kernel's log: as the policy says, else by the first way that works here."""
+    """Return how to read the kernel's log: by the policy, else the first way that works."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
     with contextlib.suppress(OSError):

@@ -1,5 +1,3 @@
-"""Bounds of lines for rules, against programs that print endlessly."""
-
 from __future__ import annotations
 
 import time
@@ -13,7 +11,7 @@ from trainmedic_logs.domain.log_cuts import CutKind
 _SECONDS = 10.0
 """Seconds of unused budget that a file can save."""
 _ONE_IN = 100
-"""Beyond the budget, one line in so many is processed."""
+"""Sampling of lines beyond the budget."""
 
 
 class LinesOfJobs:
@@ -24,7 +22,7 @@ class LinesOfJobs:
         self._cuts = cuts
 
     def within(self, owner: BudgetOwner, lines: list[PlacedLine]) -> list[PlacedLine]:
-        """Return the lines to process: all within the bound, then a sample."""
+        """Return all lines within the bound, then a sample."""
         free = self._lines.within(owner, len(lines))
         if free >= len(lines):
             return lines
@@ -34,7 +32,7 @@ class LinesOfJobs:
 
 
 class LineBudget:
-    """Bound of one file's lines, `per_second` averaged over ten seconds; None for none."""
+    """Bound of one file's lines per second, averaged over ten seconds. None for none."""
 
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second

@@ -1,16 +1,14 @@
-"""Splitting of a file into lines, by line feeds, in bounded memory: an overlong line's beginning is returned at once,
-and its rest dropped.
-"""
+"""Splitting of a file into lines in bounded memory: of an overlong line, only the beginning is returned."""
 
 from __future__ import annotations
 
 from trainmedic_logs.lines.line import LONGEST
 
 MOST_KEPT = LONGEST + 1
-"""Bytes per line: one more than rules process, so that they notice the cut."""
+"""Bytes of a line: one more than rules process, so that they notice the cut."""
 
 PlacedLine = tuple[int, bytes]
-"""Offset of a line in its file, and the line without its line feed."""
+"""Offset in the file, and the line without its line feed."""
 
 
 class LineCutter:
@@ -22,13 +20,13 @@ class LineCutter:
         self.offset = offset
         self.is_skipping = is_skipping
         self.left_out = 0
-        """Bytes of overlong lines that were dropped."""
+        """Dropped bytes of overlong lines."""
         self._begun = b""
         self._longest = longest
 
     @property
     def resume_at(self) -> int:
-        """Offset at which a new cutter, with this `is_skipping`, returns the same following lines."""
+        """Offset at which a new cutter continues."""
         return self.offset - len(self._begun)
 
     @property

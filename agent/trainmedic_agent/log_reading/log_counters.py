@@ -20,22 +20,22 @@ class LogCounters:
         self.truncations = 0
         self.kernel_lines_lost = 0
         self.findings_lost = 0
-        """Updates of findings dropped for lack of space while not sent, or because they are unreadable."""
+        """Updates dropped as unreadable, or for lack of space."""
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
         self.takes_rights = False
-        """True if files are opened with users' rights, instead of comparing file modes."""
+        """True if users' rights open files, False if file modes are compared."""
         self.rules = ""
         self.problem = ""
-        """Why lines are not processed now, empty if they are."""
+        """Reason why no lines are processed now, else empty."""
 
     def lines(self, source: str, count: int) -> None:
         with self._lock:
             self._lines[source] += count
 
     def lines_left_out(self, source: str, count: int) -> None:
-        """Count lines read but not processed, because there were too many."""
+        """Count lines read but not processed."""
         with self._lock:
             self._lines_left_out[source] += count
 

@@ -1,7 +1,7 @@
 """Reading of a log file that grows, is truncated or renamed.
 
-A file is identified by its inode, its first bytes, and the last bytes before the read position. If these differ, it is
-read from the beginning as another file.
+A file is identified by its inode, first bytes, and the last bytes before the read position. If these differ, it is read
+from the beginning as another file.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from trainmedic_agent.log_reading.line_cutter import MOST_KEPT, LineCutter, Plac
 from trainmedic_logs.domain import file_times
 
 LARGEST_READ = 64 * 1024
-"""Bytes read from a file at a time."""
+"""Bytes read at a time."""
 FARTHEST_BEHIND = 64 * 1024 * 1024
-"""Bytes. A reader further behind continues at the last `_KEPT_BEHIND`, unless every line counts."""
+"""Bytes; a reader further behind continues at the last `_KEPT_BEHIND`, unless every line counts."""
 _KEPT_BEHIND = 16 * 1024 * 1024
 _HEAD_BYTES = 256
 _TAIL_BYTES = 64
 
 OpenLog = Callable[[str], int]
-"""Returns a descriptor of the regular file at a path. Raises OSError, LogRefused."""
+"""Returns a descriptor of a regular file. Raises OSError, LogRefused."""
 
 
 class FilePosition(Struct, frozen=True):
     path: str
-    """Path at which it was found; it stays the file's name after a rename."""
+    """Path at which the file was found, unchanged by a rename."""
     device: int
     inode: int
     since: int
-    """Time at which the agent found it, or saw it truncated, in microseconds since 1970."""
+    """When the agent found it, or saw it truncated, in microseconds since 1970."""
     offset: int = 0
     is_skipping: bool = False
-    """True if the next bytes are the rest of a line whose beginning was returned."""
+    """True if the next bytes are the rest of a returned line."""
     head: bytes = b""
     """First bytes of the file, at most 256."""
     tail: bytes = b""
@@ -51,7 +51,7 @@ class FilePosition(Struct, frozen=True):
 
     @property
     def generation(self) -> str:
-        """Distinguishes its lines from those of other files with this path."""
+        """Distinguishes its lines from other files' with this path."""
         return f"{self.inode}-{self.since}"
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class FilePosition(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError, ValueError if invalid."""
+        """Raises KeyError, TypeError, ValueError."""
         return cls(
             path=os.fsdecode(values["path"].encode("latin-1")),
             device=int(values["device"]),
@@ -94,7 +94,7 @@ class GrowingFile:
     def __init__(
         self, fd: int, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()
     ) -> None:
-        """`is_whole`: every line counts, so that nothing is skipped."""
+        """`is_whole`: nothing may be skipped."""
         self.left_out = 0
         """Bytes of overlong lines, and skipped bytes."""
         self.owner: BudgetOwner = NODE_ITSELF
@@ -117,9 +117,9 @@ class GrowingFile:
         sizes: ReadSizes = ReadSizes(),
         open_log: OpenLog = OwnFiles().open,
     ) -> Self:
-        """Open the file at `path` at its position.
+        """Open the file at its position.
 
-        Raises OSError, LogRefused; FileNotFoundError if it is another file than that of `position`.
+        Raises OSError, LogRefused; FileNotFoundError if another file is at `path`.
         """
         fd = open_log(path)
         facts = os.fstat(fd)
@@ -190,7 +190,7 @@ class GrowingFile:
 
     @property
     def waiting(self) -> int:
-        """Bytes for the next `read`. 0 if unknown."""
+        """Bytes for the next `read`, 0 if unknown."""
         try:
             return min(max(os.fstat(self._fd).st_size - self._cutter.offset, 0), self._sizes.piece)
         except OSError:
@@ -216,13 +216,12 @@ class GrowingFile:
 
     @property
     def written_ns(self) -> int:
-        """Same in nanoseconds. 0 if unread."""
+        """0 if unread."""
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
-        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines.
-
-        Raises OSError.
+        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines. Raises
+        OSError.
         """
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))

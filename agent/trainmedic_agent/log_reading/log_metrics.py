@@ -1,5 +1,3 @@
-"""Prometheus metrics of log reading, listed in ``docs/reference/metrics.md``."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,5 @@
-"""The policy's part ``logs``: the logs to read, which commands and jobs cannot extend. A job's named files are read
-below ``roots`` or ``paths``. Every agent loads this module, so it has few imports.
+"""The policy's part ``logs``, which commands and jobs cannot extend. A job's named files are read below ``roots`` or
+``paths``. Every agent loads this module, so it has few imports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KernelLog(Struct, frozen=True):
 class FilesOfSource(Struct, frozen=True):
     path: PathPattern
     source: str = "training"
-    """Source name for rules: ``training``, ``launcher``, ``fabric-manager``, or a custom one."""
+    """For rules: ``training``, ``launcher``, ``fabric-manager``, or a custom one."""
 
 
 class LogsPolicy(Struct, frozen=True):
@@ -56,12 +56,12 @@ class LogsPolicy(Struct, frozen=True):
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()
     pods: tuple[str, ...] = ()
-    """Shell patterns of namespaces with container logs to read."""
+    """Patterns of namespaces with container logs to read."""
     kernel: KernelLog | None = None
     max_files: int = DEFAULT_MAX_FILES
     """Files followed, most recently written first."""
     max_lines: int = DEFAULT_MAX_LINES
-    """Lines per second of a file for rules, averaged over ten seconds; the kernel's log is unlimited."""
+    """Per second of a file, averaged over ten seconds; the kernel's log is unlimited."""
     max_job_files: int = DEFAULT_MAX_JOB_FILES
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
     """The same per job."""
@@ -69,7 +69,7 @@ class LogsPolicy(Struct, frozen=True):
     """Directory entries of a job per scan, newest attempt first."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
     ship: ShipPolicy | None = None
-    """Store to push lines to. None if they stay on the node."""
+    """None if lines stay on the node."""
 
     def reads_pods_of(self, namespace: str) -> bool:
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)

@@ -1,6 +1,6 @@
-"""Log reading as a whole: its threads, started and stopped with the process.
+"""Log reading as a whole.
 
-The kernel's log has its own thread, so that a hanging file system does not delay its messages about that file system.
+The kernel's log has its own thread: a hanging file system must not delay messages about it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,9 @@ SCAN_SECONDS = 1.0
 BEHIND_SECONDS = 0.1
 """Pause before the next scan if this one left small jobs out."""
 TURN_SECONDS = 0.5
-"""Duration of a scan; the next one begins with the least served. A job's scan interval follows from its cost
-(``scan_units``).
-"""
+"""Duration of a scan; the next one begins with the least served."""
 HUNG_SECONDS = 30.0
-"""Seconds after which a round of reading or scanning counts as hung."""
+"""A longer round of reading or scanning counts as hung."""
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
 _PAUSE_AFTER_ERROR = 1.0
@@ -53,14 +51,11 @@ _KERNEL_WAIT = 0.5
 
 
 class ShipsLines(Protocol):
-    """Shipping of the same files' lines to a store (``log_shipping``).
-
-    It has its own positions and threads, so that an unavailable store delays no finding.
-    """
+    """Shipping of the same files' lines to a store (``log_shipping``), with its own positions and threads."""
 
     @property
     def known_keys(self) -> Collection[tuple[int, int]]:
-        """Device and inode of files it follows under any name."""
+        """Device and inode of files it follows."""
         ...
 
     def found(self, scan: Scan) -> None: ...
@@ -166,7 +161,7 @@ class LogReader:
 
     @property
     def problem(self) -> str:
-        """Why this node's logs are not read, empty if they are."""
+        """Reason why this node's logs are not read, else empty."""
         now = time.monotonic()
         is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in _FILE_LOOPS)
         return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")

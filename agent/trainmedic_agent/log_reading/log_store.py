@@ -46,7 +46,7 @@ _TABLES = (
 )
 _TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
 _IN_ROWS = "{}"
-"""Marks rule state stored in rows. Earlier releases store all of it in this value."""
+"""Marks rule state in rows, which earlier releases store in this value."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
@@ -65,7 +65,7 @@ class OutgoingFinding(Struct, frozen=True):
 
 
 class LogStore:
-    """The tables. Thread-safe; every method raises JournalUnavailable."""
+    """Thread-safe; every method raises JournalUnavailable."""
 
     def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
         journal.install("log_reading", [_TABLES])
@@ -80,7 +80,7 @@ class LogStore:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
         self.is_new = self._value(_TRACKER) is None
-        """True if nothing was ever committed on this node."""
+        """True if nothing was ever committed here."""
         self._adopt_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
         self._measure()
@@ -106,7 +106,7 @@ class LogStore:
         outgoing: Sequence[OutgoingFinding],
         now: datetime,
     ) -> None:
-        """Store all of this or nothing. A stream with the position None is forgotten."""
+        """Store everything in one transaction. A stream with the position None is forgotten."""
         with self._lock, self._journal.transaction() as connection:
             for stream, position in positions.items():
                 if position is None:
@@ -137,7 +137,7 @@ class LogStore:
     # --- rules ---
 
     def rules(self) -> tuple[datetime, bytes] | None:
-        """Return the last valid rules and their time. None without any."""
+        """Return the last valid rules and their time, or None."""
         text = self._value(_RULES)
         if text is None:
             return None
@@ -150,7 +150,7 @@ class LogStore:
     # --- sending ---
 
     def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """Return the next updates with their numbers. They are final."""
+        """Return the next updates, now final, with their numbers."""
         with self._lock:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:
@@ -163,13 +163,13 @@ class LogStore:
             return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
 
     def sent(self, numbers: Iterable[int]) -> None:
-        """Delete updates that Redis has. If that is lost, they are sent again with the same number."""
+        """Delete updates that Redis has. Otherwise they are sent again with the same number."""
         with self._lock, self._journal.transaction() as connection:
             connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
         self._measure()
 
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
-        """Add an update, or replace the finding's unnumbered one."""
+        """Add an update, replacing the finding's unnumbered one."""
         finding = outgoing.finding.id
         earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
         if earlier is not None:
@@ -222,7 +222,7 @@ class LogStore:
 
 
 def _numbered(body: bytes, number: int) -> bytes | None:
-    """Return the update with its number. None if it is unreadable: users can choose directory names that cause this."""
+    """Return the update with its number, None if unreadable, as users' directory names can make it."""
     try:
         return finding_codec.encode(replace(finding_codec.decode(body), number=number))
     except EnvelopeError:

@@ -1,7 +1,7 @@
 """Kernel panic records, which survive the boot; each is read once.
 
-The next boot shows them as files, which systemd moves to its own directory. Findings in them predate this boot, so they
-are only reported.
+The next boot shows them as files, which systemd moves to its own directory. Findings in them are only reported, because
+they predate this boot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEY = "pstore"
 
 
 class _Record:
-    """One record; its position states that it was read."""
+    """Its position states that it was read."""
 
     key = KEY
 
@@ -56,7 +56,7 @@ def read_records(
     tops: Sequence[str] = DIRECTORIES,
     files: NodeFiles = OwnFiles(),
 ) -> int:
-    """Process every unread record and return their number. `kept` is the stored state."""
+    """Process every unread record and return their number. `kept`: the stored state."""
     read = [str(name) for name in kept.get("read", ())]
     count = 0
     for path, written_at in list(_records(tops, files))[:_MOST_RECORDS]:

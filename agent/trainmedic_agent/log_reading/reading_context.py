@@ -1,5 +1,3 @@
-"""State shared by all parts of log reading."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,10 +11,7 @@ from trainmedic_agent.database import AgentDatabase
 
 @dataclass(frozen=True, slots=True)
 class ReadingContext:
-    """Node, database and counters of the reader.
-
-    ``database``: the reader's own, separate from the agent's journal.
-    """
+    """State of log reading. ``database`` is the reader's own, not the agent's journal."""
 
     node: str
     database: AgentDatabase

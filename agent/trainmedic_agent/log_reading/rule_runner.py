@@ -34,7 +34,7 @@ _COMMIT_EVERY = 5.0
 _LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
 _MOST_UNWRITTEN = 2000
-"""Findings in memory at which reading pauses until they are stored."""
+"""Findings in memory at which reading pauses."""
 
 
 _MOST_HELD = 32
@@ -90,7 +90,7 @@ class RuleRunner:
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
-        """Activate rules. Raises ValueError or TrainmedicError if they cannot be compiled here."""
+        """Activate rules. Raises ValueError or TrainmedicError if they cannot be compiled."""
         with self._lock:
             if self._tracker is None:
                 tracker = FindingTracker(rule_set, self._gpu_of)
@@ -101,14 +101,14 @@ class RuleRunner:
         self._counters.rules = rule_set.version
 
     def prefilter(self, source: str) -> Prefilter | None:
-        """Return a filter that skips lines of a source that no rule can match. None without rules."""
+        """Return a filter of lines that no rule can match, None without rules."""
         with self._lock:
             return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 
     def take(self, source: ReadStream, lines: Sequence[Line]) -> None:
-        """Run the rules on lines in stream order; findings are stored with the stream's position.
+        """Run the rules on lines in stream order, and store findings with the position.
 
-        Raises OSError if the position is unavailable; the lines were not processed then.
+        Raises OSError if the position is unavailable; no line was processed then.
         """
         place = source.place_json()
         with self._lock:
@@ -130,12 +130,12 @@ class RuleRunner:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
     def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
-        """Report a finding that no rule has made. After a kill before it is stored, the caller must repeat it."""
+        """Report a finding that no rule has made. After a kill, the caller must repeat it."""
         with self._lock:
             self._say(finding, excerpt, owner)
 
     def begin(self, source: ReadStream) -> None:
-        """Record soon that a stream is read, so that it is found again under any name. Raises OSError."""
+        """Record soon that a stream is read, to find it after a rename. Raises OSError."""
         place = source.place_json()
         with self._lock:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
@@ -172,7 +172,7 @@ class RuleRunner:
             self.settle()
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Store what is new. Each reading thread calls this after a round."""
+        """Store what is new, after each round of a thread."""
         now = self._monotonic()
         with self._lock:
             if self._tracker is None:
@@ -201,7 +201,7 @@ class RuleRunner:
             self.has_findings.set()
 
     def near(self) -> Mapping[str, int]:
-        """Return by rule the number of lines with one of its literals but no match."""
+        """Count lines with one of a rule's literals but no match."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 

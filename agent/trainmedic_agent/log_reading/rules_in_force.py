@@ -1,7 +1,6 @@
 """The reader's active rules: the server's, or the last valid ones on disk.
 
-The agent fetches and verifies rules (``log_link.rule_news``). Rules that are older or cannot be compiled change
-nothing.
+The agent fetches and verifies them (``log_link.rule_news``).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RulesInForce:
-    """Rules of one node. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, store: LogStore, runner: RuleRunner) -> None:
         self._store = store
@@ -37,7 +36,7 @@ class RulesInForce:
             log.error("cannot read log rules on disk", extra={"reason": str(error)})
 
     def take(self, at: datetime, raw: bytes) -> None:
-        """Activate verified rules, unless they are older than the active ones."""
+        """Activate verified rules, unless they are older or cannot be compiled."""
         if self._now is not None and (raw == self._now[1] or at < self._now[0]):
             return
         if self._use(raw):

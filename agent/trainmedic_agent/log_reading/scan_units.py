@@ -1,7 +1,7 @@
 """Scan units: job directories with owner, last result and next scan time.
 
-Each look is bounded by entries and seconds. A unit that exceeds the bounds of a small one is looked at by a thread of
-its own (``large_looks``), and rarely, so that a job with a large directory delays only its own logs.
+Each look is bounded by entries and seconds. A unit that exceeds the bounds of a small one is looked at rarely, in
+another thread (``large_looks``), so that it delays only its own logs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 SMALL_SECONDS = 0.5
 SMALL_ENTRIES = 2_000
-"""A job whose look takes longer, or finds more entries, is a large one."""
+"""A job with more, or whose look takes longer, is large."""
 LARGE_SECONDS = 3.0
 """Seconds for a look at a large job."""
 CHEAP_SECONDS = 0.02
-"""Looks that took less are repeated early for a caller who waits."""
+"""Quicker looks are repeated early for a waiting caller."""
 USER_SECONDS = 5.0
 """Seconds, as counted by ``FairTurns``, for large jobs of one user: about a seventeenth of the time."""
 MOST_DUE = 2_000
-"""Job directories per user and scan, longest due first. Their metadata takes about 10 ms. As many become due in two
-seconds, so this bounds only late ones.
-"""
+"""Per user and scan, longest due first. Their metadata takes about 10 ms."""
 MOST_JOBS = 10_000
 """Job directories per user in one directory, most recently changed."""
 MOST_FOUND = 2_000
@@ -58,16 +56,15 @@ class FoundFile(Struct, frozen=True):
     inode: int
     size: int
     written_ns: int
-    """Last write, in nanoseconds since 1970."""
+    """In nanoseconds since 1970."""
     origin: Origin | None
-    """None for a renamed file known only by inode."""
+    """None if known only by inode."""
     owner: BudgetOwner = NODE_ITSELF
     named_by: NamedBy | None = None
-    """The job's file that names it. None if the policy names it, or if it is in a job's directory."""
+    """The job's file that names it."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Device and inode."""
         return self.device, self.inode
 
 
@@ -106,7 +103,7 @@ class ScanUnit(Struct):
     owner: BudgetOwner
     finder: Finder
     sources: JobSources | None
-    """Its ranks' sources files. None if the layout has none."""
+    """None if the layout has none."""
     found_by: Finder
     """The finder without this directory's specifics."""
     identity: tuple[int, int, int]
@@ -181,7 +178,7 @@ class UnitTable:
                 units[name] = self._unit(name, f"{path}/{name}", facts, finders[name])
 
     def renew_changed(self, path: str, unit: ScanUnit, facts: FileFacts) -> ScanUnit:
-        """Return the unit for a directory with this metadata: a new one if owner or directory changed."""
+        """Return the unit for a directory, a new one if owner or directory changed."""
         first = self._first_name(unit.name, facts)
         if (facts.device, facts.inode, facts.uid) == unit.identity and first == unit.first_name:
             return unit
@@ -216,7 +213,7 @@ def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
 
 
 def newest(files: Collection[FoundFile], most: int, known: Collection[tuple[int, int]]) -> tuple[FoundFile, ...]:
-    """Return at most `most` files: those in `known` first, then the most recently written."""
+    """Return at most `most` files: `known` ones, then the most recently written."""
     if len(files) <= most:
         return tuple(files)
     return tuple(heapq.nlargest(most, files, key=lambda file: (file.key in known, file.written_ns)))
@@ -232,7 +229,7 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tup
 
 
 def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
-    """Drop the oldest files of each user's largest units down to `most` per user. Return their number by owner."""
+    """Drop the oldest files of each user's largest units down to `most` per user. Return counts by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:

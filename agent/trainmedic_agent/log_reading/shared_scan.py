@@ -1,7 +1,4 @@
-"""The reader's scans, shared with searches: a search requests the next scan at once instead of scanning itself.
-
-So searches do not take time or the opener from scans for new logs.
-"""
+"""The reader's scans, shared with searches, so that searches take no time from scans for new logs."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _TURN = 0.1
 
 
 class SharedScan:
-    """The last scan, and whether a search waits for the next. Implements ``log_search``'s `FileScanner`."""
+    """Implements ``log_search``'s `FileScanner`. A search requests the next scan at once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -30,9 +30,9 @@ class PendingExcerpt(Struct, frozen=True):
     finding_id: str
     place: int
     update: str
-    """Its first update, encoded by ``finding_codec``. Empty if the finding is reported only once it has lasted."""
+    """Encoded by ``finding_codec``. Empty if the finding is reported only once it has lasted."""
     due: float = 0.0
-    """Monotonic time; immediately after a restart."""
+    """Monotonic; immediately after a restart."""
 
 
 class LineStream:
@@ -61,7 +61,7 @@ class LineStream:
         return self._assembler.oldest_place
 
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
-        """Return the lines that the rules process now, without those that the prefilter skips."""
+        """Return the lines for the rules, without those that the prefilter skips."""
         fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
         if not fresh:
             return []
@@ -69,12 +69,12 @@ class LineStream:
         return self._assembler.feed_many(fresh, arrived, prefilter)
 
     def flush(self, now: datetime | None) -> list[Line]:
-        """Return blocks that have waited long enough, or all if `now` is None because nothing follows."""
+        """Return blocks that have waited long enough, or all if `now` is None."""
         return self._assembler.flush(now)
 
 
 def excerpt_of(before: Sequence[bytes], after: Sequence[bytes]) -> Excerpt | None:
-    """Return the masked excerpt from the lines before the finding's and from it on."""
+    """Return the masked excerpt from lines before and after."""
     if not after:
         return None
     kept = before[-MOST_AROUND:]

@@ -1,5 +1,5 @@
-"""Lines of one file that match a query. The start follows from arrival times, then from timestamps of lines that
-arrived together. Holes, as in a size-limited file, are skipped.
+"""Matching lines of one file. The start follows from arrival times, then from timestamps of lines that arrived
+together. Holes are skipped.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """Return when the open file was created, from statx(2), which `os.stat` lacks on Linux. None if not recorded, as by
-    NFS before version 4.
-    """
+    """Return the open file's creation time, from statx(2), or None."""
     statx = _statx()
     if statx is None:
         return None
@@ -61,22 +59,20 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""Bytes read at the end of a file without timestamps and arrival times."""
+"""At the end of a file without timestamps and arrival times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
 """Bytes from which on lines that arrived in time are checked for old timestamps."""
 _BEFORE = 64 * 1024
-"""Bytes before the first possible match in which an earlier line may state its time."""
+"""Bytes before the first possible match that are searched for an earlier line's time."""
 _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
 _QUIET_SECONDS = 10.0
-"""Idle seconds until a last line without line feed is complete."""
+"""Idle seconds that complete a last line."""
 
 
 class FileLines(WantedLines):
-    """One file, identified by its inode, to continue after a rename."""
-
     def __init__(
         self,
         path: str,
@@ -87,7 +83,7 @@ class FileLines(WantedLines):
         zone: tzinfo | None = None,
         open_log: OpenLog = OwnFiles().open,
     ) -> None:
-        """Open the file; `begin` moves to the start. Raises OSError, LogRefused."""
+        """Open the file without reading. Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         self._size = facts.st_size
@@ -105,7 +101,7 @@ class FileLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Continue at this file's place, or start before the first possible match. Raises OSError."""
+        """Continue at this file's place, or before the first possible match. Raises OSError."""
         place = places.get(self.key)
         self.go_to(place if place is not None and self.has(place) else self._first())
 
@@ -200,8 +196,8 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _after_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which lines state times before `since`: a copied file arrives late but is
-        old. All lines there must be old, because several processes can write a file.
+        """Return a place from `low` on before which lines state times before `since`: a copied file arrives late. All
+        lines there must be old, because several processes can write a file.
         """
         high = self._size
         while high - low > _NEAR:
@@ -213,7 +209,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the first timestamp after `offset`, or the latest one there."""
+        """Return the first timestamp after `offset`, or the latest."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

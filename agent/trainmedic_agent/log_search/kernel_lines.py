@@ -1,5 +1,3 @@
-"""Lines of the kernel's log or journal that match a query."""
-
 from __future__ import annotations
 
 import select

@@ -20,12 +20,12 @@ SLACK = timedelta(seconds=60)
 _BEHIND = timedelta(hours=24)
 """A time this long before the arrival is not the line's own."""
 _NARROW = timedelta(minutes=15)
-"""An arrival known this precisely completes a time without year or date, or in an hour repeated by summer time."""
+"""An arrival known this precisely completes a time without year or date, or repeated by summer time."""
 _WEAK = timedelta(minutes=15)
 _EXACT = timedelta(seconds=2)
-"""Maximum error of an exact time."""
+"""Error of an exact time."""
 _QUARTER = timedelta(minutes=15)
-"""All zones differ from UTC by whole quarters."""
+"""Zones differ from UTC by whole quarters."""
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
 _MOST_OFFSET = 14 * 4
 _LEAST_VOTES = 3
@@ -39,7 +39,7 @@ class LineTime(NamedTuple):
     error: float | None = None
     """Seconds between `at` and the farther bound."""
     is_vague: bool = False
-    """True if `earliest` and `at` are too far apart for a search, and no neighbour has a timestamp."""
+    """True if the bounds are too far apart for a search, without a timed neighbour."""
 
 
 class LineClock:
@@ -51,7 +51,7 @@ class LineClock:
         born_at: datetime | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        """`zone` applies to times without one; None is this machine's. `written_at` and `born_at` are the file's."""
+        """`zone` applies to times without one; None is this machine's."""
         first_at = arrivals.first_at if arrivals is not None else None
         if first_at is not None and born_at is not None and first_at < born_at - _EARLY:
             arrivals = None  # of an earlier file with this inode
@@ -121,9 +121,7 @@ class LineClock:
         return LineTime(at, known_by)
 
     def stating_none(self, end: int, following: datetime | None) -> LineTime:
-        """Return the time of the next line, which ends at `end` and states none. `following`: the next time in the
-        file.
-        """
+        """Return the time of the next line, which states none. `following`: the next time in the file."""
         arrival = self._arrived(end)
         moment = self._between(arrival, following if following is None or following >= self.before else None)
         self.latest = max(self.latest, moment.at)

@@ -1,5 +1,3 @@
-"""Selection of matching lines, and of candidates before decoding."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -22,11 +20,11 @@ from trainmedic_logs.lines.prefilter import LineSearch
 
 _KEY = "-----BEGIN"
 _ESCAPED = rb"\{\"log\":\".*\\[^n]"
-"""Escapes in a container's JSON log, unlike the text searched."""
+"""Escapes in a container's JSON log."""
 
 
 class LikelyLines:
-    """Fast preselection for one pattern. Skipped lines neither match nor bound a match's time."""
+    """Fast preselection for one pattern."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self._search = LineSearch([*patterns, _KEY.encode(), _ESCAPED])
@@ -65,7 +63,7 @@ class Answers(StrEnum):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """Known attributes match, but a requested one is unknown."""
+    """A requested attribute is unknown; others match."""
 
 
 class LineFilter(Struct, frozen=True):

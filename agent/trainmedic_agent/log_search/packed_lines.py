@@ -1,5 +1,5 @@
-"""Lines of a gzip file that match a query, decompressed piecewise up to `MOST_UNPACKED` bytes to bound memory. Offsets
-count uncompressed bytes.
+"""Matching lines of a gzip file, decompressed piecewise up to `MOST_UNPACKED` bytes. Offsets count uncompressed
+bytes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class PackedLines(WantedLines):
         zone: tzinfo | None = None,
         open_log: OpenLog = OwnFiles().open,
     ) -> None:
-        """Open the file. Raises OSError, LogRefused."""
+        """Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         written_at = file_times.written_at(facts)
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
         self.is_cut = False
-        """The file is damaged, or larger than the decompressed part."""
+        """True if the file is damaged or too large."""
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0

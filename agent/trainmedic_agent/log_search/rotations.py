@@ -1,4 +1,4 @@
-"""Older parts of a log, which rotation renamed, copied or compressed in its directory."""
+"""Older parts of a log, renamed, copied or compressed by rotation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """One page of a search: matching lines of all files, merged by time.
 
-A cursor states how far each file was read, by inode, so that a renamed file is continued. Only this node makes and
-reads cursors.
+Only this node's cursors are read: how far each file was read, by inode.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ MOST_FILES = 256
 MOST_LINES = 5000
 MOST_TEXT = 512 * 1024
 MOST_READ = 64 * 1024 * 1024
-"""Bytes read per page."""
+"""Bytes per page."""
 MOST_SECONDS = 4.0
 SCAN_SECONDS = 4.0
 _JOB_SECONDS = 2.0
@@ -68,12 +67,12 @@ class LogPage(Struct, frozen=True):
     notes: Sequence[str] = field(default=())
     """Notes for the user, such as files not searched, or lines out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """By attribute: lines and files excluded because this requested attribute is unknown."""
+    """By attribute: lines and files excluded because it is unknown."""
     job_files: int = 0
 
 
 class FileScanner(Protocol):
-    """Scanner for files, see `Discovery.scan`."""
+    """See `Discovery.scan`."""
 
     def scan(
         self,
@@ -97,7 +96,7 @@ class LogSearcher:
         zone: tzinfo | None = None,
         files: NodeFiles = OwnFiles(),
     ) -> None:
-        """`zone` applies to times without one; None is this machine's. Without `discovery`, it makes its own."""
+        """`zone` applies to times without one; None is this machine's."""
         self._policy = policy
         self._arrivals = arrivals
         self._zone = zone
@@ -114,8 +113,7 @@ class LogSearcher:
     ) -> LogPage:
         """Return the next lines, oldest first.
 
-        Once `is_stopping` returns true, the page is incomplete and must not be used. Raises ValueError for an unusable
-        pattern.
+        The page is unusable once `is_stopping` returns true. Raises ValueError for an unusable pattern.
         """
         line_filter = LineFilter.of(query)
         query = line_filter.query
@@ -350,10 +348,7 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines of all files by time, and whether there are more.
-
-    Each file's place is after its last line.
-    """
+    """Return the next lines by time, and whether there are more."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

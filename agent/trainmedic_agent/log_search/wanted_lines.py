@@ -1,5 +1,5 @@
-"""Matching lines of one stream from a place on, with times. Secrets are masked before matching, so that no query can
-find them.
+"""Matching lines of one stream from a place on, with times. Secrets are masked first, so that no query can find
+them.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class ReadBudget:
 class FilePlace(NamedTuple):
     offset: int = 0
     is_skipping: bool = False
-    """The next bytes are the rest of a line already read."""
+    """True if the next bytes are the rest of a read line."""
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
-    """Checksum of the bytes before it, against changed files."""
+    """Checksum of the bytes before it."""
 
 
 class WantedLines(ABC):
@@ -70,9 +70,9 @@ class WantedLines(ABC):
         self._budget = budget
         self.is_untimed = False
         self.skips_ranks = False
-        """Skip lines with torchrun's rank prefix: the rank's own file has them."""
+        """True if the ranks' own files have lines with torchrun's rank prefix."""
         self.has_more = False
-        """Reading stopped because the budget was spent."""
+        """True if the spent budget stopped reading."""
         self.line_place = FilePlace()
         self.clock = clock
         self._origin = origin
@@ -102,17 +102,17 @@ class WantedLines(ABC):
         """Queue more lines. Return False without any now, or if the budget is spent. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with a mark against changed files. Raises OSError."""
+        """Raises OSError."""
         return place
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """By attribute: number of lines excluded because it is unknown."""
+        """Lines excluded because an attribute is unknown, by attribute."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 
     def next(self) -> FoundLine | None:
-        """Return the next match. None at the end, or if the budget is spent. Raises OSError."""
+        """Return the next match, None at the end or without budget. Raises OSError."""
         until = self._wanted.query.until
         while not self._budget.is_stopped:
             if not self._waiting and not self._read():

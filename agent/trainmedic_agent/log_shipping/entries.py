@@ -1,5 +1,5 @@
 """Lines as store entries with unique times, labels and masked secrets. A store merges lines with the same time and
-text, so each line of a file gets its own nanosecond: the same one after a kill, so that repeats are deduplicated.
+text, so each line of a file gets its own nanosecond, the same after a kill.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from trainmedic_logs.lines import line_times
 from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 
 LONGEST_LINE = 64 * 1024
-"""Bytes shipped per line. Loki's limit is 256 KiB; longer lines are rare."""
+"""Bytes shipped; Loki's limit is 256 KiB."""
 LONGEST_LABEL = 1024
 """Characters of a value; Loki's limit is 2,048."""
 _FUTURE = timedelta(minutes=1)
-"""A time this far ahead is a wrong clock's, and the arrival counts; Loki's limit is 10 min."""
+"""A time further ahead is wrong; Loki's limit is 10 min."""
 _SAME_TIME = timedelta(seconds=2)
-"""A line without a timestamp that arrives this soon after another gets its time."""
+"""A line without a timestamp gets that of a line this shortly before."""
 _NEAR_ARRIVAL = timedelta(minutes=15)
 """A time without a zone counts, in the node's zone, this close to the arrival."""
 _SHARES = 500
-"""Files get different offsets below this many nanoseconds, so that equal lines of several ranks do not collide."""
+"""Nanoseconds by which files differ, so that equal lines of ranks do not collide."""
 _MILLISECOND = 1_000_000
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MOST_ARRIVALS = 600
@@ -46,9 +46,9 @@ class StoreEntry(Struct, frozen=True):
     text: str
     source: str
     place: int
-    """Offset from which to read again to ship this line with the right masking."""
+    """Offset from which to read again, with the right masking."""
     turn: int = 0
-    """Truncations of the file so far; places from before one are invalid."""
+    """Truncations so far; earlier ones' places are invalid."""
     lost: LostReason | None = None
 
     @property
@@ -58,9 +58,9 @@ class StoreEntry(Struct, frozen=True):
 
 class EntryMaker:
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
-        """`last`: previous entry's time in nanoseconds, if an earlier process made it."""
+        """`last`: an earlier process's last entry, in nanoseconds."""
         self.skips_ranks = False
-        """Skip lines with torchrun's rank prefix: the rank's own file has them."""
+        """True if the ranks' own files have lines with torchrun's rank prefix."""
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last
@@ -70,7 +70,6 @@ class EntryMaker:
         self.become(origin)
 
     def become(self, origin: Origin) -> None:
-        """Use another origin's labels from the next line on."""
         self.origin = origin
         # By inode, which is the same after a kill.
         self._share = zlib.crc32(origin.generation.partition("-")[0].encode()) % _SHARES
@@ -87,7 +86,7 @@ class EntryMaker:
         return self._key_place if self._mask.is_in_key else None
 
     def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> StoreEntry | None:
-        """Return the next line's entry, None for an empty or skipped line."""
+        """Return None for an empty or skipped line."""
         place, raw = placed
         line = parse(raw, self.origin.source, self._booted_at, LONGEST_LINE)
         if line is None or not line.text.strip() or (self.skips_ranks and line.local_rank is not None):
@@ -131,7 +130,7 @@ class EntryMaker:
 
 
 def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
-    """Return the line's own time, and how it is known; None if the arrival counts."""
+    """Return the line's own time, and how it is known. None if the arrival counts."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE
     at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None
@@ -141,7 +140,7 @@ def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeK
 
 
 class Arrivals:
-    """Recent arrival times of a file's bytes, for late-read lines without a timestamp."""
+    """Recent arrival times of a file's bytes."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
@@ -156,7 +155,7 @@ class Arrivals:
             self._sizes, self._times = self._sizes[1::2], self._times[1::2]
 
     def of(self, place: int, now: datetime) -> datetime:
-        """Return the latest arrival of the byte at `place`; earlier bytes are forgotten."""
+        """Return the latest arrival of the byte at `place`; forget earlier ones."""
         at = bisect_right(self._sizes, place)
         if at > 0:
             del self._sizes[:at], self._times[:at]

@@ -1,5 +1,3 @@
-"""Counters of shipping as Prometheus metrics, listed in ``docs/reference/metrics.md``."""
-
 from __future__ import annotations
 
 import threading
@@ -12,29 +10,25 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 class LostReason(StrEnum):
     TOO_OLD = "too_old"
-    """Older than the policy's ``oldest``, or than the store accepts."""
+    """For the policy's ``oldest``, or for the store."""
     OUT_OF_ORDER = "out_of_order"
-    """Too far behind other lines with the same labels."""
+    """Behind other lines with the same labels."""
     TOO_NEW = "too_new"
-    """In the future, according to the store."""
     TOO_LARGE = "too_large"
     """Longer than the agent ships, or than the store accepts."""
     TOO_MANY_JOBS = "too_many_jobs"
-    """More jobs than one node has labels for."""
     REFUSED = "refused"
-    """Refused for another reason, which is in the agent's log."""
+    """For a reason in the agent's log."""
     BEHIND = "behind"
-    """Skipped, because the store was too far behind."""
+    """The store was too far behind."""
     DELETED = "deleted"
-    """The file was deleted first."""
     TRUNCATED = "truncated"
-    """The file was truncated first."""
     OVERWRITTEN = "overwritten"
     """The kernel overwrote it before it was read."""
 
 
 OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
-"""Reasons counted in bytes: the lines were never read."""
+"""Counted in bytes: the lines were never read."""
 
 
 class ShipCounters:
@@ -47,11 +41,11 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """Counted by reading; not shown again."""
+        """Counted by reading, and not shown again."""
         self.behind = 0
-        """Bytes in files that the store does not have."""
+        """Bytes that the store does not have."""
         self.problem = ""
-        """Why the store accepts nothing now, else empty."""
+        """Reason why the store accepts nothing now, else empty."""
 
     def shipped(self, lines: Mapping[str, int]) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The policy's part ``logs.ship``: the store for log lines. Every agent loads this module, so it has few imports."""
+"""The policy's part ``logs.ship``. Every agent loads this module, so it has few imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = re.compile(r"\d{1,10}(:\d{1,10})?\Z")
 
 
 class StoreKind(StrEnum):
-    """Both have Loki's push API, with different paths and tenant headers."""
+    """Both have Loki's push API."""
 
     LOKI = "loki"
     VICTORIALOGS = "victorialogs"
@@ -33,15 +33,15 @@ class ShipPolicy(Struct, frozen=True):
     tenant: str = ""
     """Loki's organisation; VictoriaLogs' ``account`` or ``account:project``."""
     token_file: str | None = None
-    """Read for each push. Content with a colon is ``user:password``."""
+    """Read for each push. ``user:password`` if it has a colon."""
     ca_file: str | None = None
-    """CA certificates for the store. None for the system's."""
+    """None for the system's."""
     sources: tuple[str, ...] = ()
     oldest: timedelta = field(default=OLDEST)
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
-    """Parse ``ship`` of ``logs``, None if lines are not shipped. Errors go to the parent's."""
+    """Parse ``ship`` of ``logs``, None if lines are not shipped."""
     raw = section.get("ship") if isinstance(section, Mapping) else None
     if raw is None or raw is False:
         return None

@@ -1,5 +1,3 @@
-"""Stored shipping positions, separate from those of reading for findings."""
-
 from __future__ import annotations
 
 import json
@@ -30,7 +28,7 @@ class ShippedSource(Protocol):
 
 
 class ShipPositions:
-    """Positions of all shipped files, stored by `settle` in one transaction. Not thread-safe."""
+    """Stored by `settle` in one transaction. Not thread-safe."""
 
     can_take = True
 
@@ -41,9 +39,8 @@ class ShipPositions:
         self._written = self._rows()
         self._forgotten: set[str] = set()
         self.is_first = not self._written
-        """True if nothing was ever shipped from here."""
         self.has_begun = False
-        """True if a followed file has no stored position yet. Without one it is not recognised after a rename."""
+        """True if a followed file has no stored position yet."""
 
     def kept(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._written.items()}
@@ -58,7 +55,7 @@ class ShipPositions:
         """Do nothing between two files."""
 
     def settle(self, sources: Iterable[ShippedSource], now: datetime) -> None:
-        """Store changes. Without the journal, more lines are shipped again after a restart."""
+        """Store changes. After a failure, a restart ships more lines again."""
         texts: dict[str, str] = {}
         for source in sources:
             try:

@@ -1,6 +1,4 @@
-"""A file whose lines are shipped, read on demand in small pieces. The position is the oldest line that the store has
-not accepted.
-"""
+"""A file whose lines are shipped, read on demand. The position is the oldest line that the store has not accepted."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from trainmedic_agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_logs.domain.finding import Origin
 
 SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
-"""Small: many files may have backlogs."""
+"""Many files may have backlogs."""
 _MOST_PIECES = 64
 """Pieces read at once while none completes a line."""
 _HELD_SECONDS = 600.0
@@ -29,7 +27,7 @@ _HELD_SECONDS = 600.0
 
 
 class ShippedFile:
-    """One open file. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class ShippedFile:
 
     @property
     def grown_at(self) -> float:
-        """Monotonic time of the last new data. A file with a backlog is never idle, unless deleted long ago."""
+        """Monotonic time of the last new data. A file with a backlog is not idle, unless deleted long ago."""
         is_held = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
         return self._grown_at if is_held or not self.behind else self._polled_at
 
@@ -80,7 +78,7 @@ class ShippedFile:
         self._positions.begin()
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Check for new data, which is read on demand. Raises OSError."""
+        """Check for new data. Raises OSError."""
         if not self.file.look():
             self._begin_again(now)
             self.file.look()
@@ -122,7 +120,7 @@ class ShippedFile:
     # --- called by ``shipper`` ---
 
     def head(self) -> StoreEntry | None:
-        """Return the next entry without removing it, None without any now. Raises OSError."""
+        """Return the next entry without removing it, or None. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():
                 return None
@@ -170,7 +168,7 @@ class ShippedFile:
         self._raw.extend((self._turn, line) for line in placed)
 
     def _begin_again(self, now: datetime) -> None:
-        """Handle truncation: unread lines are lost, those already read are still sent."""
+        """Handle truncation: unread lines are lost."""
         self._counters.lose_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
         self._keep(self.file.half_line())
         self._turn, self._is_key_here = self._turn + 1, False

@@ -1,6 +1,4 @@
-"""The kernel's log as a source for a store. The kernel's buffer or the journal holds lines that the store lacks;
-overwritten ones are counted.
-"""
+"""The kernel's log as a source for a store. Overwritten lines are counted."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from trainmedic_logs.domain.finding import Origin
 
 KEY = "kernel"
 _LIVE_SECONDS = 3.0
-"""If everything was read this recently, further lines are new."""
+"""Lines after a complete read this recent are new."""
 
 
 class ShippedKernel:
@@ -34,7 +32,7 @@ class ShippedKernel:
         last: int,
         counters: ShipCounters,
     ) -> None:
-        """`last`: time of an earlier process's last entry."""
+        """`last`: an earlier process's last entry, in nanoseconds."""
         self.reader = reader
         self._origin = origin
         self._booted_at = booted_at

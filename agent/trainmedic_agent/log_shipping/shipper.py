@@ -1,7 +1,7 @@
 """Shipping thread: merges lines by time into batches, and pushes each until the store has it.
 
 Loki rejects lines far behind others with the same labels, so the oldest line of all files goes next. While the store is
-unavailable, files are still polled, so that renamed ones are not lost, but not read further.
+unavailable, files are polled for renames, but not read.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ MOST_BYTES = 1024 * 1024
 """Bytes per push, uncompressed."""
 _LEAST_BYTES = 16 * 1024
 MOST_JOBS = 100
-"""Jobs per hour, because each adds labels; lines of more are dropped."""
+"""Per hour: each adds labels. Lines of further jobs are dropped."""
 _JOB_SECONDS = 3600.0
 _SETTLE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _MOST_REFUSALS = 25
-"""Consecutive refused pushes; bisecting a full batch for one bad line needs half as many."""
+"""Consecutive; bisecting a full batch for one bad line needs half as many."""
 _KERNEL_AGAIN = 60.0
 _PAUSE_AFTER_ERROR = 1.0
 
@@ -116,7 +116,6 @@ class LogShipping:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Stop. Unaccepted lines follow after the next start."""
         self._stopping.set()
         self._thread.join(timeout)
 
@@ -188,7 +187,7 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
-        """Return the next entries of all sources by time, taken from them."""
+        """Take the next entries of all sources by time."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -264,7 +263,7 @@ class LogShipping:
         return False
 
     def _piece(self) -> list[tuple[Source, StoreEntry]]:
-        """Return the beginning of the batch that fits into the next push."""
+        """Return the beginning of the batch that fits."""
         piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:
@@ -301,7 +300,7 @@ class LogShipping:
 
 
 def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
-    """Return the entry, its time advanced until it differs from all others of the batch."""
+    """Advance the entry's time until it is unique."""
     while (same := (entry.at, entry.labels, entry.text)) in met:
         entry = replace(entry, at=entry.at + 1)
     met.add(same)

@@ -1,4 +1,4 @@
-"""Credentials for the log store; the agent reads them from files closed to the reader's user."""
+"""Credentials for the log store, read from files closed to the reader's user."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ _LONGEST_PROBLEM = 300
 
 
 class StoreAccess(Struct, frozen=True, tag="store"):
-    """A token and CA certificates. None without."""
-
     token: str | None = None
     """``user:password`` if it has a colon."""
     certificates: str | None = None
-    """In PEM form. None for the system's."""
+    """PEM form, None for the system's."""
     problem: str = ""
     """Why a file of the policy cannot be read, else empty."""
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
-    """Read the policy's files. `token` counts without a token file."""
+    """`token` counts without a token file."""
     try:
         return StoreAccess(
             _text_of(ship.token_file) if ship.token_file is not None else token,

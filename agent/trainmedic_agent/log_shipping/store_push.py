@@ -1,5 +1,5 @@
-"""Client of Loki's push API, also VictoriaLogs'. Loki states reasons for rejected lines and accepts the push's others;
-an invalid push it refuses completely.
+"""Client of Loki's push API, also VictoriaLogs'. Loki accepts a push's other lines, but refuses an invalid push
+completely.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_LINES = (
     ("out of order", LostReason.OUT_OF_ORDER),
     ("max entry size", LostReason.TOO_LARGE),
 )
-"""Loki's messages about single lines (``pkg/validation`` and ``pkg/chunkenc``)."""
+"""``pkg/validation`` and ``pkg/chunkenc`` in Loki."""
 _IGNORED = re.compile(r"total ignored: (\d{1,9}) out of")
 _LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 
@@ -46,9 +46,9 @@ class Outcome(StrEnum):
     TAKEN = "taken"
     """The store has all lines except lost ones."""
     LATER = "later"
-    """Nothing is known to be stored; a retry may succeed."""
+    """A retry may succeed."""
     SMALLER = "smaller"
-    """As `LATER`, in smaller pieces: a rate or size limit applies."""
+    """A rate or size limit applies: retry with less."""
     REFUSED = "refused"
     """The store will never accept this push."""
 
@@ -60,11 +60,11 @@ class Answer(Struct, frozen=True):
     words: str = ""
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     retry_after: float | None = None
-    """Seconds, if stated by the store."""
+    """Seconds, if stated."""
 
 
 class StorePush:
-    """One store over a persistent connection. Not thread-safe."""
+    """Persistent connection. Not thread-safe."""
 
     def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
         """`access` returns the store's current credentials."""
@@ -157,7 +157,7 @@ def body_of(entries: Sequence[StoreEntry]) -> bytes:
 
 
 def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
-    """Interpret a log store's HTTP answer to a push of `count` lines."""
+    """Interpret an answer to a push of `count` lines."""
     words = f"{status} {text}"[:_LONGEST_WORDS]
     if 200 <= status < 300:
         return Answer(Outcome.TAKEN)
@@ -174,8 +174,8 @@ def answer_of(status: int, text: str, count: int, retry_after: str | None = None
 
 
 def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
-    """Return by reason how many of `count` lines the store rejected, if it says so. A long answer of Loki lists only
-    some, and ends with the total.
+    """Return by reason how many of `count` lines were rejected. A long answer of Loki lists only some, and ends with
+    the total.
     """
     lost: Counter[LostReason] = Counter()
     for number, like in _LIKE.findall(text):

@@ -1,5 +1,5 @@
-"""Port to the node's GPUs. Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Every
-method is thread-safe, does not wait for other threads' calls, and raises only `trainmedic_agent.errors.GpuError`.
+"""Port to the node's GPUs. Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Methods
+are thread-safe, do not wait for other threads' calls, and raise only `trainmedic_agent.errors.GpuError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Inventory(Struct, frozen=True):
     """GPUs of the node.
 
     - ``gpus``: those that respond, by index
-    - ``problems``: a sentence for the driver, and for each GPU that does not respond or that another agent holds
+    - ``problems``: a sentence for the driver, and for each silent GPU or one of another agent
     - ``driver``: its version. None without a driver
     """
 
@@ -127,7 +127,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clocks_setting",
 }
-"""Throttle reasons by NVML's bit (nvml.h, nvmlClocksEventReason…)."""
+"""By NVML's bit (nvml.h, nvmlClocksEventReason…)."""
 
 
 RECOVERY_ACTIONS: Mapping[int, str] = {
@@ -140,7 +140,7 @@ RECOVERY_ACTIONS: Mapping[int, str] = {
     6: "bus_reset",
     7: "system_reboot",
 }
-"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t); later releases' numbers become "unknown"."""
+"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t); unknown numbers become "unknown"."""
 
 
 @overload
@@ -148,7 +148,7 @@ def in_watts(milliwatts: int) -> float: ...
 @overload
 def in_watts(milliwatts: int | None) -> float | None: ...
 def in_watts(milliwatts: int | None) -> float | None:
-    """Convert to watts for display: 560, or 560.5."""
+    """For display: 560, or 560.5."""
     if milliwatts is None:
         return None
     return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000
@@ -161,7 +161,7 @@ class Gpus(Protocol):
 
     def find(self, name: str) -> GpuInfo:
         """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
-        index. Raises GpuAbsent, which lists the existing GPUs, or NotSupported for a MIG instance.
+        index. Raises GpuAbsent, NotSupported for a MIG instance.
         """
         ...
 
@@ -180,9 +180,7 @@ class Gpus(Protocol):
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
-        """Return counts of XID errors by UUID and code since this process began to listen, with lost GPUs. Never
-        raises.
-        """
+        """Return counts of XID errors by UUID and code since this process started, with lost GPUs. Never raises."""
         ...
 
     def close(self) -> None: ...

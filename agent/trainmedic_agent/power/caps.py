@@ -1,4 +1,4 @@
-"""Power caps of a GPU, and the resulting limit, as values without clock or driver.
+"""Power caps of a GPU, and the resulting limit, without clock or driver.
 
 The lowest active cap counts, and no cap raises a limit. After the last cap the original limit is restored. Power is in
 milliwatts, times are Unix seconds.
@@ -15,14 +15,14 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.ports.gpus import PowerLimits
 
 KEPT_ENDED = 64
-"""Ended caps kept per GPU, to answer a late undo or renewal."""
+"""Per GPU, to answer a late undo or renewal."""
 
 EXPIRED = "lease"
-"""`PowerCap.ended_by` of an unrenewed cap, which a server can have reapplied."""
+"""`PowerCap.ended_by` of an unrenewed cap, which can be reapplied."""
 
 _BESIDE = ("boot", "ends_at")
 _SAME_MW = 1000
-"""Limits closer than this are equal: drivers round."""
+"""Closer limits are equal: drivers round."""
 
 
 class PowerCap(Struct, frozen=True):
@@ -58,7 +58,7 @@ class PowerCap(Struct, frozen=True):
 
 
 class LeaseEnd(Struct, frozen=True):
-    """End of a lease in Unix seconds, and in seconds since the boot with that ID."""
+    """In Unix seconds, and in seconds since the boot with that ID."""
 
     unix: float
     boot: str
@@ -67,7 +67,7 @@ class LeaseEnd(Struct, frozen=True):
 
 class PowerBaseline(Struct, frozen=True):
     """Known limits of a GPU that this agent controls. If the driver shows ``set_mw`` or ``pending_mw``, no other
-    process has changed the limit.
+    process has changed it.
 
     - ``original_mw``: before the first cap
     - ``set_mw``: last confirmed after this agent set it
@@ -97,7 +97,7 @@ class GpuPowerState(Struct, frozen=True):
 
     @property
     def needs_reconciling(self) -> bool:
-        """The original limit must be restored, or a change is unconfirmed."""
+        """True if the original limit must be restored, or a change is unconfirmed."""
         return self.baseline is not None and (not self.active or self.baseline.pending_mw is not None)
 
     def has_active(self, cap_ids: Collection[str]) -> bool:
@@ -117,8 +117,8 @@ class GpuPowerState(Struct, frozen=True):
         return min([self.baseline.original_mw, *(cap.limit_mw for cap in self.active)])
 
     def is_overridden(self, present: PowerLimits) -> bool:
-        """Return whether another process has changed the limit since this agent set it. A limit back at the card's
-        default in a new driver session was forgotten by the driver, so its caps stay active.
+        """Return whether another process has changed the limit. A limit back at the card's default in a new driver
+        session was forgotten by the driver, so its caps stay active.
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):
@@ -133,7 +133,7 @@ class GpuPowerState(Struct, frozen=True):
         return GpuPowerState(baseline, _pruned((*self.without(cap.id).caps, cap)))
 
     def about_to_set(self, present: PowerLimits) -> GpuPowerState:
-        """Record the intended limit before the driver call, unless the driver shows it already."""
+        """Record the intended limit before the driver call, if needed."""
         if is_same(present.limit_mw, self.desired_mw()):
             return self
         assert self.baseline is not None
@@ -141,14 +141,14 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, baseline=baseline)
 
     def confirmed(self, present: PowerLimits) -> GpuPowerState:
-        """Record that the driver shows the intended limit. Without active caps the baseline is dropped."""
+        """Record that the driver shows the intended limit; drop the baseline without active caps."""
         assert self.baseline is not None
         if not self.active:
             return replace(self, baseline=None)
         return replace(self, baseline=PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session))
 
     def ending(self, cap_ids: Collection[str], by: str, at: float) -> GpuPowerState:
-        """End these caps. An expired one gets the new reason, which prevents its reapplication."""
+        """End these caps. An expired one gets the new reason, so that it cannot be reapplied."""
         caps = (
             replace(cap, ended_by=by, ended_at=at)
             if cap.id in cap_ids and (cap.is_active or cap.ended_by == EXPIRED)
@@ -162,7 +162,7 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, caps=tuple(cap for cap in self.caps if cap.id != cap_id))
 
     def overridden(self, at: float) -> GpuPowerState:
-        """End all caps without restoring a limit: another process has set one."""
+        """End all caps without restoring a limit, because another process has set one."""
         return replace(self.ending({cap.id for cap in self.caps}, "overridden", at), baseline=None)
 
     def renewed(self, ends: Mapping[str, LeaseEnd]) -> GpuPowerState:
@@ -175,8 +175,8 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, caps=tuple(caps))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form. Agents of all versions read it, so never rename ``holds`` or the classes' fields.
-        Older agents reject unknown fields of a cap, so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
+        """Return the stored form. Agents of all versions read it, so never rename ``holds`` or fields. Older agents
+        reject unknown fields of a cap, so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
         """
         caps = [asdict(cap) for cap in self.caps]
         ends = {cap["id"]: {name: cap.pop(name) for name in _BESIDE} for cap in caps}
@@ -201,8 +201,8 @@ class ClampedLimit(Struct, frozen=True):
 
 
 def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> ClampedLimit:
-    """Clamp a request to the card's limits, and to at least the policy's share of its default limit, or of the highest
-    limit without a reported default.
+    """Clamp a request to the card's limits, and to the policy's share of its default limit, or of the highest limit if
+    none is reported.
     """
     base = limits.default_mw if limits.default_mw is not None else limits.max_mw
     floor_mw = round(base * floor_percent / 100) if base is not None else 0

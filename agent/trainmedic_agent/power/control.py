@@ -2,7 +2,7 @@
 
 The ledger records the intent before a driver call and the outcome afterwards, so that interrupted changes can be
 finished. A limit that another process has set stays, and the active caps end. A limit that the driver forgot is set
-again. A GPU that does not respond is retried later.
+again. A silent GPU is retried later.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PowerOutcome(Struct, frozen=True):
 
     @property
     def is_overridden(self) -> bool:
-        """Another process has set the limit, which therefore stays."""
+        """True if another process has set the limit, which stays."""
         return self.set_by_agent_mw is not None
 
 
@@ -57,7 +57,7 @@ Outcomes = dict[str, PowerOutcome | GpuError]
 
 
 class PowerControl:
-    """`boottime` is the clock of seconds since the boot with the ID `boot`."""
+    """`boottime` returns seconds since the boot `boot`."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class PowerControl:
     # --- caps ---
 
     def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
-        """Cap all these GPUs, or none if one fails; the outcomes then have its error. Raises JournalUnavailable; no cap
-        is active then.
+        """Cap all these GPUs, or none if one fails; the outcomes then have its error. Raises JournalUnavailable, with
+        no cap active.
 
         ``requested`` returns a card's milliwatts, or raises GpuError.
         """
@@ -90,7 +90,7 @@ class PowerControl:
 
     def set_again(self, cap_id: str, until: float) -> Outcomes:
         """Reapply an expired cap until `until` on all its GPUs, or on none if one fails. The limit follows from the
-        original request and the current bounds. Without such a cap the result is empty.
+        original request and the current bounds. The result is empty without such a cap.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
@@ -107,7 +107,7 @@ class PowerControl:
         lease: float,
         failed_by: str,
     ) -> Outcomes:
-        """Like `cap`. On failure the caps end with the reason ``failed_by.format(error)``."""
+        """Like `cap`. After a failure the caps end with ``failed_by.format(error)``."""
         before: dict[str, PowerLimits] = {}
         requested_mw: dict[str, int] = {}
         for uuid in uuids:
@@ -151,7 +151,7 @@ class PowerControl:
         return state.with_cap(cap, present)
 
     def end(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> Outcomes:
-        """End these commands' caps on all their GPUs or only `uuids`. ``lease_expiry`` retries silent GPUs."""
+        """End these commands' caps on all their GPUs or only `uuids`."""
         return self.reconcile(self.record_ended(cap_ids, by, uuids))
 
     def ended_by(self, cap_id: str) -> str | None:
@@ -168,9 +168,7 @@ class PowerControl:
         self.reconcile(uuids)
 
     def record_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """Like `end`, but only in the ledger. Return the GPUs to reconcile: not those of expired caps, which only end
-        permanently.
-        """
+        """Like `end`, but only in the ledger. Return the GPUs to reconcile, without those of expired caps."""
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
         ended = {uuid: state.ending(cap_ids, by, self._unix_now()) for uuid, state in states.items()}
         self.ledger.save_best_effort({uuid: state for uuid, state in ended.items() if state != states[uuid]})
@@ -179,7 +177,7 @@ class PowerControl:
     # --- driver ---
 
     def reconcile(self, uuids: Iterable[str]) -> Outcomes:
-        """Apply the ledger's limits. Failures are returned, and remain to be done.
+        """Apply the ledger's limits. Failures are returned.
 
         The ledger is written once before and once after for all GPUs, so that a slow disk does not delay the last ones.
         """
@@ -265,8 +263,8 @@ class PowerControl:
         return min(remaining, default=None)
 
     def _remaining(self, cap: PowerCap) -> float:
-        """Return a lease's remaining seconds, in time since boot: setting the clock does not change a lease. After a
-        reboot the wall clock must do; the policy's maximum applies in case that was set back.
+        """Return a lease's remaining seconds, in time since boot, which no user can set. After a reboot the wall clock
+        must do; the policy's maximum applies in case that was set back.
         """
         if self._boot and cap.boot == self._boot:
             return cap.ends_at - self._boottime()

@@ -1,4 +1,4 @@
-"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``: validation of commands, in the worker queue ``gpu``."""
+"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``: validation of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainmedic_agent.power import outputs
 from trainmedic_agent.power.control import Outcomes, PowerControl
 
 DEFAULT_LEASE = 300.0
-"""Lease in seconds if the command has none."""
+"""Seconds, if the command has none."""
 _PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
 
@@ -50,7 +50,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
 
     def remembers(self, command_id: str) -> bool:
-        """Return whether the ledger has the cap, which can outlast its journal entry by renewals."""
+        """Return whether the ledger has the cap, which can outlast its journal entry."""
         return any(state.cap(command_id) is not None for state in self.control.ledger.all().values())
 
     def abandon(self, accepted: AcceptedCommand) -> None:
@@ -146,8 +146,8 @@ class RenewLeaseExecutor(Struct, frozen=True):
 
 
 def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
-    """Return a function from a card's limits to the requested milliwatts, or None if the caps are to end. Raises
-    CommandRejected; the function raises NotSupported.
+    """Return a function from a card's limits to milliwatts, or None if the caps are to end. Raises CommandRejected; the
+    function raises NotSupported.
     """
     names = [name for name in ("watts", "percent", "restore") if params.get(name) is not None]
     if len(names) != 1:

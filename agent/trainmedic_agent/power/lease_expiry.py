@@ -1,4 +1,4 @@
-"""Periodic task in the worker queue ``gpu`` that ends caps with an expired lease and verifies the active limits."""
+"""Periodic task in the worker queue ``gpu`` that ends expired caps and verifies active limits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from trainmedic_agent.power.control import PowerControl, PowerOutcome
 log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
-"""Seconds between two verifications."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
 """Seconds before a silent GPU is retried."""
 
 
 class LeaseExpiry:
-    """Ends expired caps and retries pending restores, first at the agent's start, for leases that expired before."""
+    """Ends expired caps and retries pending restores, first at the agent's start."""
 
     queue = "gpu"
 

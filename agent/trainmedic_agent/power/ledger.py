@@ -22,7 +22,7 @@ _TABLES = ("CREATE TABLE power (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHO
 
 class PowerLedger:
     def __init__(self, journal: Journal) -> None:
-        """Raises JournalUnavailable, or ConfigurationError if a newer agent has written the table."""
+        """Raises JournalUnavailable, ConfigurationError if a newer agent has written the table."""
         journal.install("power", [_TABLES])
         self._journal = journal
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class PowerLedger:
             return self._states.get(gpu, GpuPowerState())
 
     def save(self, states: Mapping[str, GpuPowerState]) -> None:
-        """Write all states to disk, or none. Raises JournalUnavailable; nothing has changed then."""
+        """Write all states, or none. Raises JournalUnavailable."""
         unwritten = {gpu: self.of(gpu) for gpu in self._unwritten - states.keys()}
         changed = {gpu: state for gpu, state in states.items() if gpu in self._unwritten or state != self.of(gpu)}
         if not changed and not unwritten:

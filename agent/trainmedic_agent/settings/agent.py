@@ -1,6 +1,4 @@
-"""Settings of the agent, from flags and environment variables. A test keeps ``docs/reference/settings.md`` in step.
-Variables shared with the server mean the same there.
-"""
+"""Settings of the agent, from flags and environment variables. A test compares ``docs/reference/settings.md``."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
 _SHORT_KEY = 16
 _LEAST_MEMORY = 96
-"""MiB. A reader without files takes about 50."""
+"""MiB; a reader without files takes about 50."""
 
 
 class ReaderStart(StrEnum):
@@ -50,10 +48,10 @@ class AgentSettings:
     reader_memory: int
     log_level: str
     read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
-    """Returns the keys; files are read again each time."""
+    """Files are read again each time."""
 
     def find_redis(self) -> str | None:
-        """Return the configured Redis URL, or one that a server stored in the state directory, or None."""
+        """Return the configured Redis URL, or one that a server stored, or None."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
 
     @property
@@ -235,7 +233,7 @@ _OF_OTHER_PROGRAMS = frozenset(
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
     """Load the settings from `flags` (by field name, None if not given) and `environ`. Raises ConfigurationError with
-    every invalid flag or variable, its value unless secret, and what is allowed.
+    every invalid one.
     """
     values: dict[str, Any] = {}
     mistakes: list[str] = []
@@ -257,5 +255,5 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return unknown variables that look like settings, each with the most similar one."""
+    """Return unknown variables, each with the most similar setting."""
     return setting_sources.misspelt(environ, [setting.source for setting in SETTINGS.values()], _OF_OTHER_PROGRAMS)

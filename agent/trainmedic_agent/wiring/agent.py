@@ -1,5 +1,5 @@
-"""Composition root of the agent: first the policy, without which nothing may start, then the journal, whose lock
-excludes a second agent, last the agent itself. Tests replace `node_parts`.
+"""Composition root of the agent: first the policy, then the journal, whose lock excludes a second agent, last the agent
+itself. Tests replace `node_parts`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
-    """Serve the node until `wait` returns. Raises ConfigurationError for an invalid setting or file;
-    JournalUnavailable.
-    """
+    """Serve the node until `wait` returns. Raises ConfigurationError, JournalUnavailable."""
     steady_time.OF_PROCESS.tell = _log_clock_step
     policy = load_policy(settings)
     if settings.has_short_key:
@@ -79,8 +77,8 @@ def load_policy(settings: AgentSettings) -> Policy:
 
 @contextlib.contextmanager
 def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[AgentParts]:
-    """Yield the parts that act on this node, with metrics. Raises ConfigurationError if another agent holds a GPU or
-    root, or the exporter cannot listen; JournalUnavailable.
+    """Yield the parts that act on this node. Raises ConfigurationError if another agent holds a GPU or root, or the
+    exporter cannot listen; JournalUnavailable.
     """
     policy = context.policy
     cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})

@@ -1,5 +1,5 @@
 """``trainmedic agent check``: what an agent with these settings could do here, and what prevents it. It takes no lock.
-Privileges are those of this process, so run it as the agent's user.
+Privileges are those of this process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CheckReport(Struct):
 
 
 def check(settings: AgentSettings) -> CheckReport:
-    """Check policy, privileges, GPUs, log access, state directory and Redis of this node. Changes nothing."""
+    """Check this node. Changes nothing."""
     report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
     own = privileges.current_privileges()

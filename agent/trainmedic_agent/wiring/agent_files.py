@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 def node_files(policy: LogsPolicy) -> GuardedFiles:
     """Return the policy's log files, opened with the rights of the users who placed or named them, or by file modes if
-    this process cannot take these rights.
+    impossible.
     """
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
@@ -29,7 +29,7 @@ def node_files(policy: LogsPolicy) -> GuardedFiles:
 
 
 class KernelFiles:
-    """`NodeFiles` that also open `/dev/kmsg`, for policies with the kernel's log."""
+    """`NodeFiles` that also open `/dev/kmsg`."""
 
     def __init__(self, files: NodeFiles) -> None:
         self._files = files
@@ -47,7 +47,7 @@ class KernelFiles:
 
 
 def thread_rights() -> ThreadRights | None:
-    """Return the switch to users' rights. None if unusable here, which is logged."""
+    """Return None, which is logged, if unusable here."""
     try:
         rights = ThreadRights()
     except OSError as error:

@@ -1,5 +1,3 @@
-"""Composition of the link to the log reader, imported only if the policy has a logs part."""
-
 from __future__ import annotations
 
 import logging

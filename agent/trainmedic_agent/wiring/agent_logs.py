@@ -32,9 +32,9 @@ from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
-"""Address space of the dump parser in bytes; a dump of 5 MB with 2,000 entries needs 45 MiB."""
+"""Bytes of the dump parser's address space; a dump of 5 MB needs 45 MiB."""
 _LONGEST_ANSWER = 1024**2
-"""Bytes of the parser's answer per dump; parsed, it takes ten times as much."""
+"""Bytes per dump; parsed, they take ten times as much."""
 _LONGEST_PROBLEM = 1000
 _STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 
@@ -56,13 +56,13 @@ PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
 
 
 def load(policy: LogsPolicy) -> None:
-    """Import the policy's modules: a confined process may be unable to do so later."""
+    """Import the policy's modules, because a confined process may be unable to."""
     if policy.ship is not None:
         importlib.import_module("trainmedic_agent.log_shipping.shipper")
 
 
 class LogReading:
-    """Reading, searching and optional shipping of this node's logs. Call `start` and `stop` once each."""
+    """Reading, searching and shipping of this node's logs. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -148,8 +148,6 @@ def _shipping(
 
 
 def _uuid_by(link: LinkPorts) -> Callable[[str], str | None]:
-    """Return a lookup of GPU UUIDs by PCI address in any notation."""
-
     def uuid(address: str) -> str | None:
         normal = gpu_names.normal_pci(address)
         return link.uuid_of(normal) if normal is not None else None

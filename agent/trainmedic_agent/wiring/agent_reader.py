@@ -157,7 +157,7 @@ class _Reading:
 
 
 def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
-    """Return the greeted session, or None after a logged failure."""
+    """Return None after a logged failure."""
     session = AgentSession(stream)
     try:
         return session, session.greeted()
@@ -198,9 +198,7 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
 
 
 def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
-    """End both processes if the child, for example stopped, does not end after the link. If not permitted, its own
-    supervisor ends it: agent, systemd or kubelet.
-    """
+    """End both processes if the child hangs after the link's end. Otherwise its supervisor does."""
     reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):
         log.error("log reader does not end; killing it")

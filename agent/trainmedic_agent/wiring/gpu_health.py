@@ -1,6 +1,4 @@
-"""``trainmedic agent health``: check of every GPU, by driver queries only. Playbooks run it as a Job before a node
-accepts pods again.
-"""
+"""``trainmedic agent health``: check of every GPU by driver queries."""
 
 from __future__ import annotations
 

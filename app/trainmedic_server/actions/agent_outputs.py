@@ -1,6 +1,4 @@
-"""Types of what agents answer. ``docs/reference/actions.md`` explains the members; a test compares them with an
-agent's answer.
-"""
+"""Types of what agents answer. A test compares them with an agent's answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Actions ``alertmanager.silence`` and ``alertmanager.expire_silence``. A silence is found again by its command's ID,
-which is in its comment.
+"""Actions ``alertmanager.silence`` and ``alertmanager.expire_silence``. A silence is found again by the command's ID in
+its comment.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SilenceAlert(_AlertmanagerAction):
 
 
 class ExpireSilence(Irreversible, _AlertmanagerAction):
-    """Ends a silence. One that has ended already is a success."""
+    """Ends a silence, even one that has ended already."""
 
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."

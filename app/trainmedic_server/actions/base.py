@@ -1,6 +1,6 @@
 """Base classes of actions and their parameters, also for other packages (``trainmedic_server.extending``).
 
-`ports.actions` describes the attributes and methods of an action.
+Attributes and methods are described in `ports.actions`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind) - {TargetKind.GROUP}
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """It changes only files on disks of the target's node (`ports.actions.DiskAction`)."""
+    """Changes only files on disks of the target's node (`ports.actions.DiskAction`)."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class BasicAction:
         self.services = services
 
     def outcome_saved(self, command_id: str) -> None:
-        """Do nothing: there is no state to release."""
+        """There is no state to release."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

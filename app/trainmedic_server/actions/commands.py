@@ -43,8 +43,8 @@ class CommandAction(BasicAction):
       ``by_rank``.
     - All refused it: `PermanentFailure`. All failed or it expired: `TemporaryFailure`. A wrong effect:
       `EffectDisproved`.
-    - Otherwise the outcome is unknown. The undo stays pending, and a retry has the same command ID, so no rank applies
-      it twice.
+    - Otherwise the outcome is unknown. The undo stays pending; a retry has the same command ID, so no rank applies it
+      twice.
     """
 
     Params: ClassVar[type[BaseModel]] = NoParams
@@ -119,8 +119,8 @@ class CommandAction(BasicAction):
         return "" if target.job is None or self.services.may_connect(target.job) else did_you_mean(target.job, known)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Return which receivers have not replied, empty if all have. Without listed ranks, one final reply counts for
-        all, unless the bus waited until the deadline: then it knew of a missing rank.
+        """Return which receivers have not replied; empty if all have. Without listed ranks, one final reply counts for
+        all, unless the bus waited until the deadline, so knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
@@ -145,7 +145,7 @@ class CommandAction(BasicAction):
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
     """Return the output of a command that all ranks applied. Otherwise raise the failure that the replies mean;
-    `missing` states which replies are absent.
+    `missing` names absent replies.
     """
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
@@ -235,7 +235,7 @@ def _numbered(ranks: Sequence[int]) -> str:
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
     """Return why an undo answered ``applied`` is uncertain; None if it is certain.
 
-    A receiver that lost its memory finds nothing to revert either. So ``nothing_to_undo`` needs a reason:
+    A receiver that lost its memory also finds nothing to revert. So ``nothing_to_undo`` needs a reason:
     ``not_in_force``, or ``never_applied`` unless the command is recorded as applied.
     """
     if not output.get(undoing.NOTHING):

@@ -1,7 +1,7 @@
 """Action ``http.request``: one HTTP call.
 
-Values from alerts may only fill a path segment or a query value (`HttpRequest.check_template`). Secrets are in no
-parameter and no output.
+Values from alerts may only fill a path segment or a query value (`HttpRequest.check_template`). No parameter or output
+contains a secret.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ _GATEWAY = frozenset({502, 504})
 
 
 def _url(text: str) -> str:
-    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it, for it may contain a
-    password.
-    """
+    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it: it may contain a password."""
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
     parts = urlsplit(text)
@@ -118,7 +116,7 @@ def _secret_name(name: str) -> str:
 SecretName = Annotated[
     str, AfterValidator(_secret_name), WithJsonSchema({"type": "string", "pattern": "^TRAINMEDIC_HTTP_[A-Z0-9_]+$"})
 ]
-"""A variable of the server. Its name with ``_FILE`` is the path of a file with the value."""
+"""A variable of the server. With ``_FILE`` appended, it is the path of a file with the value."""
 
 
 class BasicAuth(BaseModel):

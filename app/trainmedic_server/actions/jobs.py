@@ -1,5 +1,5 @@
-"""Commands to a running training job: ``job.*``. The SDK has the same parameters as dataclasses
-(``trainmedic.job.parameters``); tests compare names, defaults and wire forms.
+"""Commands to a running training job. The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``);
+tests compare names, defaults and wire forms.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Commands to a job's launcher (trainmedic-run): ``launcher.*``. They go to the node's own launcher, or to the one that
-starts all nodes; on a node, to the launchers of all its elastic jobs, possibly none.
+"""Commands to a job's launcher (trainmedic-run). They go to the node's own launcher, or to the one that starts all
+nodes; on a node, to the launchers of all its elastic jobs, possibly none.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class NotifyParams(ActionParams):
 
 
 class Notify(Irreversible, BasicAction):
-    """Sent at most once; an unknown outcome is reported by the step. Without the channel the step is skipped."""
+    """Sent at most once; the step reports an unknown outcome. Without the channel the step is skipped."""
 
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Send a message through the server's notification channels."
@@ -67,7 +67,7 @@ class Notify(Irreversible, BasicAction):
         return {"to": (to if isinstance(to, str) else ", ".join(to)) if to else "all"}
 
     def _routed(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
-        """Return None for all channels, if no routes are set."""
+        """Return None for all channels if no routes are set."""
         routes = self.services.routes
         if not routes.are_set:
             return None

@@ -1,4 +1,4 @@
-"""Checkpoints of the training jobs on a node, before work is taken from it. A failure stops nothing."""
+"""Checkpoints of a node's training jobs before work is taken from it. A failure stops nothing."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def ask_for(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return each job's outcome: ``written``, or why not, at the latest `patience` after the step's start. If it
-    `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
+    """Return each job's outcome, ``written`` or why not, at most `patience` after the step's start. If it `can_stop`,
+    raises as `check_wanted` within a second after the run was ended or its alert has resolved.
     """
     until = min(call.issued_at + patience, call.deadline)
     try:
@@ -81,7 +81,6 @@ async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: d
 
 
 def is_on(details: Mapping[str, Any], node: str) -> bool:
-    """Return whether the job has a rank on the node."""
     placement = details.get("placement")
     return isinstance(placement, list) and any(
         isinstance(rank, Mapping) and rank.get("node") == node for rank in placement

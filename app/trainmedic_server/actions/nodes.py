@@ -1,4 +1,4 @@
-"""Commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``. The agent's policy limits them further."""
+"""Commands to a node's agent. The agent's policy limits them further."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""Lifetime of a power cap after its last renewal: longer than a restart of the server or Redis, but short if the server
-has lost its repair.
+"""Lifetime of a power cap after its last renewal: outlasts a restart of the server or Redis, but soon ends if the
+server has lost its repair.
 """
 RENEW = "gpu.renew_lease"
 """No action, so playbooks cannot use it."""
 
 
 def percentage(value: float | None, info: ValidationInfo) -> float | None:
-    """Reject a share such as 0.8. Stored values are accepted. Raises ValueError."""
+    """Reject a share such as 0.8, except in stored values. Raises ValueError."""
     if info.context is not ON_RECORD and value is not None and value < 1:
         raise ValueError(f"{value:g} means {value:g} %; write {value * 100:g}")
     return value
@@ -70,7 +70,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """Return the end of this cap. The agent knows the previous limit and the other active caps."""
+        """Return the end of this cap. The agent knows the previous limit and other caps."""
         assert isinstance(params, PowerLimitParams)
         if params.restore:
             return None

@@ -1,7 +1,7 @@
-"""Node actions on a job: one command for each destination (a node of the job, or a GPU there), and one outcome.
+"""Node actions on a job: one command and outcome for each destination (a node of the job, or a GPU there).
 
-Destinations come from the job's presence, otherwise from its pods (``pods``). They are stored before any command is
-sent. Command IDs derive from the attempt's, so that agents recognise repetitions.
+Destinations come from the job's presence, otherwise from its pods, and are stored before any command is sent. Command
+IDs derive from the attempt's, so that agents recognise repetitions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
-"""By node. The tuples are empty if only the nodes matter."""
+"""By node. Tuples are empty if only nodes matter."""
 
 _SHOWN = 4
 _DROPPED: Any = object()
@@ -48,8 +48,8 @@ class PlacedParams(ActionParams):
 class PlacedAction(CommandAction):
     """A command to a node's agent, or for a job to each of its nodes or GPUs (``per_gpu``).
 
-    - All applied it: success. The output has the highest value of each number, the lowest under ``lowest``, and each
-      destination's own output under ``by_node``.
+    - All applied it: success. The output has each number's highest value, the lowest under ``lowest``, and each
+      destination's output under ``by_node``.
     - None applied it: failure.
     - Otherwise the outcome is unknown.
 

@@ -21,7 +21,7 @@ from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 MOST_SERIES = 100
 """Series in an output."""
 AT_ONCE = 8
-"""Requests at a time. Thousands of waiting runs must not overload Prometheus."""
+"""Requests at a time. Waiting runs must not overload Prometheus."""
 _STEP = timedelta(seconds=30)
 
 

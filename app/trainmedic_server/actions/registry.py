@@ -3,8 +3,8 @@
     [project.entry-points."trainmedic.actions"]
     "acme.page" = "acme_trainmedic.pages:Page"
 
-An unusable entry point is excluded, and reported in `Registry.problems` and in the log. It cannot replace an existing
-action.
+An unusable entry point, or one that would replace an action, is excluded and reported in `Registry.problems` and the
+log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base of the actions on Kubernetes or Slurm: retries until the deadline."""
+"""Base of the Kubernetes and Slurm actions: retries until the deadline."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ REPORT_EVERY = timedelta(seconds=15)
 LONGEST_ASKED_FOR = 60.0
 """Longest accepted wait in seconds."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""How long refusals of our account are retried: an API server that has just started refuses everybody."""
+"""How long refusals of our account are retried: a starting API server refuses everybody."""
 
 Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    """Grace period after which a refusal is final: uninterrupted refusals for `REFUSAL_GRACE`."""
+    """A refusal is final after uninterrupted refusals for `REFUSAL_GRACE`."""
 
     since: datetime | None = None
 
@@ -61,9 +61,9 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Return the result of `attempt`, repeated until it returns or the deadline passes. A call that `makes_change`
-        is not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if this call, or an earlier
-        call of this command, may have changed something.
+        """Return the result of `attempt`, repeated until it returns or the deadline passes. If it `makes_change`, it is
+        not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if this or an earlier call of
+        the command may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
@@ -96,7 +96,7 @@ class RetryingAction(BasicAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not tried again. The undo reverts it if it was made."""
+    """Return the failure of a change that is not retried. The undo reverts it if it was made."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure

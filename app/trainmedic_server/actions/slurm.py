@@ -1,9 +1,7 @@
 """Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal`` and ``cancel``.
-`actions.slurm_reserve` has ``reserve``, `actions.slurm_update` has ``update``.
 
-Slurm has no conditional update and stores no author of a change, so each action leaves a mark with the runs whose
-change is in effect: a drain in the node's reason, a change of a job in its admin comment. A resumed attempt finds its
-change by it, and an undo spares those of others.
+Slurm has no conditional update and stores no author, so each action marks the runs whose change is in effect: in a
+node's reason, or a job's admin comment. By it a resumed attempt finds its change, and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
 _REASON_LIMIT = 200
-"""Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
+"""Characters in a node's reason: ``sinfo -R`` shows one line."""
 _JOB_TARGET = "slurm:"
 """A target such as ``job:slurm:4711`` names a job by its Slurm id."""
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
@@ -45,7 +43,7 @@ GONE = "it is gone: nothing to take back"
 
 
 def owners_of(text: str) -> tuple[str, ...]:
-    """Return the runs that a reason or comment names; empty if it is not ours."""
+    """Return the runs named in a reason or comment; empty if it is not ours."""
     match = _OWNERS.fullmatch(text)
     return tuple(match["runs"].split(",")) if match else ()
 
@@ -55,7 +53,7 @@ def marked(owners: Collection[str], text: str) -> str:
 
 
 class SlurmAction(RetryingAction):
-    """Retries until the call's deadline while Slurm is unreachable or fails."""
+    """Retries until the deadline while Slurm is unreachable or fails."""
 
     service: ClassVar[str] = "Slurm"
 
@@ -265,8 +263,6 @@ class SlurmResume(NodeAction):
 
 
 class SlurmJobParams(ActionParams):
-    """Base of the parameters of what works on a job."""
-
     job_id: str | None = Field(
         None,
         pattern=rf"^{_JOB_ID.pattern}$",
@@ -301,8 +297,8 @@ class JobAction(SlurmAction):
     def unless_gone(self, job_id: str, attempt: Attempt) -> Attempt:
         """Return an undo's attempt that succeeds if the job is gone.
 
-        A job that the user of the server may not see is missing too. Slurm refuses a change of it, even an empty one,
-        and answers that of a job that is gone with "invalid job id".
+        A job hidden from the server's user is missing too. Slurm refuses to change it, but answers "invalid job id" for
+        one that is gone.
         """
 
         async def tried() -> Mapping[str, Any]:
@@ -472,7 +468,6 @@ class SlurmRequeue(Irreversible, JobAction):
         return await self.retry_until_deadline(call, attempt)
 
     async def _cleared(self, job: SlurmJob, intent: re.Pattern[str]) -> Mapping[str, Any]:
-        """Remove the mark of the intent and return the output."""
         await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
         return job_state(job)
 

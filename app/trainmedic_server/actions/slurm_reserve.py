@@ -1,6 +1,6 @@
 """``slurm.reserve``.
 
-A reservation is named after its run: so an attempt after a crash finds its own, and an undo spares those of others.
+A reservation is named after its run, so that a resumed attempt finds it and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
 _OURS = "trainmedic-"
-"""Beginning of the names of Trainmedic's reservations."""
+"""Prefix of Trainmedic's reservations."""
 
 
 class SlurmReserveParams(ActionParams):

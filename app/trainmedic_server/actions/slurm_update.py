@@ -1,6 +1,6 @@
 """``slurm.update``: excluded nodes, priority and time limit of a Slurm job.
 
-The values from before are in the job's admin comment, so an undo after a crash restores them exactly.
+The previous values are in the job's admin comment, so an undo after a crash restores them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SlurmUpdateParams(SlurmJobParams):
         return self
 
     def wanted(self, before: JobChange) -> JobChange:
-        """Return the values to set in a job that has the values `before`."""
+        """Return the values to set, if the job's are `before`."""
         excluded = {*(before.excluded_nodes or ()), *self.exclude_nodes}
         return JobChange(
             tuple(sorted(excluded)) if self.exclude_nodes else None,
@@ -98,7 +98,7 @@ class SlurmUpdate(JobAction):
         await self._set(job_id, params.wanted(before))
 
     async def _restore(self, job_id: str, run_id: str, params: SlurmUpdateParams) -> str:
-        """Return a note on what stays as it is."""
+        """Return a note on what was not restored."""
         job = await self.slurm.job(job_id)
         mark = _mark(run_id, params)
         begun = mark.search(job.admin_comment)
@@ -133,7 +133,7 @@ class SlurmUpdate(JobAction):
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
-    """Return the name of a run's change: two steps of one run may change the same job."""
+    """Return the name of a run's change: two of its steps may change the same job."""
     digest = hashlib.sha256(repr(sorted(params.given().items())).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"
 
@@ -147,12 +147,12 @@ def _values(job: SlurmJob) -> JobChange:
 
 
 def _all_nodes(names: Iterable[str]) -> tuple[str, ...]:
-    """Slurm writes several nodes as a host list, of which data parsers may make several parts."""
+    """Slurm writes several nodes as a host list, which some data parsers split."""
     return tuple(sorted(host_lists.expand(",".join(names))))
 
 
 def _of_same_fields(change: JobChange, values: JobChange) -> JobChange:
-    """Return the `values` of the fields that `change` sets."""
+    """Return those `values` whose fields `change` sets."""
     return JobChange(**{name: getattr(values, name) for name, new in structs.asdict(change).items() if new is not None})
 
 

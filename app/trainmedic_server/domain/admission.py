@@ -1,5 +1,3 @@
-"""Outcome of a delivery."""
-
 from __future__ import annotations
 
 from msgspec import Struct

@@ -1,5 +1,3 @@
-"""Persisted state of agents: present, lost or recovered."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -12,7 +10,7 @@ LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
 SEEN_AGAIN = timedelta(minutes=10)
-"""Interval at which a present agent's last report is stored. A restarted server knows only the stored time."""
+"""Interval at which a present agent's last report is stored, for a restarted server."""
 
 
 class AgentLife(Struct, frozen=True):
@@ -40,7 +38,7 @@ def looked(
 ) -> AgentChanges:
     """Return the changes if agents in `seen` are present and those in `missing` were silent for `LOST_AFTER`.
 
-    Values are the times of the last report. Agents lost before `kept_since` are forgotten.
+    Values are times of the last report. Agents lost before `kept_since` are forgotten.
     """
     save, lost, returned, forget = [], [], [], []
     for name, at in seen.items():

@@ -1,4 +1,4 @@
-"""Alerts as Alertmanager reports them, and the server's records of them. Times are aware UTC."""
+"""Alerts as Alertmanager reports them, and their records. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_REASONS = 5
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.
 
-It vouches for the alert's own name: alert maps cannot set it, and remove it from renamed alerts.
+It vouches for the alert's name: alert maps cannot set it, and remove it from renamed alerts.
 """
 SHIPPED_RULE = "1"
 
@@ -38,7 +38,7 @@ class AlertStatus(StrEnum):
 
 
 class Identity(NamedTuple):
-    """Reports with the same labels and start time concern the same alert."""
+    """Reports with equal labels and start time concern the same alert."""
 
     fingerprint: str
     starts_at: datetime
@@ -56,7 +56,7 @@ class Alert(Struct, frozen=True, dict=True):
     """None while it fires (Alertmanager sends the year 0001)."""
     generator_url: str = ""
     original: Mapping[str, str] | None = None
-    """Labels as sent, by which an alert is identified. None if no alert map changed them."""
+    """Labels as sent, which identify the alert. None if no alert map changed them."""
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
@@ -65,7 +65,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """Labels, including those that an alert map removed."""
+        """Includes labels that an alert map removed."""
         return self.labels if self.original is None else {**self.original, **self.labels}
 
     @property
@@ -96,8 +96,6 @@ class Alert(Struct, frozen=True, dict=True):
 
 
 class AlertRecord(Struct, frozen=True):
-    """An alert with its reports."""
-
     alert: Alert
     first_heard_at: datetime
     last_heard_at: datetime
@@ -133,7 +131,7 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the run's alerts whose end means that the cause has ended: stand-ins, which do not resolve, only without
+    """Return the alerts whose end means that the cause has ended: stand-ins, which do not resolve, only without
     others.
     """
     return [record for record in records if not record.is_stand_in] or records
@@ -160,7 +158,7 @@ class RejectedAlert(Struct, frozen=True):
 
     @property
     def is_end(self) -> bool:
-        """True if it reports an end, for which the identity suffices."""
+        """True if it reports an end, which needs only the identity."""
         return self.identity is not None and self.status is AlertStatus.RESOLVED
 
 

@@ -1,7 +1,7 @@
-"""Suggestions which shipped alert matches an alert of another rule set, by meaning.
+"""Suggestions which shipped alert matches another rule set's alert, by meaning.
 
-Evidence, in this order: words of the alert's name, metrics of its rule (from ``generatorURL``), labels, annotations.
-Names in any language are understood if the rule reads a known metric.
+Evidence, in this order: words of the alert's name, metrics of its rule (from ``generatorURL``), labels, annotations. A
+name in any language is understood if the rule reads a known metric.
 """
 
 from __future__ import annotations
@@ -205,9 +205,9 @@ def suggest(
     *,
     is_complete: bool = True,
 ) -> Suggestion | None:
-    """Return the best rename to one of `names`, None if none fits. `texts` are the annotations.
+    """Return the best rename to one of `names`; None if none fits. `texts` are the annotations.
 
-    A rule's expression may replace `generator_url`; then its labels are not `is_complete`.
+    A rule's expression may replace `generator_url`; its labels are then not `is_complete`.
     """
     name = labels.get("alertname", "")
     words = _words(name)
@@ -236,7 +236,7 @@ def suggest(
 
 
 def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
-    """Require that the alert has an XID code: only it states whether the GPU is at fault. None without one."""
+    """Require an XID code, which alone states whether the GPU is at fault. None without one."""
     if not is_complete:
         return replace(suggestion, matchers=('err_code=~".+"',))
     code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
@@ -282,7 +282,7 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 
 
 def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
-    """Return whether a rule fires while its value is good, such as a temperature below a bound.
+    """Return whether a rule fires on good values, such as a temperature below a bound.
 
     Judges only one comparison of one kind of metric without subtraction.
     """
@@ -315,7 +315,7 @@ def _is_about_gpu(words: Collection[str], metrics: Iterable[str], labels: Mappin
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Return the lower-case words of a name such as ``NodeFilesystemAlmostOutOfSpace`` or ``gpu_temp-high``."""
+    """Return the lower-case words of a name such as ``NodeFilesystemAlmostOutOfSpace``."""
     return tuple(_each_word(text[:_LONGEST]))
 
 
@@ -344,7 +344,7 @@ def _is_begun(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's expression from the URL of its Prometheus page, or the text itself."""
+    """Return the rule's expression from its Prometheus URL, or the text itself."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

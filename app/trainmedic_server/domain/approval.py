@@ -1,4 +1,4 @@
-"""Persisted approvals: questions of a run to people, stored as plain data in a step's parameters."""
+"""Persisted approvals: a run's questions to people, stored as plain data in a step's parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic_server.domain.run import OperatorOrder, Run, Status, StepState, 
 
 
 class StepAhead(Struct, frozen=True):
-    """A step after an approval, as known when the question is asked."""
+    """A step after an approval, as known when it is asked."""
 
     id: str
     action: str
@@ -24,7 +24,7 @@ class StepAhead(Struct, frozen=True):
     gpus: int | None
     """None if unknown."""
     note: str | None = None
-    """For a person: what determines whether or how it runs."""
+    """For a person: what decides whether or how it runs."""
 
 
 class Terms(Struct, frozen=True):
@@ -40,7 +40,7 @@ class Terms(Struct, frozen=True):
     to: str | None = None
     """Notification channel; None for all."""
     void: tuple[str, ...] = ()
-    """IDs of invalid answers to earlier rounds, from a release that did not record the round."""
+    """IDs of invalid answers to earlier rounds, from a release that recorded no round."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -48,7 +48,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """Number of GPUs; None if unknown."""
+        """None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 
@@ -57,7 +57,7 @@ class Terms(Struct, frozen=True):
 
     @classmethod
     def of(cls, step: StepState) -> Terms:
-        """Read a question's terms, with defaults for earlier releases."""
+        """Read a question's terms, with defaults for older releases."""
         if not step.params:
             return cls()
         written = dict(step.params)
@@ -74,7 +74,7 @@ def is_named(by: Sequence[str], name: str, groups: Sequence[str] | frozenset[str
 
 
 def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
-    """Return whether an entry of `by` names the operator. Operator names have no colon."""
+    """Return whether an entry of `by` names the operator, whose name has no colon."""
     kind, _, rest = entry.partition(":")
     match kind:
         case "user" if rest:
@@ -96,7 +96,7 @@ class Unanswered(StrEnum):
 
 
 class AskedQuestion(Struct, frozen=True):
-    """The question that a person saw; the answer counts for no other."""
+    """The question that a person saw and answered."""
 
     step: str
     asked: int

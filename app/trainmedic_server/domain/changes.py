@@ -1,4 +1,4 @@
-"""Changes made by runs, with their earlier values and when they are reverted."""
+"""Changes made by runs, their earlier values, and when they are reverted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Change(Struct, frozen=True):
     action: str
     params: Mapping[str, Any]
     before: str | None
-    """As reported by the action; None if unknown."""
+    """As the action reported; None if unknown."""
     after: str | None
     is_certain: bool
     since: datetime
@@ -34,14 +34,14 @@ class Change(Struct, frozen=True):
     given_back: str
     not_before: datetime | None
     latest: datetime | None
-    """When the run's current wait times out and ends the run, if it waits."""
+    """Timeout of the run's current wait, if it waits."""
     lease: timedelta | None
     """None if it does not expire."""
     undo_error: str | None
 
 
 def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
-    """Return the run's changes with a pending undo, newest first. `firing` are the names of its firing alerts."""
+    """Return the changes with a pending undo, newest first. `firing` are names of the run's firing alerts."""
     waits = (step.deadline for step in run.steps if step.status is StepStatus.WAITING and step.deadline)
     latest = next(waits, None) if run.is_open else None
     for step in reversed(run.steps):
@@ -50,9 +50,9 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
 
 
 def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
-    """Return the run's certain or possible changes without a pending undo, newest first.
+    """Return certain or possible changes without a pending undo, newest first.
 
-    Excludes actions without `leaves_change`, changes that a later step reverted, and those that a person closed.
+    Excludes actions without `leaves_change`, and changes that a later step reverted or a person closed.
     """
     given_back: set[str] = set()
     for step in reversed(run.steps):
@@ -123,7 +123,7 @@ def _when(undo: Undo | None, firing: Sequence[str]) -> str:
 
 
 def _text(value: Any, unit: str) -> str:
-    """Format a value for a person. Collapse mappings with one member and lists of equal values."""
+    """Format a value for a person. Collapse mappings with one member and equal values."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, only),) = value.items()
         return f"{name} {_text(only, '')}"

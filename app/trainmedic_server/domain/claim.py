@@ -11,7 +11,7 @@ class Claim(Struct, frozen=True):
     target: Target
     disks_only: bool = False
     nothing: bool = False
-    """True for a run without changes, which neither blocks nor waits."""
+    """A run without changes neither blocks nor waits."""
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:

@@ -17,15 +17,13 @@ LABEL = "component"
 
 
 class Component(StrEnum):
-    """Component of a message."""
-
     GPU = "gpu"
     """GPU or other accelerator, driver, and links between a node's GPUs."""
     NETWORK = "network"
     """Network between nodes, and services reached over it."""
     STORAGE = "storage"
     NODE = "node"
-    """Machine with its disks, memory and processors, and the cluster that schedules pods on it."""
+    """Machine with its disks, memory and processors, and the cluster scheduling its pods."""
     TRAINING = "training"
     """Training job: program, data, metrics, speed."""
     TRAINMEDIC = "trainmedic"
@@ -63,7 +61,7 @@ _LONGEST_NAME = 200
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
     """Return the component of an alert with these labels, or of its run.
 
-    A verdict has its cause's, or the job's with low confidence or another cause.
+    A verdict has its cause's; with low confidence or another cause, the job's.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"

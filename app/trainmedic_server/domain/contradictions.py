@@ -1,6 +1,6 @@
-"""Contradictions between reported locations of jobs and agents, either of which may lie.
+"""Contradictions between locations reported by jobs and by agents, either of which may lie.
 
-No action uses contradicted locations: a power cap could affect another job's GPU.
+No action uses them: a power cap could affect another job's GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHOWN = 4
 
 
 def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
-    """Return contradictions on the ranks' GPUs: another job names the same GPU, or an agent reports it elsewhere."""
+    """Return contradictions on ranks' GPUs: another job names the same GPU, or an agent reports it elsewhere."""
     jobs_by_gpu: dict[str, set[str]] = {}
     places: dict[str, set[tuple[str, str]]] = {}
     for rank in ranks:

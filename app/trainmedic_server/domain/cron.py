@@ -1,4 +1,4 @@
-"""Cron schedules, and the windows of time that they open. Pure."""
+"""Cron schedules and windows of time. Pure."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ class CronWindow(BaseModel):
 
 
 def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
-    """Return the time of the schedule that still opens the window; None if it is closed. Its end is outside."""
+    """Return the time of the schedule that still opens the window; None if it is closed. The window excludes its
+    end.
+    """
     opened = next_after(window.schedule, window.timezone, instant - window.duration)
     return opened if opened <= instant else None
 

@@ -17,12 +17,12 @@ BEFORE = timedelta(minutes=10)
 AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
 AROUND = timedelta(minutes=2)
-"""Period of the medians before and after, and maximum age of the value at the act."""
+"""Period of the medians, and maximum age of the value at the act."""
 LEAST_CHANGE = 0.1
 
 
 class EffectVerdict(StrEnum):
-    """Measured change of the metric. It does not claim that the run was the cause."""
+    """Measured change, not necessarily caused by the run."""
 
     PENDING = "pending"
     HELPED = "helped"
@@ -41,11 +41,11 @@ class Effect(Struct, frozen=True):
     """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    """For a person: basis of the verdict, or why there is none."""
+    """For a person: basis of the verdict, or why it is missing."""
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
-    """``playbook`` or ``rule``: origin of the query."""
+    """Origin of the query: ``playbook`` or ``rule``."""
     better: str | None = None
     operator: str | None = None
     limit: float | None = None
@@ -53,7 +53,7 @@ class Effect(Struct, frozen=True):
     at: float | None = None
     after: float | None = None
     series: tuple[tuple[float, float | None], ...] = ()
-    """(Seconds since 1970, value); None for values that are not finite."""
+    """(Seconds since 1970, value); None if not finite."""
 
     def not_measured(self, reason: str) -> Effect:
         return replace(self, due_at=None, verdict=EffectVerdict.NOT_MEASURED, reason=reason)

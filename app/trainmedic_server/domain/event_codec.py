@@ -1,6 +1,6 @@
 """Conversion between `Event` and its typed content.
 
-Missing or mistyped members in rows of other releases read as their default, or as None. Unknown members stay in
+Missing or mistyped members in rows of other releases read as their default, or None. Unknown members stay in
 `Event.data`.
 """
 
@@ -23,7 +23,7 @@ from trainmedic_server.domain.run import Decision, Event
 
 
 def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
-    """Yield the kinds of a section, or the kind itself, in definition order."""
+    """Yield a section's kinds, or the kind itself, in definition order."""
     sections = parent.__subclasses__()
     for section in sections:
         yield from kinds_of(section)
@@ -36,7 +36,7 @@ def name_of(kind: type[EventKind]) -> str:
 
 
 def names(*parents: type[EventKind]) -> frozenset[str]:
-    """Return the names of these kinds and of these sections' kinds."""
+    """Return the names of these kinds and sections' kinds."""
     return frozenset(name_of(kind) for parent in parents for kind in kinds_of(parent))
 
 
@@ -91,7 +91,7 @@ def _fits(value: Any, type_: Any) -> bool:
 
 @cache
 def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
-    """Return the kind's name, its required members, and the others with their defaults."""
+    """Return the kind's name, its required members, and the others' defaults."""
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})

@@ -1,4 +1,4 @@
-"""Location of an exporter by its labels: on the node it measures, or central."""
+"""Location of an exporter by its labels: on its node, or central."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Decision, Run, Status
 
 SHOWN = 20
-"""Members named in events and questions. The list is a page of its own."""
+"""Members named in events and questions. The list is a separate page."""
 
 
 class Member(Struct, frozen=True):
@@ -44,12 +44,12 @@ class Member(Struct, frozen=True):
 
     @property
     def is_error(self) -> bool:
-        """Return whether it counts for ``max_errors``. A failed run includes a step of unknown outcome."""
+        """True if it counts for ``max_errors``. A failed run includes a step of unknown outcome."""
         return self.status is Status.FAILED or self.decision is Decision.BREAKER_OPEN
 
     @property
     def is_skipped(self) -> bool:
-        """Return whether nothing was done and another member takes its place in the batch."""
+        """True if nothing was done: another member takes its place in the batch."""
         return self.status is Status.NOT_STARTED and not self.is_error
 
 
@@ -59,7 +59,7 @@ def counted(total: int, members: Iterable[Member]) -> GroupCounts:
 
 
 def counted_together(total: int, members: Iterable[tuple[Member, int]]) -> GroupCounts:
-    """Return the counts for members that stand for several in the same state."""
+    """Count each member as many times as given."""
     counts = dict.fromkeys(("open", "succeeded", "failed", "skipped", "cancelled", "observed", "owing"), 0)
     begun, batch = 0, None
     for member, number in members:
@@ -81,5 +81,4 @@ def _kind(member: Member) -> str:
 
 
 def digest(members: Sequence[str]) -> str:
-    """Return a short name of a frozen list."""
     return hashlib.sha256("\n".join(members).encode()).hexdigest()[:12]

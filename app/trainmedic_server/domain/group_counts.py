@@ -1,5 +1,3 @@
-"""Counts of a group's members."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

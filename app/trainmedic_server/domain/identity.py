@@ -34,9 +34,9 @@ class IdentityLabels(Struct, frozen=True):
         "hostname",
     )
     node_if_known: tuple[str, ...] = ("host", "host_name", "machine", "nodeid", "node_ip", "host_ip", "hostip")
-    """Ambiguous labels, such as a virtual host, which count only if the value is a known node.
+    """Ambiguous labels, such as a virtual host, used only if the value is a known node.
 
-    Ignored in the server's own log alerts, because anyone may write them.
+    Ignored in the server's own log alerts: anyone may write them.
     """
     job: tuple[str, ...] = (
         "job_name",

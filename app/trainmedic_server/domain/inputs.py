@@ -1,4 +1,4 @@
-"""Typed inputs of playbooks that people start: their declaration, and the reading of given values. Pure."""
+"""Typed inputs of playbooks that people start. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainmedic_server.domain import host_lists
 
 MOST_INPUTS = 50
 ANNOTATION = "inputs"
-"""Annotation of the stand-in alert with the inputs as JSON, so that a run keeps them over restarts."""
+"""Annotation of the stand-in alert with the inputs as JSON, kept over restarts."""
 _LONGEST = 4096
 _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
@@ -51,7 +51,7 @@ class Input(BaseModel):
 
 class ReadInputs(Struct, frozen=True):
     values: Mapping[str, Value | None]
-    """All declared inputs. None for one without value and default."""
+    """All declared inputs. None without value and default."""
     problems: Sequence[tuple[str, str]] = field(default=())
     """As (name, message)."""
 
@@ -105,7 +105,6 @@ def read_value(kind: InputType, value: Value) -> Value:
 
 
 def of_annotations(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Return the inputs that a stand-in alert carries."""
     text = annotations.get(ANNOTATION)
     values: dict[str, Any] = json.loads(text) if text else {}
     return values
@@ -135,7 +134,7 @@ def read_time(text: str) -> datetime:
 
 
 def _nodes(value: Value) -> list[str]:
-    """Return the named nodes, those of host lists too."""
+    """Return the named nodes, expanding host lists."""
     if not isinstance(value, (str, list)):
         raise ValueError("must be names of nodes, separated by commas")
     texts = [value] if isinstance(value, str) else value

@@ -31,7 +31,7 @@ _MOST_GPUS = 256
 
 
 def parse(written: Mapping[str, str | Sequence[str]]) -> WrittenTopology:
-    """Parse the inventory. Addresses with several names are ignored. Raises ValueError for wrong attributes."""
+    """Parse the inventory, ignoring addresses with several names. Raises ValueError for wrong attributes."""
     nodes_by_address: dict[str, str] = {}
     attributes: dict[str, dict[str, str]] = {}
     gpus: dict[str, tuple[str, ...]] = {}

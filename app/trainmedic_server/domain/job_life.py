@@ -1,7 +1,6 @@
 """State of jobs: present, ended or gone.
 
-A job is **gone** if neither it nor its launcher reported for a while and no end was reported, or if its launcher gave
-it up.
+A job is **gone** if its launcher gave it up, or if neither reported for a while and no end was reported.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ _SILENT = "nothing has been heard of it, and it did not say that it ended"
 
 
 class LifeState(StrEnum):
-    """State of a job."""
-
     PRESENT = "present"
     ENDED = "ended"
     GONE = "gone"
@@ -44,7 +41,7 @@ class JobLife(Struct, frozen=True):
     instance: str = ""
     """Process that reported last, if any did."""
     reason: str = ""
-    """For a person: why it is gone, or how the last process or attempt ended."""
+    """For a person: why it is gone, or how its last process or attempt ended."""
     failures: int = 0
     restarts: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -79,7 +76,7 @@ def missed(life: JobLife, now: datetime) -> LifeChange | None:
 
 
 def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
-    """Return the change by a notice. None if it is a repeat or not about the job's last process.
+    """Return the change by a notice; None for a repeat, or if the job's last process is another.
 
     `has_launcher`: a launcher sent it, about an attempt.
     """
@@ -142,7 +139,7 @@ def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
 def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
     """Return the change if a person states that a gone job was meant to end; None if it is not gone.
 
-    Any later report counts as the job again.
+    A later report counts as the job again.
     """
     if life.state is not LifeState.GONE:
         return None
@@ -155,7 +152,7 @@ def is_forgotten(life: JobLife, kept_since: datetime) -> bool:
 
 
 def overcrowding(lives: Collection[JobLife], most: int) -> list[JobLife]:
-    """Return the jobs beyond `most`: ended ones first, then those unchanged longest."""
+    """Return the jobs beyond `most`: ended ones first, then the longest unchanged."""
     if len(lives) <= most:
         return []
     by_worth = sorted(lives, key=lambda life: (life.state is not LifeState.ENDED, life.since))

@@ -6,9 +6,8 @@ Sources, in this order:
 - the alert's labels, which name the job or its pod
 - the node's agent, which sees the processes
 
-The first source that knows one job decides: only a job knows the name under which it takes commands; other names may be
-another job's. If a source knows several, the labels decide, unless a source denies it. A job that runs elsewhere is
-rejected.
+The first source that knows one job decides: only a job knows the name under which it takes commands. If a source knows
+several, the labels decide, unless a source denies it. A job that runs elsewhere is rejected.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
-    """Return the job of the first source that knows one; Unresolved if any knows several."""
+    """Return the first source's job; Unresolved if any source knows several."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

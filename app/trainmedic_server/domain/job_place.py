@@ -1,4 +1,4 @@
-"""Comparison of a job's known location with the alert's: namespace, nodes and GPUs.
+"""Comparison of a job's known location with the alert's.
 
 Jobs of two teams may share a name, to which commands are sent. A job that runs elsewhere is another job.
 """
@@ -40,7 +40,6 @@ def contradiction(
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
-    """Return why the job does not run on the node."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None

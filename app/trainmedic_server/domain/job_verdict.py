@@ -12,17 +12,17 @@ THROUGHPUT_DROP = "TrainingThroughputDrop"
 SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
 """The slowness has lasted 5 min."""
 CURRENT_FOR = timedelta(hours=1)
-"""Time after a failure's first sign. Later alerts of the job concern something else."""
+"""Time after a failure's first sign; the job's later alerts concern something else."""
 
 
 class JobVerdict(Struct, frozen=True):
-    """A verdict on a job. Without one all members are empty, so that comparisons are false and never errors."""
+    """A verdict on a job. Without one, members are empty, so comparisons are false and never errors."""
 
     cause: str | None = None
     confidence: str | None = None
     advice: str | None = None
     node: str | None = None
-    """Faulty node; only with high confidence."""
+    """Faulty node, only with high confidence."""
     ranks: tuple[int, ...] = ()
 
     @classmethod
@@ -46,7 +46,7 @@ class VerdictsOnJob(Struct, frozen=True):
     slowness: JobVerdict | None = None
 
     def seen_by(self, alertname: str) -> JobVerdict:
-        """Return the verdict for an alert: slowness for slow-job alerts, otherwise preferably the failure."""
+        """Return the slowness for slow-job alerts, otherwise preferably the failure."""
         if alertname in SLOW_ALERTS:
             return self.slowness or JobVerdict()
         return self.failure or self.slowness or JobVerdict()

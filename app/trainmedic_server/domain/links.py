@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 SHORT_ID = 8
-"""Last characters of a run's ID. IDs of one moment share their first ones."""
+"""Last characters of a run's ID: IDs of one moment share the first ones."""
 
 
 def short_id(run_id: str) -> str:
@@ -14,10 +14,10 @@ def short_id(run_id: str) -> str:
 
 
 def run_link(base: str, run_id: str) -> str:
-    """Return the URL of a run's page; empty without an external URL `base`."""
+    """Empty without an external URL `base`."""
     return link(base, "runs", run_id)
 
 
 def link(base: str, *path: str) -> str:
-    """Return a page's URL with each part of `path` escaped; empty without an external URL `base`."""
+    """Escape each part of `path`; empty without an external URL `base`."""
     return "/".join((base, *(quote(part, safe="") for part in path))) if base else ""

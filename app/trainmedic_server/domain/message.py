@@ -1,4 +1,4 @@
-"""Messages that the server sends by itself, on events that no playbook can report with ``notify``."""
+"""Messages that the server itself sends about events that no playbook can report with ``notify``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ NO_CHANNEL = "no notification channel is configured"
 
 
 class Severity(StrEnum):
-    """Urgency of a message."""
-
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
@@ -28,14 +26,12 @@ class Severity(StrEnum):
 
 
 class MessageKind(StrEnum):
-    """Subject of a message."""
-
     APPROVAL = "approval"
     RUN_FAILED = "run_failed"
     NOT_STARTED = "not_started"
     """A guard blocks a playbook that reacts to an alert."""
     TARGET_UNKNOWN = "target_unknown"
-    """The labels of a matching alert name nothing known or contradict each other."""
+    """A matching alert's labels name nothing known or contradict each other."""
     UNDO_OVERDUE = "undo_overdue"
     """A change could not be reverted for 2 min."""
     BREAKER = "breaker"
@@ -88,7 +84,7 @@ class Message(Struct, frozen=True):
     """Further lines, shown if the message is not grouped; may be empty."""
     at: datetime
     due_at: datetime
-    """Earliest time of sending. Until then, messages are grouped by topic, and short-lived conditions dropped."""
+    """Earliest time of sending. Until then, messages are grouped by topic and short-lived conditions dropped."""
     run_id: str | None = None
     link: str = ""
     """Empty without an external URL."""
@@ -100,7 +96,7 @@ _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")
 def parse_rules(text: str) -> Mapping[MessageKind, MessageRule]:
     """Return the default rules changed by ``kind=severity@channel,channel`` pairs. Raises ValueError.
 
-    The severity can be ``on`` or ``off``, the kind ``all``. Later pairs override earlier ones.
+    Severity can be ``on`` or ``off``, kind ``all``. Later pairs override earlier ones.
     """
     rules = dict(DEFAULT_RULES)
     for pair in text.split():
@@ -133,6 +129,6 @@ def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule
 
 
 def minute(at: datetime | str) -> str:
-    """Format a time for messages: ``31 Jan 03:12Z``."""
+    """Format a time as ``31 Jan 03:12Z``."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

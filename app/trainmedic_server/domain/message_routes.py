@@ -1,6 +1,6 @@
 """Routing of messages to channels by component, severity and kind.
 
-A channel takes messages that match one of its routes, or all if it has no route. Unmatched messages go to the default
+A channel takes messages that match one of its routes, or all if it has none. Unmatched messages go to the default
 channels, otherwise to all.
 """
 
@@ -65,7 +65,7 @@ class ChosenChannels(Struct, frozen=True):
 class MessageRoutes(Struct, frozen=True):
     channels: tuple[str, ...] = ()
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """Routes by channel name. Channels that are only defaults have none."""
+    """Routes by channel; channels that are only defaults have none."""
     defaults: tuple[str, ...] = ()
 
     @property
@@ -112,8 +112,8 @@ def _has_no_condition(routes: MessageRoutes, name: str) -> bool:
 def parse_routes(text: str) -> MessageRoutes:
     """Parse routes such as ``gpu=component:gpu,node;severity:critical chat=default``.
 
-    White space separates pairs; semicolons separate conditions that must all hold. Several pairs of a channel are
-    alternatives. Raises ValueError naming the pair, channel and field.
+    White space separates pairs; semicolons separate conditions that must all hold. A channel's pairs are alternatives.
+    Raises ValueError naming the pair, channel and field.
     """
     routes: dict[str, list[MessageRoute]] = {}
     defaults: set[str] = set()
@@ -132,7 +132,7 @@ def parse_routes(text: str) -> MessageRoutes:
 
 
 def routes_of(text: str, channels: Collection[str]) -> MessageRoutes:
-    """Parse routes for the configured channels. Raises ValueError if one is unknown."""
+    """Parse routes. Raises ValueError if a channel is not in `channels`."""
     parsed = parse_routes(text)
     unknown = sorted(set(parsed.channels) - set(channels))
     if unknown:

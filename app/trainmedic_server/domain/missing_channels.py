@@ -1,5 +1,3 @@
-"""Playbooks whose notification channels are not configured."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
@@ -26,7 +24,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """Yield the channels of its steps: an empty text for all channels, or for one that only a run determines."""
+    """Yield the channels of its steps: an empty text for all, or for one that only a run determines."""
     for step in chain(playbook.steps, playbook.on_success, playbook.on_failure):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))

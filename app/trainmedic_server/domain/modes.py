@@ -1,4 +1,4 @@
-"""Terms of the playbook language for runs and ports, apart from its pydantic models."""
+"""Terms of the playbook language that need no pydantic."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The node that an alert is about, from all labels that name one.
 
-Names are compared after resolution among agents, cluster and inventory. In this order:
+Names are resolved among agents, cluster and inventory, then compared. In this order:
 
 1. A GPU UUID that one agent reports is proof.
 2. The subject's own labels: ``exported_instance``, ``exported_node``, then ``node`` and similar. Different known nodes
@@ -90,7 +90,7 @@ class NodeEvidence:
         return _common([naming for naming in self.subjects if naming.nodes])
 
     def unknown_subject(self) -> str | None:
-        """Return the unknown node name in the subject's labels, if they name no other node."""
+        """Return the unknown name in the subject's labels, if they name no known node."""
         if isinstance(self._listed, Unresolved) or self.by_gpu is not None:
             return None
         return self.subjects[0].host if self.subjects and not any(each.nodes for each in self.subjects) else None
@@ -159,7 +159,7 @@ class NodeEvidence:
 
     @once
     def _is_of_lines(self) -> bool:
-        """True for alerts of log lines. The server sets their target labels; lines may fill others."""
+        """True for alerts of log lines, in which only the server's target labels are certain."""
         return self._labels.value(own_source.SOURCE) == own_source.LOG
 
     # --- several nodes in one label ---------------------------------------------------------------------
@@ -174,7 +174,7 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """The single host in host-list labels, if any, or why it is not unique."""
+        """The single host in host-list labels, None, or why it is not unique."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -233,7 +233,7 @@ class NodeEvidence:
         return self._not_measured_elsewhere(node) or node
 
     def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
-        """Return why the node is wrong because the exporter's pod measures another one."""
+        """Return why the node is wrong: the exporter's pod measures another one."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -276,7 +276,7 @@ class NodeEvidence:
 
     @once
     def _instance(self) -> Naming | None:
-        """The scraped address, with nodes if it is a node's own name or address."""
+        """The scraped address, with nodes if it is a node's own."""
         for label in self._labels.under("instance"):
             if label not in self._listings and (host := host_of(label.value)):
                 return Naming(label, self._topology.known.find(host), host)
@@ -306,11 +306,11 @@ class NodeEvidence:
 
     @once
     def _is_relayed(self) -> bool:
-        """True if ``instance`` is not the measured host: the exporter is central or relays another one."""
+        """True if ``instance`` is not the measured host: the exporter is central or relays another."""
         return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
-        """Return the labels with the exporter's location, or why it does not locate the subject."""
+        """Return labels with the exporter's location, or why it does not locate the subject."""
         is_behind = bool(self._labels.under("exported_instance"))
         if exporters.is_central(self._labels, exported=is_behind):
             named = next(iter(self._labels.of(("instance", "job"))), "it")
@@ -339,7 +339,7 @@ class NodeEvidence:
 
     @once
     def own_pod(self) -> Pod | None:
-        """The exporter's pod by ``pod`` and ``namespace``, if it was scraped at its address."""
+        """The exporter's pod by ``pod`` and ``namespace``, if scraped at its address."""
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None
@@ -386,7 +386,7 @@ def _common(namings: Sequence[Naming]) -> Nodes:
 
 
 def _agree(naming: Naming, other: Naming) -> bool:
-    """Return whether two labels of different names mean the same host."""
+    """Return whether labels of different names mean the same host."""
     return naming.label.name.lower() != other.label.name.lower() and _agree_on_host(naming, other)
 
 
@@ -399,7 +399,7 @@ def _shown(namings: Sequence[Naming]) -> str:
 
 
 def host_of(instance: str) -> str:
-    """Return the host of ``host:port``, ``[v6]:port``, or a bare host or IPv6 address."""
+    """Return the host of ``host:port``, ``[v6]:port``, a bare host or IPv6 address."""
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     if instance.count(":") > 1:

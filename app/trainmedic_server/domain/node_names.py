@@ -1,7 +1,7 @@
-"""Node names and their equivalence: short names, full names, cloud names, addresses.
+"""Node names and their equivalence: short, full and cloud names, addresses.
 
 A name that is another's prefix (``gpu-7``, ``gpu-7.site.example``) means the same node if nothing else fits; with
-``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes several.
+``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Return whether `host` is an IP address or loopback name."""
     if host in ("", "localhost"):
         return True
     if not (host[0].isdigit() or ":" in host):  # fast path for nearly all names
@@ -56,7 +55,7 @@ def is_same_spelling(name: str, other: str) -> bool:
 
 
 class NodeNames(Struct, frozen=True, dict=True):
-    """Nodes in one source, with their other names."""
+    """One source's nodes, with their other names."""
 
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
@@ -154,13 +153,13 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return next(knowing, "nobody")
 
     def near(self, name: str) -> Iterator[str]:
-        """Yield similar known names as hints. None in a large fleet, where the search is slow."""
+        """Yield similar known names as hints; none in a large fleet, where the search is slow."""
         text = spelled(name).partition(".")[0]
         if len(text) >= _SHORTEST_HINT and len(self._all) <= _MOST_SEARCHED:
             yield from (node for node in sorted(self._all) if text in node or node in text)
 
     def counts(self) -> str:
-        """Return the nodes per source, for a person: ``agents (12), cluster (40)``."""
+        """For a person: ``agents (12), cluster (40)``."""
         titles = ("agents", "cluster", "inventory", "agents that are gone")
         counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
@@ -170,7 +169,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset[str]().union(*(source.names for source in self.sources))
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Return whether only other full names with the same prefix are known."""
+        """Return whether only other full names with this prefix are known."""
         longer = (
             full
             for shorter in _shorter(name)
@@ -204,7 +203,7 @@ _last: KnownNodes | None = None
 
 
 def known_nodes(agents: NodeNames, cluster: NodeNames, written: NodeNames, remembered: NodeNames) -> KnownNodes:
-    """Return the known nodes. Reuses the last value, with its cache, while no source has changed."""
+    """Return the last value, with its cache, while no source has changed."""
     global _last
     last = _last
     if (
@@ -223,7 +222,6 @@ def _in(source: NodeNames, name: str) -> Nodes:
 
 
 def _back(source: NodeNames, name: str) -> Nodes:
-    """Return all nodes of a source that the name may mean."""
     return source.called(name) | (_NONE if is_address(name) else source.related(name))
 
 

@@ -1,4 +1,4 @@
-"""Labels that identify the server's own alerts about findings and verdicts."""
+"""Labels that identify the server's own alerts."""
 
 from __future__ import annotations
 

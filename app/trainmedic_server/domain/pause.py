@@ -14,13 +14,13 @@ from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):
-    """Runs to which a pause applies: all given conditions must hold. None given: all runs."""
+    """Runs to which a pause applies. All given conditions must hold; none given: all runs."""
 
     playbook: str | None = None
     node: str | None = None
-    """Shell pattern for names of nodes that the run touches, directly or through a job."""
+    """Shell pattern for nodes that the run touches, directly or through a job."""
     job: str | None = None
-    """Shell pattern for job names: the target, or a job running on it."""
+    """Shell pattern for jobs: the target, or one running on it."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -71,7 +71,7 @@ class OperatorPause(Struct, frozen=True):
         return begins, begins + length
 
     def is_in_force(self, now: datetime) -> bool:
-        """Return whether it is active. A clock set back to before the order does not end it."""
+        """Return whether it is active, even if the clock was set back to before the order."""
         window = self.window(now)
         return window is not None and window[0] <= max(now, self.at)
 

@@ -1,5 +1,3 @@
-"""Nodes, jobs and GPU count of a target, from all sources of the topology."""
-
 from __future__ import annotations
 
 from trainmedic_core import gpu_names
@@ -21,7 +19,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
-    """Return the jobs that run on a target; for a job, itself."""
+    """Return the jobs on a target; for a job, itself."""
     match target.kind:
         case TargetKind.JOB:
             return frozenset({target.job}) if target.job else _NOWHERE

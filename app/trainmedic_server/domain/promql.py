@@ -1,4 +1,4 @@
-"""The subset of PromQL needed to find an alert rule's comparison and to quote text."""
+"""The subset of PromQL needed to find a rule's comparison and to quote text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ def quoted(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape the text for use within double or single quotes."""
     return "".join(character if _is_plain(character) else _escape(character) for character in text)
 
 
@@ -132,7 +131,7 @@ def gives_bool(query: str) -> bool:
 
 
 def comparisons(expression: str) -> list[Comparison]:
-    """Return the comparison of each ``or`` branch, in order. Of ``and`` and ``unless``, the left side counts."""
+    """Return the comparison of each ``or`` branch, in order; of ``and`` and ``unless``, the left side's."""
     found = [_comparison(branch) for branch in _branches(expression)]
     return [comparison for comparison in found if comparison is not None]
 

@@ -1,4 +1,4 @@
-"""A playbook's reaction to an alert, stored with the alert to make alerts without a run traceable."""
+"""A playbook's reaction to an alert, stored with it to make alerts without a run traceable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoReaction(StrEnum):
     """It matches, and another playbook is ``exclusive``."""
     RESOLVED = "resolved"
     NOT_ACCEPTED = "not_accepted"
-    """The alert map's ``accept`` refuses the alert, so no playbook is checked."""
+    """The alert map's ``accept`` refuses the alert; no playbook is checked."""
 
 
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
@@ -30,12 +30,12 @@ _LONGEST_REASON = 500
 
 class Reaction(Struct, frozen=True):
     playbook: str
-    """Empty in ``not_accepted``, and in the reaction that counts playbooks without a stored reason."""
+    """Empty in ``not_accepted`` and in the count of playbooks without a stored reason."""
     decision: str
     reason: str = ""
     """For a person; may be empty."""
     run_id: str | None = None
-    """The run started or joined, or the history item that states why not; None for a `NoReaction`."""
+    """The run started or joined, or the history item stating why not; None for a `NoReaction`."""
 
     def __post_init__(self) -> None:
         if len(self.reason) > _LONGEST_REASON:
@@ -50,7 +50,7 @@ class Reaction(Struct, frozen=True):
 def merged(earlier: Iterable[Reaction], later: Iterable[Reaction]) -> tuple[Reaction, ...]:
     """Return an alert's reactions after a further report.
 
-    A reaction with a run stays until another run replaces it. Repeats and later playbook changes do not remove it.
+    A reaction with a run stays until another run replaces it.
     """
     by_playbook = {reaction.playbook: reaction for reaction in earlier if reaction.run_id is not None}
     for reaction in later:

@@ -1,4 +1,4 @@
-"""Runs: one execution of a playbook for one target, with steps, attempts and undos. Times are aware UTC."""
+"""Runs: one execution of a playbook for one target. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -73,8 +73,6 @@ PASSING = frozenset(
 
 
 class StepStatus(StrEnum):
-    """State of a step."""
-
     PENDING = "pending"
     RUNNING = "running"
     WAITING = "waiting"
@@ -116,13 +114,11 @@ class UndoStatus(StrEnum):
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt of an action or its undo."""
-
     number: int
     command_id: str
     """UUIDv7. After an unknown outcome the next attempt has the same, so that nothing is applied twice."""
     started_at: datetime
-    """When it was persisted, before any request to act."""
+    """Time of persisting, before any request to act."""
     deadline: datetime
     status: str = "running"
     """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown`` (it may have
@@ -132,9 +128,9 @@ class Attempt(Struct, frozen=True):
     """When its outcome was known; None while it runs."""
     error: str | None = None
     order: str | None = None
-    """ID of the operator command that this undo attempt carries out."""
+    """ID of the operator command that this undo attempt executes."""
     in_part: bool = False
-    """True if a part was applied although it did not succeed."""
+    """True if a part was applied without success."""
 
 
 class Undo(Struct, frozen=True):
@@ -149,11 +145,11 @@ class Undo(Struct, frozen=True):
     because: str | None = None
     """For a person: why it was begun, dropped or closed; None before."""
     attempts: tuple[Attempt, ...] = ()
-    """Oldest first; only the first and the last ones of very many."""
+    """Oldest first; only the first and last of very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     retry_at: datetime | None = None
-    """When the next attempt is due (aware UTC); None if none is."""
+    """When the next attempt is due (aware UTC), if one is."""
 
 
 class StepState(Struct, frozen=True):
@@ -191,7 +187,7 @@ class StepState(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One item of the history: an execution of a playbook, or a decision not to start one."""
+    """One item of the history: an execution of a playbook, or a decision against one."""
 
     id: str
     """UUIDv7, sortable by time."""
@@ -224,13 +220,13 @@ class Run(Struct, frozen=True):
     repeats: str | None = None
     request_key: str | None = None
     parent: str | None = None
-    """ID of the parent run of a group's member. Its alerts and orders count for the member too."""
+    """ID of a member's parent run, whose alerts and orders count for the member too."""
     batch: int | None = None
     """Batch of a member, from 0."""
     group: GroupCounts | None = None
-    """Of a parent run. Filled only on reading the history."""
+    """Of a parent run, filled only on reading the history."""
     members_owe: bool = False
-    """True for a closed parent run of which a member owes an undo, as of the reading."""
+    """True for a closed parent run of which a member owes an undo when read."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
 
@@ -241,7 +237,7 @@ class Run(Struct, frozen=True):
         raise KeyError(key)
 
     def with_step(self, changed: StepState, **changes: Any) -> Run:
-        """Return the run with the step of the same key replaced, and further `changes`."""
+        """Return the run with the step of this key replaced, and further `changes`."""
         steps = tuple([changed if step.key == changed.key else step for step in self.steps])
         return replace(self, steps=steps, **changes)
 
@@ -275,7 +271,7 @@ class Run(Struct, frozen=True):
 
     @property
     def is_vouched_for(self) -> bool:
-        """True for a member whose list a person has approved: the breaker does not count it."""
+        """True for a member whose list a person approved: the breaker does not count it."""
         return self.parent is not None and self.mode is Mode.APPROVE
 
     @property
@@ -305,7 +301,7 @@ class Run(Struct, frozen=True):
 
     @property
     def action_taken(self) -> str | None:
-        """Applied actions in order (planned ones in mode observe); None for none."""
+        """Applied actions in order (planned ones in mode observe), or None."""
         applied = StepStatus.OBSERVED if self.status is Status.OBSERVED else StepStatus.SUCCEEDED
         names = [step.action for step in self.steps if step.action and step.status is applied]
         return ", ".join(names) or None
@@ -319,8 +315,6 @@ class Run(Struct, frozen=True):
 
 
 class OrderKind(StrEnum):
-    """Kind of an operator command to a run."""
-
     APPROVE = "approve"
     REJECT = "reject"
     CANCEL = "cancel"
@@ -352,7 +346,7 @@ class Event(Struct, frozen=True):
     actor: str = "trainmedic"
     data: Mapping[str, Any] = field(default_factory=dict)
     seq: int | None = None
-    """Position in the history, from 1, assigned by the store; None before."""
+    """Position in the history, from 1; None before it is stored."""
 
 
 class Controls(Struct, frozen=True):
@@ -363,15 +357,15 @@ class Controls(Struct, frozen=True):
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False
-    """True if too many nodes were acted on. No run starts until an operator closes the breaker."""
+    """True if too many nodes were acted on: no run starts until an operator closes the breaker."""
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
     alive_at: datetime | None = None
     pauses: tuple[OperatorPause, ...] = ()
     breaker_closed_at: datetime | None = None
-    """When a person last closed the breaker; only later acts count. None if never, or if that is in the future."""
+    """When a person last closed the breaker; only later acts count. None if never, or in the future."""
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
-        """Return the time after which acts count: the window's start or the last closing."""
+        """Return the window's start or the last closing: only later acts count."""
         closed_at = self.breaker_closed_at
         return window_start if closed_at is None else max(window_start, closed_at)

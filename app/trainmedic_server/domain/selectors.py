@@ -1,6 +1,6 @@
-"""Selectors of groups by topology attributes, such as ``nodes: {pool: h100}``, and their members.
+"""Selectors of groups by topology attributes, such as ``nodes: {pool: h100}``.
 
-The canonical text of a selector is the target key of its parent run, so equal selectors are one target.
+A selector's canonical text is its parent run's target key, so equal selectors are one target.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.topology import Topology
 
 MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": TargetKind.NODE, "jobs": TargetKind.JOB}
-"""Plural key in a playbook's ``target``: kind of the members."""
+"""Kind of members by plural key in a playbook's ``target``."""
 ALL = "all"
 NAME = "name"
 ON_NODES = "on_nodes"
 MOST_MEMBERS = 10_000
-"""Members of a group: twice the GPUs of the largest single rollout planned for."""
+"""Twice the GPUs of the largest single rollout planned for."""
 _PLURALS = {kind: plural for plural, kind in MEMBER_KINDS.items()}
 _SAFE = "/[]:;+@~()*!$&' "
 _SHOWN = 3
 
 
 class Selector(Struct, frozen=True):
-    """Conditions on attributes. Each needs one of its values. No condition selects all."""
+    """Conditions on attributes. Each needs one of its values; no condition selects all."""
 
     kind: TargetKind
     """Kind of the members."""
@@ -112,7 +112,7 @@ def vanished(member: Target, topology: Topology) -> str | None:
 
 
 def nodes_of(members: Collection[Target], topology: Topology) -> set[str]:
-    """Return the nodes on which the members are, as far as known."""
+    """Return the known nodes of the members."""
     return {node for member in members for node in places.nodes_of(member, topology)}
 
 

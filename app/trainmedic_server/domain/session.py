@@ -1,5 +1,3 @@
-"""A signed-in browser session of the console."""
-
 from __future__ import annotations
 
 from datetime import datetime
@@ -8,7 +6,7 @@ from msgspec import Struct
 
 
 class Session(Struct, frozen=True):
-    """Times are aware UTC. The cookie's secret is not stored."""
+    """A signed-in browser session of the console; the cookie's secret is not stored. Times are aware UTC."""
 
     id: str
     """UUIDv7, public: it grants no access."""
@@ -16,7 +14,7 @@ class Session(Struct, frozen=True):
     """SHA-256 of the cookie's secret, hexadecimal."""
     name: str
     token: str
-    """SHA-256 of that token, hexadecimal, as in the tokens file. The session ends with the token."""
+    """SHA-256, hexadecimal, as in the tokens file. The session ends with the token."""
     created_at: datetime
     ends_at: datetime
     address: str

@@ -1,5 +1,3 @@
-"""Chat messages that show a run's questions."""
-
 from __future__ import annotations
 
 from msgspec import Struct

@@ -14,10 +14,10 @@ from trainmedic_server.domain.topology import Topology
 
 
 class ModeEntry(Struct, frozen=True):
-    """The server's mode for the targets that the selector selects."""
+    """The server's mode for the selected targets."""
 
     selector: Selector
-    """Of nodes or jobs. Its host lists are expanded."""
+    """Of nodes or jobs, with host lists expanded."""
     mode: Mode
 
     def __str__(self) -> str:
@@ -25,14 +25,14 @@ class ModeEntry(Struct, frozen=True):
 
 
 class TargetModes(Struct, frozen=True):
-    """Entries in the order of their file. The first that fits a node or job counts."""
+    """Entries in the order of their file; the first that fits a node or job counts."""
 
     entries: tuple[ModeEntry, ...] = ()
 
     def of(self, target: Target | None, server: Mode, topology: Topology) -> tuple[Mode, str]:
         """Return the mode for a target, and the entry that made it differ from the server's.
 
-        On several nodes the strictest counts. Where it is not known which entries fit, all do.
+        Of several nodes or possible entries the strictest counts.
         """
         if not self.entries or target is None or target.kind in (TargetKind.CLUSTER, TargetKind.GROUP):
             return server, ""
@@ -56,14 +56,14 @@ class TargetModes(Struct, frozen=True):
 
 
 def of_members(modes: Collection[Mode]) -> Mode:
-    """Return the mode of a group: approve if one member needs it. Members in mode observe are only observed."""
+    """Return approve or else enforce if one member has it. Members in mode observe are only observed."""
     if Mode.APPROVE in modes:
         return Mode.APPROVE
     return Mode.ENFORCE if Mode.ENFORCE in modes else Mode.OBSERVE
 
 
 def _unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Topology) -> str:
-    """Return why it is not known which entries fit; empty if it is."""
+    """Return why it is unknown which entries fit; empty if known."""
     if not nodes:
         return "the nodes of the target are not known"
     if not (topology.agents_answer and topology.cluster.answers):

@@ -1,4 +1,4 @@
-"""Resolution of targets from labels or from names that people write."""
+"""Resolution of targets from labels, or from names that people write."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def bounded(target: Target) -> Target | Unresolved:
 
 
 def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] | None = None) -> Unresolved | None:
-    """Return why the target's node is rejected as unknown. None if a source knows it or a source does not answer."""
+    """Return why the target's node is rejected as unknown. None if a source knows it or does not answer."""
     if target.node is None or not topology.knows_all_nodes or topology.known.knows(target.node):
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
@@ -65,7 +65,7 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
 
 
 def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
-    """Return a manually entered target with its node's known name. Refused if the node is unknown."""
+    """Return a manually entered target with its node's known name. Refused if unknown."""
     if target.node is None:
         return target
     node = named_node(target.node, topology)
@@ -175,7 +175,7 @@ _GROUP = re.compile("-.+-[0-9]+")
 
 
 def _is_group(job: str, jobset: str) -> bool:
-    """Return whether a Job belongs to the JobSet: ``llm-workers-0`` is a part of ``llm``."""
+    """Return whether a Job is part of the JobSet, as ``llm-workers-0`` of ``llm``."""
     return job.startswith(f"{jobset}-") and _GROUP.fullmatch(job, len(jobset)) is not None
 
 
@@ -186,7 +186,7 @@ def _single(
     same: Callable[[str], str] = str,
     is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """Return the value on which these labels agree. `same` maps values to a comparable form."""
+    """Return the value on which these labels agree. `same` makes values comparable."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_passed_over(label):

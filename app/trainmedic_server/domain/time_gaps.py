@@ -1,4 +1,4 @@
-"""Gaps in the wall clock without a working server: downtimes and forward clock steps.
+"""Gaps in the wall clock: downtimes and forward clock steps.
 
 Periods such as "90 days ago" skip them, so that they age out no data. A backward step makes no gap; older data is then
 retained longer.
@@ -31,7 +31,7 @@ class TimeGap(Struct, frozen=True):
 def ago(now: datetime, span: timedelta, gaps: Sequence[TimeGap]) -> datetime:
     """Return the time `span` before `now`, excluding gaps (oldest first).
 
-    Gaps that end after `now` stem from a wrong clock and are skipped.
+    Gaps ending after `now` stem from a wrong clock and are skipped.
     """
     moment = now - span
     for gap in reversed(gaps):

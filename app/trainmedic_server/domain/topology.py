@@ -1,8 +1,7 @@
 """Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-Jobs (`JobTopology`), agents, the cluster and the inventory are separate sources, none of which overwrites another;
-answers that may differ are returned by source. Anyone who can write to Redis can write presences, so invalid data in
-them is skipped.
+Jobs, agents, the cluster and the inventory are separate sources; none overwrites another, and answers that may differ
+are returned by source. Anyone who can write to Redis can write presences, so invalid data in them is skipped.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Pod(Struct, frozen=True):
     is_per_node: bool | None = None
     """True if each node has one, as with a DaemonSet. None if the pod has no owner."""
     is_ending: bool = False
-    """True if it is being deleted: its address may already belong to another pod."""
+    """True if it is being deleted: another pod may already have its address."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -81,14 +80,14 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
-    """Jobs that use something, by source. Their names may differ (``job_lookup``)."""
+    """Jobs that use something, by source; their names may differ (``job_lookup``)."""
 
     reported: Jobs
     observed: Jobs
 
 
 class AgentTopology(Struct, frozen=True, dict=True):
-    """GPUs seen by connected agents. Includes nodes without GPUs."""
+    """GPUs seen by connected agents, including nodes without GPUs."""
 
     gpus_by_node: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)
 
@@ -107,7 +106,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def gpus_by_key(self) -> Mapping[str, Gpu]:
-        """GPUs by all their keys, without those that several nodes report."""
+        """GPUs by all their keys, except those that several nodes report."""
         gpus = chain.from_iterable(self.gpus_by_node.values())
         return {key: gpu for gpu in gpus if gpu_names.key(gpu.uuid) not in self.contested for key in gpu.names()}
 
@@ -153,7 +152,7 @@ class JobTopology(Struct, frozen=True):
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Nodes, by job, on which a rank's GPU is unknown to the agents; it may be any."""
+    """Nodes, by job, with a rank whose GPU the agents do not know; it may be any."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
 
@@ -208,14 +207,14 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def nodes_by_address(self) -> Mapping[str, str]:
-        """Nodes by their own or a pod's address, without addresses on several nodes."""
+        """Nodes by their own or a pod's address, except addresses on several nodes."""
         of_pods = {address: pod.node for address, pod in self.pods_by_address.items() if pod is not None}
         of_nodes = {alias: next(iter(whose)) for alias, whose in self.names.aliases.items() if len(whose) == 1}
         return {address: node for address, node in of_pods.items() if address not in self.names.aliases} | of_nodes
 
     @cached_property
     def pods_by_address(self) -> Mapping[str, Pod | None]:
-        """Pods by address. None if pods of several nodes have it and none is ending."""
+        """Pods by address; None if pods of several nodes have it and none is ending."""
         pods: dict[str, Pod | None] = {}
         for pod in sorted(self.pods.values(), key=lambda pod: pod.is_ending):
             for address in pod.addresses:
@@ -230,7 +229,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_name(self) -> Mapping[str, Pod | None]:
-        """Pods by name alone. None if two namespaces have one."""
+        """Pods by name alone; None if two namespaces have it."""
         pods: dict[str, Pod | None] = {}
         for pod in self.pods.values():
             pods[pod.name] = None if pod.name in pods else pod
@@ -314,7 +313,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def attributes_by_node(self) -> Mapping[str, Mapping[str, str]]:
-        """All nodes by the name to use, with their attributes. The inventory's values override the cluster's."""
+        """Attributes of all nodes, by the name to use; the inventory's override the cluster's."""
         attributes: dict[str, dict[str, str]] = {node: {} for node in self.agents.gpus_by_node}
         for node in self.cluster.nodes:
             attributes.setdefault(self.known.name_of(node.name), {}).update(node.attributes)
@@ -323,7 +322,7 @@ class Topology(Struct, frozen=True, dict=True):
         return attributes
 
     def gpus_on(self, node: str) -> tuple[str, ...] | None:
-        """Return the UUIDs of a node's GPUs as its agent reports them, else the inventory's names. None if unknown."""
+        """Return the GPU UUIDs that a node's agent reports, else the inventory's names. None if unknown."""
         reported = self.agents.gpus_by_node.get(node)
         return self.written.gpus_by_node.get(node) if reported is None else tuple(gpu.uuid for gpu in reported)
 
@@ -346,7 +345,7 @@ class Topology(Struct, frozen=True, dict=True):
         )
 
     def nodes_of_job(self, job: str) -> frozenset[str]:
-        """Return the known nodes of the job's ranks. Empty if one is in an unknown place."""
+        """Return the known nodes of the job's ranks; empty if one is in an unknown place."""
         nodes = self._nodes_by_job.get(job)
         if nodes is None:
             nodes = self._nodes_by_job[job] = self._places(self.jobs.nodes_by_job.get(job, _NO_JOBS))
@@ -402,7 +401,7 @@ def _frozen(sets: Mapping[str, set[str]]) -> Mapping[str, frozenset[str]]:
 
 
 def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:
-    """Return the ranks placed by a job's presence, without entries that have no node."""
+    """Return the ranks in a job's presence that have a node."""
     return [
         Rank(job, entry.get("rank"), node, _text(entry.get("gpu")))
         for entry in _mappings(details.get("placement"))

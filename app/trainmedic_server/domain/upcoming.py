@@ -26,7 +26,7 @@ def clock(at: datetime) -> str:
 
 
 UNTIL = "until "
-"""Beginning of `Upcoming.waits_for`, if it is no thing."""
+"""Beginning of `Upcoming.waits_for` if that is a condition or a time."""
 
 
 def waiting(waits_for: str) -> str:

@@ -1,4 +1,4 @@
-"""Types of values that expressions use, known to the leaf, so that conditions are checked when a playbook is loaded."""
+"""Types of values that expressions use, so that conditions are checked when a playbook is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class ValueType(StrEnum):
     NUMBER = "a number"
     BOOLEAN = "true or false"
     ANY = "any value"
-    """Not known, or of several types. Nothing is checked."""
+    """Unknown or one of several types: nothing is checked."""
 
 
 class Each(Struct, frozen=True):
-    """A list, or a mapping whose keys are not known, with values of one type."""
+    """A list or mapping with unknown keys and values of one type."""
 
     value: Shape
 
@@ -42,12 +42,11 @@ def of_constant(value: Any) -> Shape:
 
 
 def of_outputs(outputs: Collection[str]) -> Mapping[str, Shape]:
-    """Return an action's outputs as a mapping. Types are not known of one that only names its keys."""
+    """Return an action's outputs as a mapping; types are unknown if it names only keys."""
     return outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ANY)
 
 
 def member(owner: Shape, name: str) -> Shape:
-    """Return the type of a member, `ANY` if unknown."""
     if isinstance(owner, Each):
         return owner.value
     return owner.get(name, ANY) if isinstance(owner, Mapping) else ANY

@@ -188,7 +188,7 @@ class NodeTouchingAction(Protocol):
 
 
 class DiskAction(Protocol):
-    """Action class that changes only files on the disks of the target's node.
+    """Action class that changes only files on disks of the target's node.
 
     A run whose changing actions on a node are all of this kind locks the node's disks instead of the node.
     """
@@ -211,8 +211,6 @@ class LeasedEffect(Struct, frozen=True):
 
 
 class Renewal(Struct, frozen=True):
-    """Outcome of a renewal on one node."""
-
     effect: LeasedEffect
     node: str
     outcome: str
@@ -252,8 +250,6 @@ class TemplateChecked(Protocol):
 
 
 class Actions(Protocol):
-    """The registry of actions."""
-
     def names(self) -> Sequence[str]: ...
     def action_class(self, name: str) -> type[Action] | None: ...
 

@@ -1,4 +1,4 @@
-"""Interface of an alert map, which renames the cluster's own alerts for the playbooks and may refuse alerts."""
+"""Interface of an alert map, which renames the cluster's alerts for the playbooks and may refuse them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AlertMap(Protocol):
     """Immutable."""
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Return the alert as playbooks see it. A mapped alert is mapped again from its original labels."""
+        """Return the alert as playbooks see it, mapped from its original labels."""
         ...
 
 

@@ -27,8 +27,8 @@ class ArchivedRun(Struct, frozen=True):
 class RunArchive(Protocol):
     """Permanent storage of runs in numbered files. Blocking.
 
-    Callers pass the last file number they know. An archive that is behind it is a wrong one, such as the directory
-    under an unmounted volume, and is neither read nor written.
+    Callers pass the last known file number. An archive behind it is a wrong one, such as the directory under an
+    unmounted volume, and is neither read nor written.
     """
 
     @property
@@ -41,7 +41,7 @@ class RunArchive(Protocol):
         ...
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write these runs, all or none, durable and verified, and return their file's number. Raises
+        """Write all of these runs or none, durable and verified; return their file's number. Raises
         ArchiveUnavailable.
         """
         ...

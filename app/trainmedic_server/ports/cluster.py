@@ -1,6 +1,6 @@
 """Interface of the Kubernetes cluster for actions.
 
-Objects are plain mappings: an action uses few fields of many kinds, custom resources included.
+Objects are plain mappings: actions use few fields of many kinds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Cluster(Protocol):
     """The Kubernetes API server. Repeating a change is harmless.
 
     Calls raise ClusterUnavailable if it is unreachable, overloaded or failing (429 or 5xx; a change may have been
-    made), ClusterRefused if the request is forbidden or invalid, and ObjectMissing.
+    made), ClusterRefused for a forbidden or invalid request, and ObjectMissing.
     """
 
     async def get(self, ref: Ref) -> Object: ...
@@ -61,7 +61,7 @@ class Cluster(Protocol):
     async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
         """Apply a JSON merge patch (RFC 7386) and return the changed object.
 
-        With ``metadata.resourceVersion`` in `change`, raises ObjectChanged if the object has another version.
+        Raises ObjectChanged if `change` has ``metadata.resourceVersion`` and the object another version.
         """
         ...
 
@@ -70,7 +70,7 @@ class Cluster(Protocol):
         ...
 
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
-        """Delete the object with this `uid`, if it exists. Raises ObjectChanged if another object has its name."""
+        """Delete the object with this `uid`, if it exists. Raises ObjectChanged if another has its name."""
         ...
 
     async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
@@ -82,7 +82,7 @@ class Cluster(Protocol):
         ...
 
     async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:
-        """Create a Kubernetes Event for an object. Never raises, because the history has the same text."""
+        """Create a Kubernetes Event for an object. Never raises: the history has the same text."""
         ...
 
     async def check(self) -> None:

@@ -1,5 +1,3 @@
-"""Cancellation of tasks that wait on a port."""
-
 from __future__ import annotations
 
 import asyncio

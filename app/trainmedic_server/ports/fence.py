@@ -1,4 +1,4 @@
-"""The fence: a check before each external effect, so that only the leader acts.
+"""A check before each external effect, so that only the leader acts.
 
 A server learns late that it lost leadership, so the check is as late as possible: before an action, a Kubernetes
 change, sending commands and taking replies.
@@ -14,4 +14,4 @@ Fence: TypeAlias = Callable[[], object]
 
 
 def no_fence() -> None:
-    """Do nothing, for a server with a store of its own."""
+    """For a server with a store of its own."""

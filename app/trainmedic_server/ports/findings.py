@@ -20,7 +20,7 @@ TakeUpdates: TypeAlias = Callable[[Sequence[FindingUpdate]], Awaitable[None]]
 class FindingRecords(Protocol):
     def with_ids(self, ids: Collection[str]) -> dict[str, KnownFinding]: ...
     def open_with(self, keys: Collection[str]) -> dict[str, KnownFinding]:
-        """Return open findings by `KnownFinding.key`, at most one per key."""
+        """Return open findings by `KnownFinding.key`, at most one each."""
         ...
 
     def all_open(self) -> list[KnownFinding]: ...
@@ -79,7 +79,7 @@ class FindingHistory(Protocol):
     async def findings_page(
         self, matching: FindingFilter, limit: int, cursor: str | None
     ) -> tuple[list[KnownFinding], str | None]:
-        """Return at most `limit` findings, newest first, and the next page's cursor or None. Raises ValueError on an
+        """Return at most `limit` findings, newest first, and the next page's cursor, if any. Raises ValueError on an
         invalid cursor.
         """
         ...

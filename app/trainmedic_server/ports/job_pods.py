@@ -8,7 +8,7 @@ from typing import Protocol
 from trainmedic_logs.domain.pod_fault import PodFault, PodReading
 
 IsOwn = Callable[[str, str, str], bool]
-"""Returns whether the pod (namespace, name, node) really belongs to the job and does not only have its label."""
+"""Returns whether the pod (namespace, name, node) really belongs to the job, whose label anyone may set."""
 
 
 class JobPods(Protocol):
@@ -23,13 +23,13 @@ class JobPods(Protocol):
     async def reading(self, job: str, is_own: IsOwn) -> PodReading:
         """Return the faults of a job's own pods, including those in Kubernetes Events.
 
-        Never raises: `unread` states what cannot be read.
+        Never raises: `unread` states what is unreadable.
         """
         ...
 
 
 class NoPods(JobPods):
-    """Without a cluster or without watching its pods."""
+    """For a server that watches no pods."""
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
         return {}

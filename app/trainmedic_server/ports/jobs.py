@@ -1,5 +1,3 @@
-"""Presences and notices of jobs."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -18,15 +16,15 @@ class ArrivedNotice(Struct, frozen=True):
 
 class JobSource(Protocol):
     async def jobs(self) -> list[Presence]:
-        """Return the presences of jobs, including untrusted ones. Raises BusUnavailable."""
+        """Return presences, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def launchers(self) -> list[Presence]:
-        """Return the presences of launchers, by job name. Raises BusUnavailable."""
+        """Return presences of launchers, by job name. Raises BusUnavailable."""
         ...
 
     def notices(self) -> Sequence[ArrivedNotice]:
-        """Return the received notices that were not discarded, oldest first."""
+        """Return received notices that were not discarded, oldest first."""
         ...
 
     def discard_notices(self, entries: Collection[bytes]) -> None: ...

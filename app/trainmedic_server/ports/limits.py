@@ -1,5 +1,3 @@
-"""Engine limits from the settings."""
-
 from __future__ import annotations
 
 from datetime import timedelta

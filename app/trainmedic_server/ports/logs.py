@@ -18,8 +18,7 @@ class LogBatch(Struct, frozen=True):
 
 class LogSource(Protocol):
     def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncIterator[LogBatch]:
-        """Yield matching lines in batches, oldest first, at most `most`; a note reports more. Partial failures are
-        notes.
+        """Yield matching lines in batches, oldest first, at most `most`; notes report more lines and partial failures.
 
         `nodes` are those where the job ran or, with `LogQuery.is_search`, those that may have its files. A store
         ignores them. Raises LogsUnavailable if nothing can be read, NotFound if `nodes` is required but empty,
@@ -30,6 +29,6 @@ class LogSource(Protocol):
     def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncIterator[LogBatch]:
         """Like `search`, then yield new lines without end. An empty batch is a sign of life.
 
-        A node that stops or resumes answering is a note. Lines of different nodes may be out of order.
+        A note reports when a node stops or resumes answering. Lines of different nodes may be out of order.
         """
         ...

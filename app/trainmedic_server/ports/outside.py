@@ -20,7 +20,7 @@ class Clock(Protocol):
         ...
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at that time, or at once if it has passed. Setting the clock back does not delay it."""
+        """Return at that time, at once if it has passed. Setting the clock back does not delay it."""
         ...
 
 
@@ -52,9 +52,9 @@ class Presence(Struct, frozen=True):
     last_seen: datetime
     """When it last reported its presence (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Trusted data that it reported, such as ``ranks`` and ``placement``."""
+    """Trusted data, such as ``ranks`` and ``placement``."""
     doubt: str | None = None
-    """Reason why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
+    """Why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
     """Untrusted data, for display only."""
     uses_previous_key: bool = False
@@ -87,7 +87,7 @@ class CommandBus(Protocol):
         ...
 
     def acknowledge(self, command_id: str) -> None:
-        """Mark the command's outcome as durable, so that its replies need no redelivery after a restart."""
+        """Mark the command's outcome as durable: its replies need no redelivery after a restart."""
         ...
 
     async def agents(self) -> list[Presence]:
@@ -113,8 +113,7 @@ class Notifier(Protocol):
     ) -> None:
         """Send to the channels `to`, or to all. Ends within about a minute.
 
-        Raises TemporaryFailure if no service received it, so that a retry is safe; otherwise PermanentFailure, also if
-        a service may have it.
+        Raises TemporaryFailure if no service received it, so that a retry is safe; otherwise PermanentFailure.
         """
         ...
 
@@ -126,7 +125,7 @@ class HttpReply(Struct, frozen=True):
 
 
 class HttpAccess(Struct, frozen=True):
-    """Secrets and files of a call, each by the name of the server's variable that has it."""
+    """Secrets and files of a call, each by the server's variable that has it."""
 
     headers: Mapping[str, str] = {}
     """By header name."""
@@ -145,7 +144,7 @@ NO_ACCESS = HttpAccess()
 
 
 class HttpCaller(Protocol):
-    """Makes single HTTP calls, without redirects. Truncates the reply's body at 64 KiB."""
+    """Makes single HTTP calls without redirects, and truncates replies at 64 KiB."""
 
     async def call(
         self,
@@ -173,7 +172,7 @@ class AlertSource(Protocol):
         ...
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
-        """Create a silence or find the one with this exact comment. Return its ID."""
+        """Return the ID of the silence with this exact comment, created if missing."""
         ...
 
     async def find_silence(self, comment: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs the tests stored next to a playbook on the server."""
+"""Runs the tests stored next to a playbook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PlayedTests(Struct, frozen=True):
     file: str
     tests: tuple[PlayedTest, ...] = ()
     problems: tuple[FileProblem, ...] = ()
-    """Errors in the file or in its playbook, for which no test was run."""
+    """Errors in the file or its playbook, which prevented tests."""
     unfinished: str = ""
     """Why there is no result; may be empty."""
 
@@ -36,7 +36,7 @@ class PlaybookTester(Protocol):
     async def run_beside(self, source: str) -> PlayedTests:
         """Run the tests of the playbook file `source`, with a time limit and without external effects.
 
-        Raises NotFound if it has none, Conflict if too many are running.
+        Raises NotFound without tests, Conflict if too many are running.
         """
         ...
 

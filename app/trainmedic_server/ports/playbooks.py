@@ -1,5 +1,3 @@
-"""Compiled playbooks and the catalog of loaded ones."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,11 +38,11 @@ class Match(Struct, frozen=True):
 
 
 class Shortlist(Struct, frozen=True):
-    """Playbooks for an alertname, divided by whether they can match the alert."""
+    """Playbooks for an alertname, by whether they can match the alert."""
 
     playbooks: Sequence[CompiledPlaybook]
     ruled_out: Iterable[CompiledPlaybook] = ()
-    """Sorted by name. Can be iterated once."""
+    """Sorted by name; can be iterated once."""
     count_ruled_out: int = 0
 
 
@@ -62,7 +60,7 @@ class CompiledPlaybook(Protocol):
     def source(self) -> str: ...
 
     def match(self, alert: Alert) -> Match:
-        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``."""
+        """Check alertname, matchers, ``when`` and ``proof``."""
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...

@@ -35,11 +35,11 @@ class Present(Protocol):
         ...
 
     async def alerts_of_runs(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        """Return the alerts linked to each run, in order of linking, without runs that have none."""
+        """Return each run's alerts in order of linking, without runs that have none."""
         ...
 
     async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-        """Return the operator commands to each run, in order, without runs that have none."""
+        """Return operator commands by run, in order, without runs that have none."""
         ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:

@@ -32,12 +32,12 @@ class ReceivedAlerts(Protocol):
     async def alerts_page(
         self, matching: ReceivedAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
-        """Return at most `limit` alerts, the latest received first, and the next page's cursor or None.
+        """Return at most `limit` alerts, the latest received first, and the next page's cursor, if any.
 
         New alerts do not shift pages. Raises ValueError on an invalid cursor.
         """
         ...
 
     async def statuses_of(self, run_ids: Collection[str]) -> dict[str, Status]:
-        """Return the present status of each of these runs that is stored."""
+        """Return the present statuses of those runs that are stored."""
         ...

@@ -1,5 +1,3 @@
-"""Stored console sessions."""
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -11,7 +9,7 @@ from trainmedic_server.domain.session import Session
 
 class StoredSessions(Protocol):
     def all(self) -> list[Session]:
-        """Return all sessions, expired ones included, oldest first."""
+        """Return all sessions, expired ones too, oldest first."""
         ...
 
     def add(self, session: Session) -> None: ...

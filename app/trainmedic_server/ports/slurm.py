@@ -1,4 +1,4 @@
-"""Slurm as actions see it: nodes and jobs, and the changes that every supported way into Slurm can make.
+"""Slurm's nodes and jobs for actions, and the changes that every supported access to Slurm can make.
 
 Calls raise ClusterUnavailable if Slurm cannot be reached or fails (a change may have been made), ClusterRefused, and
 ObjectMissing. Slurm has no conditional update: a caller reads, decides, changes, and reads again.
@@ -24,7 +24,7 @@ ENDED = frozenset(
 
 class SlurmNode(Struct, frozen=True):
     name: str
-    """NodeName, by which Slurm's commands name it."""
+    """NodeName, used by Slurm's commands."""
     hostname: str
     address: str
     """NodeAddr: a name or an IP address."""
@@ -42,20 +42,20 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def is_out_of_service(self) -> bool:
-        """True if Slurm starts no new job on it, because it is drained, down or failing."""
+        """True if Slurm starts no new job on it: it is drained, down or failing."""
         return not {"DRAIN", "DOWN", "FAIL"}.isdisjoint(self.states)
 
     @property
     def is_drained(self) -> bool:
-        """True if Slurm starts no new job on it because of a drain. Its running jobs may continue."""
+        """True if a drain lets Slurm start no new job on it. Running jobs may continue."""
         return "DRAIN" in self.states
 
 
 class SlurmJob(Struct, frozen=True):
-    """A job; an array has one for each task.
+    """A job; each task of an array is one.
 
     The leader of a heterogeneous job stands for the whole job: its nodes are those of all components, and it is held if
-    one of them is. The other values are those of its own component.
+    one is. Other values are those of its own component.
     """
 
     job_id: str
@@ -68,12 +68,12 @@ class SlurmJob(Struct, frozen=True):
     is_held: bool
     """True if it waits for a release, or would after a requeue."""
     may_requeue: bool
-    """True if Slurm restarts it after a node's failure, and takes a requeue."""
+    """True if Slurm restarts it after a node's failure and accepts a requeue."""
     restarts: int
     excluded_nodes: tuple[str, ...] = ()
     why_pending: str = ""
     admin_comment: str = ""
-    """A text that operators of Slurm can set and users can read."""
+    """Operators of Slurm can set it, users read it."""
     priority: int | None = None
     time_limit: timedelta | None = None
     """None if unlimited."""
@@ -82,12 +82,12 @@ class SlurmJob(Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Ids to hold, release or update one by one: Slurm does so only with the component that a call names."""
+        """Ids to hold, release or update one by one: Slurm changes only the component that a call names."""
         return self.components or (self.job_id,)
 
     @property
     def has_ended(self) -> bool:
-        """True if it runs no more and will not run again."""
+        """True if it no longer runs and will not run again."""
         return not ENDED.isdisjoint(self.states)
 
 
@@ -117,14 +117,14 @@ class JobChange(Struct, frozen=True):
     """New values of a job. None leaves a value as it is."""
 
     excluded_nodes: tuple[str, ...] | None = None
-    """All nodes that the job must not get. Slurm takes it only while the job is pending."""
+    """All nodes that the job must not get; accepted only while it is pending."""
     priority: int | None = None
     time_limit: timedelta | None = None
     """Whole minutes, or `UNLIMITED`."""
 
 
 class Slurm(Protocol):
-    """One cluster's slurmctld. Every change may be made twice without harm."""
+    """One cluster's slurmctld. Every change can safely be repeated."""
 
     async def release(self) -> SlurmRelease: ...
 
@@ -137,14 +137,14 @@ class Slurm(Protocol):
         ...
 
     async def jobs(self) -> Sequence[SlurmJob]:
-        """Return the jobs that slurmctld still knows, ended ones included (its ``MinJobAge``)."""
+        """Return jobs that slurmctld still knows, ended ones included (its ``MinJobAge``)."""
         ...
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
         """Start no new job on the node.
 
-        With `resume_after` Slurm resumes it by itself after that time, counted from now; another call sets it again.
-        `UNLIMITED` removes such an end, None leaves it.
+        With `resume_after` from now, Slurm resumes it by itself; another call sets it again. `UNLIMITED` removes such
+        an end, None leaves it.
         """
         ...
 
@@ -159,8 +159,8 @@ class Slurm(Protocol):
     async def reservations(self) -> Sequence[SlurmReservation]: ...
 
     async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
-        """Reserve the node for these users from now, for whole minutes. Running jobs continue, and other reservations
-        of the node stay. Raises ClusterRefused if there is a reservation of this name.
+        """Reserve the node for these users from now, for whole minutes. Running jobs and other reservations stay.
+        Raises ClusterRefused if the name is taken.
         """
         ...
 
@@ -175,9 +175,9 @@ class Slurm(Protocol):
     async def unhold(self, job_id: str) -> None: ...
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
-        """End the running job with all of its components, and queue it again; with `hold` it waits for a release.
+        """End the running job with all components, and queue it again; with `hold` it waits for a release.
 
-        Raises ClusterRefused for a job that is not running or may not be requeued, and for a component.
+        Raises ClusterRefused for a component, or a job that is not running or may not be requeued.
         """
         ...
 

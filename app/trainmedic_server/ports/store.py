@@ -1,4 +1,4 @@
-"""The run store: alerts, runs, steps, undos and events, and reading of the history."""
+"""The run store: alerts, runs, steps, undos, events and the history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LinkedRun(Struct, frozen=True):
     target_key: str
     status: str
     decision: str
-    """A `Decision`, or one of a later release."""
+    """A `Decision`, possibly of a later release."""
 
 
 class GuardFacts(Struct, frozen=True):
@@ -41,7 +41,7 @@ class GuardFacts(Struct, frozen=True):
     last_ended_at: datetime | None = None
     """End of the playbook's last run on this target."""
     started: int = 0
-    """The playbook's runs after the requested time: on any target, or on this one if so requested."""
+    """The playbook's runs after the requested time, on any target or, if requested, on this one."""
     open_runs: int = 0
     """The playbook's open runs on any target."""
 
@@ -78,7 +78,7 @@ class Transaction(KeptTables, Protocol):
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
     def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        """Return the unresolved alerts of these fingerprints, with any start time."""
+        """Return unresolved alerts of these fingerprints, with any start time."""
         ...
 
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
@@ -90,18 +90,16 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
-        """Return unresolved alerts without a report after `moment` that are linked to a run that is open or owes an
-        undo.
-        """
+        """Return unresolved alerts without a report after `moment` whose run is open or owes an undo."""
         ...
 
     def heard_no_later_than(self, moment: datetime) -> None:
-        """Limit the last report's time of firing alerts to `moment`, because the clock was set back."""
+        """Limit the last report's time of firing alerts to `moment`: the clock was set back."""
         ...
 
     # runs
     def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
-        """Return each alert's runs, in order of linking, without alerts that have none."""
+        """Return alerts' runs in order of linking, without alerts that have none."""
         ...
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -122,8 +120,8 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
-        """Return nodes that runs acted on after `since`: targets of runs started and created after it, and nodes
-        recorded as touched after it.
+        """Return nodes acted on after `since`: targets of runs started and created after it, and nodes recorded as
+        touched after it.
         """
         ...
 
@@ -135,7 +133,7 @@ class Transaction(KeptTables, Protocol):
 
     def known_nodes(self) -> set[str]: ...
     def remember_nodes(self, nodes: Collection[str], at: datetime) -> None:
-        """Record that these nodes exist, until pruned. The time may be stored to the hour only."""
+        """Record that these nodes exist, until pruned. The time may be rounded to the hour."""
         ...
 
     def add_runs(self, runs: Sequence[Run]) -> None:
@@ -145,14 +143,14 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
-        """Update runs, each with the steps that differ from the previous state (all if None).
+        """Update runs, with the steps that differ from the previous state (all if None).
 
         The playbook, version, target, mode, alert and ``created_at`` never change.
         """
         ...
 
     def freeze(self, run_id: str, members: Sequence[str]) -> None:
-        """Store a new parent run's list of target keys. It never changes."""
+        """Store a new parent run's unchangeable list of target keys."""
         ...
 
     def group_list(self, run_id: str) -> tuple[str, ...]: ...
@@ -162,7 +160,7 @@ class Transaction(KeptTables, Protocol):
 
     def unfinished_members(self, run_id: str) -> list[str]: ...
     def members_with_undo(self, run_id: str, undos: Collection[UndoStatus]) -> list[str]:
-        """Return IDs of a parent's members with an undo of one of these states."""
+        """Return IDs of members with an undo of one of these states."""
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
@@ -179,7 +177,7 @@ class Transaction(KeptTables, Protocol):
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]: ...
 
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
-        """Return the number of alerts linked to each run, without runs that have none."""
+        """Count the alerts linked to each run, without runs that have none."""
         ...
 
     def unfinished(self) -> list[Run]:
@@ -187,8 +185,8 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
-        """Return IDs of runs that began a step of one of these actions and are open, owe an undo, or are linked to an
-        unresolved alert.
+        """Return IDs of runs that began a step of one of these actions and are open, owe an undo, or have an unresolved
+        alert.
         """
         ...
 
@@ -223,10 +221,10 @@ class Transaction(KeptTables, Protocol):
 
 class RunStore(Protocol):
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a transaction and return its result when it is durable. Raises StoreUnavailable.
+        """Run `work` in a transaction and return its result when durable. Raises StoreUnavailable.
 
         Concurrent calls may share a transaction; if `work` raises, only its own changes are dropped. `work` may run
-        again and must have no external effects.
+        again, so it must have no external effects.
         """
         ...
 
@@ -242,7 +240,7 @@ class RunStore(Protocol):
         old events of no run. Findings and verdicts of retained jobs stay. Alerts without a run are limited in number at
         any age. Other transactions run in between.
 
-        With `archive`, each run is archived first. Raises ArchiveUnavailable and stops deleting if that fails.
+        With `archive`, each run is archived first. If that fails, raises ArchiveUnavailable and stops deleting.
         """
         ...
 
@@ -254,7 +252,7 @@ Values: TypeAlias = str | tuple[str, ...] | None
 
 
 def values_of(values: Values) -> tuple[str, ...]:
-    """Return the distinct values as a tuple; empty for any."""
+    """Return the distinct values; empty for any."""
     return tuple(dict.fromkeys((values,) if isinstance(values, str) else values or ()))
 
 
@@ -311,10 +309,10 @@ class History(Protocol):
     """Reads without waiting for writers."""
 
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
-        """Return at most `limit` runs, newest first, and the next page's cursor or None.
+        """Return at most `limit` runs, newest first, and the next page's cursor, if any.
 
-        A page of a rare selection may be short or empty with a cursor, because its search time is limited. New runs do
-        not shift pages. Raises ValueError on an invalid cursor.
+        A page of a rare selection may be short or empty with a cursor: its search time is limited. New runs do not
+        shift pages. Raises ValueError on an invalid cursor.
         """
         ...
 

@@ -14,18 +14,18 @@ from trainmedic_server.domain.run import Status
 
 
 class PlaybookTally(Struct):
-    """Counts of one playbook's runs created in a period, decisions not to start included."""
+    """Counts of a playbook's runs created in a period, and decisions not to start."""
 
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
     timed_out: int = 0
     undone_by_hand: int = 0
     repeated: int = 0
-    """Runs started within 1 h of the end of one of the same playbook and target."""
+    """Runs started within 1 h after one of the same playbook and target."""
     repair_seconds: Counter[float] = field(default_factory=Counter)
-    """Durations of successful runs from admission, in seconds rounded to two digits, with their counts."""
+    """Durations of successful runs from admission, with their counts; seconds, rounded to two digits."""
     person_seconds: Counter[float] = field(default_factory=Counter)
-    """Response times of people's answers, in the same form."""
+    """Response times of people, in the same form."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses
@@ -45,12 +45,11 @@ class TallySource(Protocol):
     """Reads without waiting for writers."""
 
     async def tally(self, since: datetime, until: datetime) -> Mapping[str, PlaybookTally]:
-        """Return counts of runs created from `since` to before `until`, by playbook. Raises StoreUnavailable."""
+        """Count the runs created from `since` to before `until`, by playbook. Raises StoreUnavailable."""
         ...
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> Mapping[str, EffectVerdict]:
-        """Return the effect verdicts of runs that acted from `since` to before `until`, by run; at most the newest
-        `limit`.
+        """Return effect verdicts by run, for the newest `limit` runs that acted from `since` to before `until`.
 
         Raises StoreUnavailable.
         """

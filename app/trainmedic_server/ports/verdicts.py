@@ -47,7 +47,7 @@ class StoredVerdicts(Protocol):
     def of_job(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return verdicts that name the node and began after `since`, newest first, at most 100."""
+        """Return at most 100 verdicts that name the node and began after `since`, newest first."""
         ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:

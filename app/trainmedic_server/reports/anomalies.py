@@ -111,7 +111,6 @@ BOUNDS = (
 
 
 def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
-    """Return the times in which a measured value was beyond its bound."""
     limit = _limit(bound, points)
     if limit is None:
         return []
@@ -136,7 +135,7 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
 
 def _limit(bound: Bound, points: Points) -> float | None:
-    """Return the series' limit; None if it has too few points to compare with."""
+    """Return the limit; None if the series has too few points to compare with."""
     if not bound.relative:
         return bound.limit
     values = figures.finite(points)

@@ -1,8 +1,8 @@
 """Bottleneck of a job's steps: data, other ranks, memory or computing. Pure.
 
-Uses the parts of each rank's step time that the SDK measures, with the shares of ``trainmedic_logs.diagnosis.slow``. If
-they are unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data, with
-severity ``low``.
+Uses the parts of step time that the SDK measures, with the shares of ``trainmedic_logs.diagnosis.slow``. If they are
+unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data, with severity
+``low``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Peak memory use, each 0 to 1, and how often CUDA's cache was emptied to allocate memory."""
+    """Peak memory use, 0 to 1, and how often CUDA's cache was emptied to allocate memory."""
 
     cuda: float | None = None
     host: float | None = None
@@ -74,7 +74,7 @@ class Bottleneck:
 
 
 def step_shares(data: float | None, compute: float | None, wait: float | None, step: float | None) -> StepShares | None:
-    """Return the parts' shares of a step's time, 0 to 1: of their sum, or of ``step`` if one is unknown. None if too
+    """Return each part's share of a step's time, 0 to 1: of their sum, or of ``step`` if one is unknown. None if too
     little is known.
     """
     if data is not None and compute is not None and wait is not None:
@@ -131,7 +131,7 @@ def bottleneck(
 
 
 def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
-    """A guess from experience, unless the trainer states a measurement."""
+    """Guess from experience, unless the trainer states a measurement."""
     if hints.waits_for_data:
         return _made(
             "data", "medium", "by the trainer's own figures, more than half of a step is spent waiting for the batch"

@@ -1,6 +1,4 @@
-"""Compilation of reports from the run store, Prometheus and verdicts. Without Prometheus, the report states why figures
-are missing.
-"""
+"""Compilation of reports from the run store, Prometheus and verdicts."""
 
 from __future__ import annotations
 
@@ -157,7 +155,7 @@ class ReportCompiler:
             yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
-        """Return Prometheus's figures, and why there are none; None if there are any."""
+        """Return Prometheus's figures, and why there are none, if so."""
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:

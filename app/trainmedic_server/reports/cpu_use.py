@@ -1,5 +1,5 @@
-"""CPU cores that the ranks of a job keep busy, child processes included. Pure. Only the busiest and the least busy
-ranks have a series.
+"""CPU cores kept busy by a job's ranks and their child processes. Pure. Only the busiest and the least busy ranks have
+a series.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainmedic_server.reports import points as figures
 _FAR_OFF = 2.0
 """An outlier has at least this multiple of the median, or at most its inverse."""
 _LEAST_CORES = 0.5
-"""Minimum difference of an outlier in cores: near 0, small differences are large multiples."""
+"""An outlier's minimum difference in cores: near 0, small differences are large multiples."""
 
 _SHOWN = 3
 
@@ -30,7 +30,7 @@ class RankCpu:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Busy cores, averaged over the time in which they were measured."""
+    """Busy cores, averaged over the measured time."""
 
     median_cores: float
     highest: tuple[RankCpu, ...]

@@ -1,4 +1,4 @@
-"""Curves of a job and readings of a node's GPUs from Prometheus, for people. Bounded: few points, a few queries."""
+"""Curves of a job and readings of a node's GPUs from Prometheus. Bounded: few points, a few queries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Curve:
     name: str
     unit: str
     points: tuple[tuple[float, float | None], ...]
-    """(Seconds since 1970, value); None for a value that is not finite."""
+    """(Seconds since 1970, value); None if not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class JobCurves:
     checkpoint: NewestCheckpoint | None
     """None if Prometheus knows none."""
     unknown: str | None
-    """Why there is none. None if there is one."""
+    """Why there is no checkpoint, if so."""
 
 
 @dataclass(frozen=True, slots=True)

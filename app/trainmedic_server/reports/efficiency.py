@@ -2,7 +2,7 @@
 
 Score of the reference design: 100 × (0.6 × utilisation + 0.4 × min(throughput ÷ baseline, 1)), with two corrections:
 
-- Utilisation is the mean of all GPUs, not of one.
+- Utilisation is the mean of all GPUs.
 - The baseline is fixed: the declared target, otherwise the job's beginning.
 
 A GPU that waits in a collective is busy too, so the rating is never better than the throughput alone deserves.

@@ -1,5 +1,5 @@
 """Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure. Lower bounds: findings of
-one kind within a minute are one event, as are all errors within one finding.
+one kind within a minute, and all errors within one finding, are one event.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NOTHING_READ = (
 )
 _SAME = timedelta(minutes=1)
 _ENDS_AFTER = timedelta(minutes=2)
-"""Time within which a failure with the same cause is attributed to the event."""
+"""Time within which a failure of the same cause is attributed to the event."""
 _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
-"""Roles of findings that are not only the consequence of another failure."""
+"""Roles of findings that are more than the consequence of another failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,14 @@ class ErrorEvent:
     """Time of the last line; ``at`` is that of the first."""
     causes: tuple[str, ...]
     ranks: tuple[int, ...]
-    """The lowest `MOST_RANKS`. Empty if the lines name none."""
+    """The lowest `MOST_RANKS`; empty if the lines name none."""
     rank_count: int
     nodes: tuple[str, ...]
     rules: tuple[str, ...]
     """Empty if only a verdict reports the event."""
     lines: int
     ended_job: bool | None
-    """True: the job failed within two minutes, and the verdict names this cause. False: no failure, or another cause.
-    None: unknown.
-    """
+    """True if the job failed within two minutes with this cause. False: no failure, or another cause. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

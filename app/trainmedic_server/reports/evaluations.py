@@ -1,4 +1,4 @@
-"""Each metric's newest value and range in a job's evaluations, from the events ``job_evaluated``. Pure."""
+"""Newest value and range of each metric in a job's evaluations, from the events ``job_evaluated``. Pure."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
 _SHOWS_BEFORE = 1800.0
 _FOUND_AFTER = 120.0
-"""Seconds by which the first sign of a failure may precede or follow its report."""
+"""Seconds by which a failure's first sign may precede or follow its report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _failures(events: Sequence[Event]) -> list[FailureRecord]:
-    """Count a failed job that disappears a minute later without a restart as one failure."""
+    """A failed job that disappears a minute later without a restart is one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):

@@ -1,6 +1,4 @@
-"""Report on all jobs in the run store's retention period: failures by cause with their cost, failing nodes and repair
-outcomes. Pure.
-"""
+"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class CauseTotal:
     failures: int
     jobs: int
     down_seconds: float | None
-    """Sum for the jobs that were started again. None if none was."""
+    """Sum for the jobs that were restarted; None if none was."""
     not_back: int
     """No restart was reported: the job may still be down."""
     lost_gpu_hours: float | None
@@ -67,7 +65,7 @@ class NodeTotal:
 
 @dataclass(frozen=True, slots=True)
 class DayTotal:
-    """Failures of jobs and repairs that started on one day (UTC)."""
+    """Failures and repairs that started on one day (UTC)."""
 
     day: date
     failures: int

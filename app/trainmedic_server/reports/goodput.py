@@ -1,4 +1,4 @@
-"""Use of a job's time: losses by kind, without overlap; the rest is productive, slow steps included. Pure."""
+"""Use of a job's time: losses by kind, without overlap; the rest is productive, including slow steps. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Goodput:
     lost: LostTime
     unmeasured_seconds: float = 0.0
     resolution_seconds: float = 0.0
-    """Interval. Anything shorter than two may be missed."""
+    """Interval; anything shorter than two may be missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: f
 
 
 def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
-    """Return the last report on the process before the gap, and the time of the first one; without reports None and the
+    """Return the last report on the process before the gap, and the time of the first; without reports None and the
     gap's beginning.
     """
     endings = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
@@ -168,7 +168,7 @@ def _lost(
 
 
 def _redone(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
-    """Return the seconds of steps that a rollback or restart undid, at the step duration before it."""
+    """Return the seconds of steps undone by a rollback or restart, at the step duration before it."""
     counts = dict(progress.steps)
     lengths = {at: seconds for at, seconds in progress.step_seconds if math.isfinite(seconds)}
     usual = statistics.median(lengths.values()) if lengths else 0.0
@@ -189,7 +189,7 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
-    """Return whether the process began at the first point: it is later than requested."""
+    """Return whether the process began at the first point, later than requested."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 
@@ -198,7 +198,7 @@ def _starting(steps: Points, every: float) -> list[Stretch]:
 
 
 def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float) -> float:
-    """Return the seconds of stalls beyond the limit, without starts, which are counted separately."""
+    """Return the seconds of stalls beyond the limit, without starts, which count separately."""
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.excursions(over, every, lambda _: True)

@@ -1,5 +1,5 @@
-"""Prometheus queries for the report on a job, aggregated over GPUs and processes in at most `INTERVALS` intervals. The
-server's metric ``trainmedic_job_gpu`` names the job's GPUs at each moment.
+"""Prometheus queries for the report on a job, in at most `INTERVALS` intervals. The server's metric
+``trainmedic_job_gpu`` names the job's GPUs at each moment.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from trainmedic_server.reports.points import Spread, Stretch
 
 INTERVALS = 720
 _INTERVALS_OF_GPUS = 120
-"""Few, because each is work for every GPU."""
+"""Few: each is work for every GPU."""
 _SHORTEST = timedelta(minutes=1)
 _LOOKS_BACK = timedelta(days=30)
 _OTHER_JOB_AFTER = 86_400.0
-"""Seconds of absence after which a job of the same name is another one, as `domain.job_life.KEPT`."""
+"""Seconds of absence after which a job of this name is another one, as `domain.job_life.KEPT`."""
 _FIRST_HOURS = timedelta(hours=6)
 _AT_ONCE = 4
 _SCRAPES = timedelta(minutes=10)
-"""Minimum time in which to count scrapes to learn their interval."""
+"""Minimum time in which scrapes are counted to learn their interval."""
 
 _THERE = "max(count_over_time(training_steps_total{$job}[$every]))"
 _GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
@@ -277,7 +277,7 @@ def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> tim
 
 
 def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
-    """Return the slowest rank. Only the slowest ranks have a series; one that is briefly among them is ignored."""
+    """Return the slowest rank. Only the slowest ranks have a series; ranks briefly among them are ignored."""
     averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
     if not averages or not own_median:
         return None

@@ -102,7 +102,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """Records of a job in the run store, each list oldest first."""
+    """Records of a job in the run store, oldest first."""
 
     events: Sequence[Event] = ()
     repairs: Sequence[RepairRecord] = ()
@@ -116,7 +116,7 @@ class JobRecords:
 def job_report(
     job: str, since: datetime, until: datetime, figures: JobFigures, records: JobRecords, no_metrics: str | None
 ) -> JobReport:
-    """`no_metrics` is why Prometheus was not queried or did not answer, None if it did."""
+    """`no_metrics` is why Prometheus was not queried or did not answer, if so."""
     usual = figures.baseline
     share = figures.throughput.average / usual.value if figures.throughput and usual else None
     score = None

@@ -13,7 +13,7 @@ from trainmedic_server.ports.metric_history import Points
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Average and extremes of a quantity in a period. All are finite, in the quantity's unit."""
+    """Average and extremes of a quantity in a period, finite and in its unit."""
 
     average: float
     max: float
@@ -67,8 +67,8 @@ def spread(
 
 
 def rise(points: Points, is_from_zero: bool) -> float:
-    """A lower value than the previous one is a reset. ``is_from_zero``: the first value was reached within the period,
-    too.
+    """A value below the previous one is a reset. ``is_from_zero``: the first value was also reached within the
+    period.
     """
     values = finite(points)
     risen = values[0] if values and is_from_zero else 0.0
@@ -78,7 +78,7 @@ def rise(points: Points, is_from_zero: bool) -> float:
 
 
 def stretches(points: Points, every: float) -> list[Stretch]:
-    """Join points to stretches of time. Each point covers the `every` seconds before it."""
+    """Join points to stretches; each covers the `every` seconds before it."""
     joined: list[Stretch] = []
     for at, _ in points:
         if joined and at - joined[-1].end <= 1.5 * every:

@@ -1,4 +1,4 @@
-"""Outcomes of repairs by playbook and by cause, and an estimate of the GPU-hours saved. Pure."""
+"""Outcomes of repairs by playbook and by cause, with an estimate of the GPU-hours saved. Pure."""
 
 from __future__ import annotations
 

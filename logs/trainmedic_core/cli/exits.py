@@ -1,4 +1,4 @@
-"""Exceptions of commands, one per exit code. The codes are public (`trainmedic_core.command.EXIT_CODES`)."""
+"""Exceptions of commands, one per public exit code (`trainmedic_core.command.EXIT_CODES`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainmedic_core.plain_text import visible
 
 
 class CommandError(click.ClickException):
-    """A command failed. Control characters in the message are escaped."""
+    """Control characters in the message are escaped."""
 
     def format_message(self) -> str:
         return visible(self.message, keep="\n")
@@ -37,7 +37,7 @@ class NoAnswerYet(Unreachable):
 
 
 class NotAllowed(CommandError):
-    """The token is missing, unknown or lacks the permission."""
+    """The token is missing, unknown or without the permission."""
 
     exit_code = 4
 

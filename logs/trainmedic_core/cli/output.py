@@ -1,5 +1,3 @@
-"""Output of a command, as JSON or as lines of text."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -11,7 +9,7 @@ from trainmedic_core.plain_text import json_text
 
 
 def output_option(text: str = "text") -> Callable[[Any], Any]:
-    """Return the option ``--output``: `text` (default) or ``json``."""
+    """Return the option ``--output``."""
     return click.option("--output", type=click.Choice([text, "json"]), default=text, show_default=True)
 
 

@@ -1,5 +1,3 @@
-"""Flags of settings, for ``serve`` and ``agent``."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -13,8 +11,8 @@ from trainmedic_core.setting_sources import SettingSource
 def setting_flag(
     name: str, source: SettingSource, description: str, default: str, choices: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the setting's flag, if it has one. The flag has no default and reads no variable:
-    the settings do both, and the help names them.
+    """Return a decorator that adds the setting's flag, if it has one. The settings, not the flag, have the default and
+    read the variable; the help names both.
     """
     if source.flag is None:
         return lambda command: command

@@ -1,5 +1,5 @@
-"""Compilation and evaluation of expressions and templates: the part of Jinja2 that ``template_syntax`` accepts, in the
-``sandbox``. Output is never rendered again.
+"""Expressions and templates: the part of Jinja2 that ``template_syntax`` accepts, in the ``sandbox``. Output is never
+rendered again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Expression:
         return _guarded(self._name, self.text, work)
 
     def holds(self, scope: Scope) -> bool:
-        """Return whether the value is true. Raises ExpressionError."""
+        """Raises ExpressionError."""
         return _guarded(self._name, self.text, lambda _: bool(self._compiled(scope)))
 
 
@@ -95,7 +95,7 @@ def compile_text(text: str, name: str) -> Expression | TextTemplate:
 
 
 def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
-    """As `compile_text`, from a tree, which cannot be used again. Raises Malformed."""
+    """As `compile_text`. The tree cannot be used again. Raises Malformed."""
     text = tree.text
     if tree.expression is None:
         return TextTemplate(text, name, template_syntax.compile_template(tree))
@@ -104,7 +104,7 @@ def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
 
 
 class ValueTemplate:
-    """Value with templates in its strings at any depth; keys are no templates."""
+    """Value with templates in strings at any depth, except keys."""
 
     def __init__(self, value: Any, name: str, compiled: Mapping[str, Expression | TextTemplate] | None = None) -> None:
         """`compiled`: templates by text. Raises Malformed."""
@@ -112,7 +112,7 @@ class ValueTemplate:
         self._made = self._compile(value, compiled or {})
 
     def render(self, scope: Scope) -> Any:
-        """Return a new value with all templates evaluated within one work limit. Raises ExpressionError."""
+        """Evaluate all templates within one work limit. Raises ExpressionError."""
         with work_meter.metered():
             return _render(self._made, scope)
 
@@ -135,7 +135,7 @@ def _render(made: Any, scope: Scope) -> Any:
 
 
 def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
-    """Replace each template of just one variable by its number, at any depth."""
+    """Replace each template of just one variable by its number."""
     if isinstance(value, Mapping):
         return {key: with_variables(each, variables) for key, each in value.items()}
     if isinstance(value, list):
@@ -146,7 +146,7 @@ def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
 
 
 def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:
-    """Run `work`. Turn every error into an ExpressionError that names the template and hides its data."""
+    """Run `work`. Turn errors into an ExpressionError that names the template and hides its data."""
     try:
         with work_meter.metered() as meter:
             return work(meter)

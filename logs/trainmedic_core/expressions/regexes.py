@@ -1,5 +1,5 @@
-"""Regular expressions in the syntax of Go and Alertmanager, by RE2, which never backtracks: a match costs at most text
-length times pattern size, both limited here.
+"""Regular expressions of RE2, as in Go and Alertmanager. It never backtracks: a match costs at most text length times
+pattern size, both limited here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re2
 from msgspec import Struct
 
 LARGEST_PROGRAM = 10_000
-"""Instructions of a compiled pattern: ``.{1000}`` has 9,000, a list of names hundreds."""
+"""Instructions of a pattern: ``.{1000}`` has 9,000."""
 MOST_WORK = 50_000_000
-"""Instructions times bytes of a match, at most about 50 ms."""
+"""Instructions times bytes of a match, about 50 ms."""
 _LONGEST_PATTERN = 1000
 LARGEST_SEARCH = 2_000
-"""Instructions of a `SearchPattern`: at most about 20 ms for a hostile line of 8 KiB."""
+"""Instructions of a `SearchPattern`: about 20 ms for a hostile line of 8 KiB."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton
 _SET_MEMORY = 32 << 20  # bytes for about 1,000 literals, allocated on demand
 
@@ -49,7 +49,7 @@ class Pattern:
 
 
 class SearchPattern:
-    """Compiled pattern searched for within a line."""
+    """Compiled pattern to search for within a line."""
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError with the reason."""
@@ -65,14 +65,12 @@ class SearchPattern:
         return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
 
     def spans(self, line: bytes, most: int) -> list[tuple[int, int]]:
-        """Return start and end, in bytes, of the first `most` non-empty matches."""
+        """Return start and end bytes of the first `most` non-empty matches."""
         places = ((match.start(), match.end()) for match in self._compiled.finditer(line))
         return list(itertools.islice(((start, end) for start, end in places if end > start), most))
 
 
 class LiteralSet:
-    """Search for many literal texts in one pass."""
-
     def __init__(self, literals: Sequence[str]) -> None:
         self._set = re2.Set.SearchSet(_options(_SET_MEMORY))
         self._is_empty = not literals
@@ -86,8 +84,6 @@ class LiteralSet:
 
 
 class ByteSearch:
-    """Search for the first of several byte patterns."""
-
     def __init__(self, patterns: Sequence[bytes]) -> None:
         """Quote external text with `literal_bytes` first."""
         options = _options(_SET_MEMORY)

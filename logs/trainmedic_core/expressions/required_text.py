@@ -1,5 +1,3 @@
-"""Text in every match of a regular expression, as a cheap prefilter."""
-
 from __future__ import annotations
 
 import re
@@ -16,10 +14,9 @@ _FOLDED = re.compile(r"[ksKS]|[^\x00-\x7f]")
 
 
 def required_patterns(expression: str) -> list[bytes] | None:
-    r"""Return patterns for ``ByteSearch``; every UTF-8 match of `expression` contains one of them.
+    r"""Return patterns for ``ByteSearch``; every UTF-8 match contains one of them.
 
-    None if unknown: only ``.``, ``|``, ``*``, ``+``, ``?``, anchors, classes such as ``\d`` and a leading ``(?i)`` are
-    understood, not groups, sets and counts.
+    None if unknown: groups, sets and counts are not understood.
     """
     any_case = expression.startswith(_ANY_CASE)
     simple = _ESCAPED.sub(".", expression.removeprefix(_ANY_CASE))

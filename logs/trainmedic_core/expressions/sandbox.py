@@ -1,8 +1,7 @@
 """Jinja2 environment of expressions and templates: sandboxed, strict, and limited in work.
 
-There are no globals, and only fixed filters, tests and methods. Operations that can cost more than one step report to
-the `work_meter` first, because a single C call cannot be interrupted. Constant folding is off: compiling evaluates
-nothing.
+Only fixed filters, tests and methods exist. Operations that can cost more than one step report to the `work_meter`
+first, because a C call cannot be interrupted. Compiling evaluates nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
 _NUMBER = re.compile(r"^\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*$", re.ASCII)
 _STEPS_PER_MEMBER = 3
-"""Most filters call a Python function per list member."""
+"""Filters mostly call a function per member."""
 
 WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
-"""Filters that ``template_syntax`` inserts; no template can write such names."""
+"""Inserted by ``template_syntax``; no template can write such names."""
 
 # fmt: off
 _FILTERS = (
@@ -64,9 +63,7 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""Readable members of values other than mappings. Only the methods `join` and `replace` can produce more than their
-input.
-"""
+"""Readable members of values other than mappings. Only `join` and `replace` can produce more than their input."""
 
 _EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
@@ -74,7 +71,7 @@ _CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]
 
 
 class PlainFunction:
-    """Function for expressions. It takes plain values and costs about one step."""
+    """Function of plain values that costs about one step."""
 
     __slots__ = ("_function",)
 
@@ -86,7 +83,7 @@ class PlainFunction:
 
 
 class _Missing(jinja2.StrictUndefined):
-    """Missing member of a mapping; suggestions are computed only when shown."""
+    """Missing member; suggestions are computed when shown."""
 
     @property
     def _undefined_message(self) -> str:
@@ -97,7 +94,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Members of mappings precede methods, so that a label named ``items`` is readable."""
+    """Members of mappings precede methods, so that a label ``items`` is readable."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -180,7 +177,7 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
-    """Count the cost of a text method beyond its operands' length."""
+    """Count what a text method costs beyond its operands' length."""
     for part in args[:1]:
         if method == "join":
             meter.spend_on_text(len(text) * len(part))
@@ -194,8 +191,8 @@ def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Seque
 
 
 def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
-    """Return a filter or test that counts input and output, and turns iterators into lists. Because it takes Jinja's
-    context, Jinja never calls it at compile time.
+    """Return a filter or test that counts input and output, and turns iterators into lists. Jinja never calls it at
+    compile time, because it takes the context.
     """
     wanted = getattr(function, "jinja_pass_arg", None)
 
@@ -220,7 +217,7 @@ def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable
 
 
 def _numeric(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Return a filter or test for numbers only; Python's operators mean something else on text."""
+    """Return a filter or test for numbers only, because Python's operators also accept text."""
 
     def call(value: Any, *args: Any, **kwargs: Any) -> Any:
         for operand in (value, *args, *kwargs.values()):
@@ -285,7 +282,7 @@ def _tojson(value: Any) -> str:
 
 
 def _duration(value: Any) -> str | float:
-    """Return seconds as text such as ``1h30m``, and such a text as seconds."""
+    """Convert seconds to text such as ``1h30m``, and back."""
     if isinstance(value, str) and not _NUMBER.match(value):
         try:
             return duration.parse(value).total_seconds()
@@ -295,7 +292,7 @@ def _duration(value: Any) -> str | float:
 
 
 def _number(value: Any) -> int | float:
-    """Return a text's number. Unlike ``float``, it does not make 0 of other texts."""
+    """Return a text's number, never 0 for other texts."""
     if isinstance(value, jinja2.Undefined):
         str(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -306,7 +303,7 @@ def _number(value: Any) -> int | float:
 
 
 def _time(value: Any) -> float:
-    """Return a time with its zone in seconds since 1970, as ``now`` is."""
+    """Return a time with its zone as Unix seconds."""
     if isinstance(value, jinja2.Undefined):
         str(value)
     try:
@@ -334,7 +331,7 @@ def _concatenate(values: list[Any]) -> str:
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Count an output value. It takes the context for the reason in `_metered`."""
+    """Count an output value."""
     work_meter.current().weigh(value)
     return value
 

@@ -1,7 +1,7 @@
 """Syntax trees of expressions and templates that are safe to compile and run.
 
-Constructs that playbooks do not need (`include`, macros, recursive loops) and texts that are too long or deep are
-refused. Filters of the ``sandbox`` are inserted into the tree to count loops, comparisons and hashes.
+Unneeded constructs (`include`, macros, recursive loops) and texts that are too long or deep are refused. Filters of the
+``sandbox`` are inserted to count loops, comparisons and hashes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
 """Nodes of one template; handwritten ones have tens."""
 _DEEPEST = 100
-"""Tree levels, within Jinja's and Python's limits at any stack depth."""
+"""Levels within Jinja's and Python's limits."""
 _RESULT = "result"
 _REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}
 _ALLOWED: tuple[type[nodes.Node], ...] = (
@@ -51,7 +51,7 @@ class SyntaxTree(NamedTuple):
 
     @property
     def expression(self) -> nodes.Expr | None:
-        """The expression, if the text is one or is exactly one ``{{ expression }}``."""
+        """The text's only expression, or None."""
         match self.root.body:
             case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
                 is_in_braces = self.text.startswith("{{") and self.text.endswith("}}")
@@ -73,9 +73,7 @@ def parse_template(text: str) -> SyntaxTree:
 
 
 _TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
-"""Compiled templates in use, by text and whether it is an expression. Playbooks repeat texts, and compiling takes
-longer than parsing.
-"""
+"""Templates in use, by text and whether it is an expression, because playbooks repeat texts."""
 
 
 def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:
@@ -165,7 +163,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 _ENDS = {"'end of print statement'": "'}}'", "'end of statement block'": "'%}'"}
-"""Jinja's terms for closing delimiters."""
+"""Jinja's terms."""
 _CLOSED_BY = "; '{{' is closed by '}}', and '{%' by '%}'"
 
 
@@ -181,9 +179,7 @@ def _reason(error: Exception, text: str) -> str:
 
 
 def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
-    """Return all nodes, parents first, not recursively because the depth is unknown. Raises Malformed if they are too
-    many or too deep.
-    """
+    """Return all nodes, parents first, without recursion. Raises Malformed if they are too many or too deep."""
     every: list[nodes.Node] = []
     left = [(root, 1)]
     while left:
@@ -255,7 +251,7 @@ def _count(tree: nodes.Node) -> int:
 
 
 def _weighed(expression: nodes.Expr) -> nodes.Expr:
-    """Count an operand of a comparison or hash with all its contents."""
+    """Count an operand with all its contents."""
     return expression if isinstance(expression, nodes.Const) else _filtered(sandbox.WEIGH, expression)
 
 

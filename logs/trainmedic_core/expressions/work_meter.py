@@ -1,6 +1,6 @@
-"""Limit on the work of one evaluation, in steps of about one list element or 64 characters (0.1 to 1 µs). Steps bound
-time and memory, and unlike a clock give the same result on every machine. The ``sandbox`` counts before each operation
-whose cost depends on its operands.
+"""Limit on the work of one evaluation, in steps of about one list element or 64 characters (0.1 to 1 µs). Unlike a
+clock, steps give the same result on every machine. The ``sandbox`` counts before each operation whose cost depends on
+its operands.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import jinja2
 
 MOST_STEPS = 250_000
-"""For all templates of a step's parameters, or one condition: about 50 ms."""
+"""For a step's parameters, or one condition: about 50 ms."""
 LARGEST_NUMBER_BITS = 2048
-"""Size of an integer: about 600 digits."""
+"""About 600 digits."""
 _CHARACTERS_PER_STEP = 64
 _COMPARISONS_PER_STEP = 1024
 _ATOMS = (str, int, float, type(None))
@@ -32,7 +32,7 @@ class WorkMeter:
         self._left = MOST_STEPS
 
     def spend(self, steps: int) -> None:
-        """Raises TooMuchWork once no steps are left."""
+        """Raises TooMuchWork."""
         self._left -= steps
         if self._left < 0:
             raise TooMuchWork("it takes too much work; use less data, or fewer loops and repetitions")
@@ -45,7 +45,7 @@ class WorkMeter:
         self.spend(1 + len(text) * len(part) // _COMPARISONS_PER_STEP)
 
     def weigh(self, value: Any) -> None:
-        """Count everything in `value`, at any depth; shared parts count each time."""
+        """Count everything in `value`; shared parts count each time."""
         self.weigh_outside(value)
         if isinstance(value, _ATOMS):
             return
@@ -65,7 +65,7 @@ class WorkMeter:
             self.spend(steps)
 
     def weigh_outside(self, value: Any) -> None:
-        """Count a text's characters, or a container's members without contents. Raises for too large a number."""
+        """Count characters, or members without contents. Raises for too large a number."""
         kind = type(value)
         if kind is float or kind is bool or value is None:
             self.spend(1)  # fast path for the most frequent types

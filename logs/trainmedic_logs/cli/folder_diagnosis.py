@@ -1,4 +1,4 @@
-"""``trainmedic diagnose --dir``. The server's packages add ``diagnose JOB``."""
+"""``trainmedic diagnose --dir``."""
 
 from __future__ import annotations
 

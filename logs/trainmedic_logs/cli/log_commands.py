@@ -1,5 +1,3 @@
-"""Command table of trainmedic-logs, for the entry point group ``trainmedic.commands``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

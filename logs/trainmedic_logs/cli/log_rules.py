@@ -1,6 +1,4 @@
-"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``. With the server's packages, ``cli.logs`` replaces
-them and also runs tests.
-"""
+"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
-    """Print problems, or the number of rules in `roots`. Raises exits.Failure for problems, exits.InvalidInput without
-    rules.
-    """
+    """Print problems, or the number of rules. Raises exits.Failure for problems, exits.InvalidInput without rules."""
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))
     if problems:

@@ -1,12 +1,10 @@
-"""Advice after a verdict."""
-
 from __future__ import annotations
 
 from trainmedic_logs.diagnosis.verdict import Advice, Confidence
 from trainmedic_logs.domain.finding import CauseClass
 
 _RETRIES = 2
-"""Equal ends until a person has to act."""
+"""After so many equal ends a person has to act."""
 
 _ADVICE = {
     # A restart on a lost GPU fails again, so a person checks the node first.
@@ -32,9 +30,7 @@ MEANS = {
 def what_to_do(
     cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
 ) -> Advice:
-    """Return the next step after `before` equal ends. A job that never started has no checkpoint, and Kubernetes
-    retries it.
-    """
+    """Return the next step after `before` equal ends. A job that never started has no checkpoint."""
     if names_node:
         return Advice.ISOLATE_NODE
     if not has_started:

@@ -1,4 +1,4 @@
-"""Attributions: what each evidence source states about a failure."""
+"""Attributions: statements of evidence sources about a failure."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ class EvidenceSource(IntEnum):
     """A node that disappeared."""
     EXIT = 5
     PURPOSE = 6
-    """Ended by a user or scheduler, without a failure before."""
+    """Ended by a user or scheduler."""
     TIMED_OUT = 7
     """All others timed out in a collective."""
     STRAGGLER = 8
 
 
 class Moment(Struct, frozen=True):
-    """Time with its clock and error."""
-
     at: datetime
     error: float = 0.0
     """Maximum difference from other clocks, in seconds."""
@@ -45,7 +43,7 @@ class Moment(Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Return whether the error is small enough; a kernel log without times may be a month old."""
+        """Return whether the error is small enough."""
         return self.error < _USELESS
 
     def is_before(self, other: Moment, by: float = 0.0) -> bool:
@@ -72,16 +70,16 @@ class Attribution(Struct, frozen=True):
     gpu: str | None = None
     moment: Moment | None = None
     is_trusted: bool = False
-    """Not the job's words: kernel, fabric manager, or the server's view of a node."""
+    """Not the job's words: kernel, fabric manager, or the server's view."""
     is_proven: bool = False
-    """Names the ended process by ID, so simultaneous events do not lower the confidence."""
+    """Names the ended process by ID, so simultaneous events do not matter."""
     is_kill: bool = False
-    """A process was ended by SIGKILL, and none by itself."""
+    """True if SIGKILL ended a process, and none ended by itself."""
     names_node: bool = False
     is_provable: bool = True
     """Another source for the place gives high confidence. False if a message only makes the cause likely."""
     has_started: bool = True
-    """False if the fault prevented the start, so that an unchanged attempt fails again."""
+    """False if the fault prevented the start, as it will again."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Attribution:
@@ -102,7 +100,7 @@ def moment_of(finding: Finding) -> Moment:
 
 
 def clock_of(finding: Finding) -> str:
-    """Return the clock of a finding's times: its node's, or its stream's if unknown."""
+    """Return the clock of a finding's times: its node's, else its stream's."""
     origin = finding.origin
     has_times = finding.clock_error < _USELESS
     return f"node {origin.node}" if origin.node and has_times else f"stream {origin.stream}"
@@ -116,7 +114,6 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 
 def rank_of(finding: Finding) -> int | None:
-    """Return the rank concerned, or None."""
     # Lines about NaN, recomputed steps and stuck ranks name the affected rank, which need not have printed them.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck

@@ -1,4 +1,4 @@
-"""Guessed times of lines without year or zone, for files from elsewhere.
+"""Guessed times of lines without year or zone.
 
 They count as UTC in the file's year, so two nodes in the same zone still have an order.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 ERROR = 30.0
-"""Assumed clock error of a node in seconds; lines without a zone are assumed to share one."""
+"""Assumed clock error of a node in seconds."""
 UNKNOWN = 1e9
 """Error of lines without any time, in seconds."""
 
@@ -21,7 +21,7 @@ _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SEARCHED = 120
 _OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
-"""Cheap check: in all formats, absent from most lines."""
+"""Cheap check, absent from most lines."""
 
 
 def of_line(raw: bytes, written: datetime) -> datetime | None:
@@ -40,7 +40,7 @@ def of_line(raw: bytes, written: datetime) -> datetime | None:
 
 
 def _readings(head: str, written: datetime) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """Yield year, month, day, hour, minute, second and microsecond by each format that matches."""
+    """Yield year, month, day, hour, minute, second and microsecond by each matching format."""
     if found := _FULL.search(head):
         *parts, fraction = found.groups()
         year, month, day, hour, minute, second = (int(part) for part in parts)

@@ -1,4 +1,4 @@
-"""Collection of an attempt's facts from its lines, with streams in any order."""
+"""Collection of an attempt's facts from streams in any order."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _EXIT_LINE = re.compile(
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _LEARN_FROM = 8
-"""Until a failure, only one of so many lines is examined for a step number, which is slow."""
+"""Until a failure, one of so many lines is examined for a step number, which is slow."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
-"""New findings after which obsolete ones are dropped, and the maximum number of findings kept."""
+"""New findings after which obsolete ones are dropped, and findings kept."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
     rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
     rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
-"""Lines of programs, including the job's, in a kernel log file: by the name in syslog and journal formats, else by the
-facility number. Userspace OOM killers are kept.
+"""Lines of programs in a kernel log file: by the name in syslog and journal formats, else by the facility number.
+Userspace OOM killers are kept.
 """
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
@@ -82,7 +82,7 @@ class Collector:
         self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
-        """Take a stream's lines, without line feeds; `written` is its last modification."""
+        """Take a stream's lines; `written` is its last modification."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
         elif origin.rank is not None:
@@ -150,7 +150,7 @@ class Collector:
         )
 
     def _steps(self) -> dict[int, RankStep]:
-        """Return the step parts reported by ranks, else those of the log with the most steps."""
+        """Return the ranks' step parts, else those of the log with the most steps."""
         by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.step()) is not None]
         return by_rank or dict(enumerate(own[:1]))
@@ -200,14 +200,14 @@ class Collector:
         return []
 
     def _tried(self, line: Line, source: str, match: LineMatch) -> Line:
-        """Return the line as one of `source`, in a stream per rank so that each rank gets its own finding."""
+        """Return the line as one of `source`, in a stream per rank, so that each gets its own finding."""
         origin, chapter = line.origin, self._recovery.chapter(line)
         is_shared = origin.rank is not None or chapter
         generation = f"rank {origin.rank} {chapter}" if is_shared else origin.generation
         return _of_its_own(line._replace(origin=replace(origin, source=source, generation=generation)), match)
 
     def _note_beginning(self, line: Line, has_time: bool, is_trouble: bool) -> None:
-        """Note the first time. A log that begins with a fault does not show when the job began."""
+        """Note the first time. A log that begins with a fault does not show the job's begin."""
         if has_time and (self._first_at is None or line.at < self._first_at):
             self._first_at = line.at
             self._began_at = None if is_trouble else line.at
@@ -268,8 +268,8 @@ class Collector:
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
-    """Put a kernel line into a stream of its minute and process, so that it makes a finding of its own. Rules that
-    count lines or wait for an end keep the file's stream.
+    """Put a kernel line into a stream of its minute and process, so that it makes a finding of its own, unless the rule
+    counts lines or waits for an end.
     """
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
@@ -300,15 +300,15 @@ def _table(origin: Origin, lines: list[str]) -> list[Exit]:
 
 
 def _placed(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
-    """Set whether the node is certain: by the log's location, or stated by a launcher about its own node. Lines in a
-    training's log may be forged.
+    """Set whether the node is certain: by the log's location, or stated by its own launcher. Lines in a training's log
+    may be forged.
     """
     by_launcher = origin.source == "launcher" and origin.rank is None and ended.teller == "torchrun"
     return replace(ended, at=at, is_node_sure=by_launcher or (bool(origin.node) and ended.node == origin.node))
 
 
 def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
-    """Merge ends that torchrun's agent and its table report; the table knows the rank."""
+    """Merge ends that torchrun's agent and its table report."""
     in_tables: Mapping[tuple[str, int | None], Exit] = {(ended.node, ended.pid): ended for ended in tables}
     pids = {pid for _, pid in in_tables}
     kept = list(in_tables.values())

@@ -1,7 +1,7 @@
 """Ranks that called different collectives, by the watchdog's lines, without a flight recorder.
 
-A rank that times out prints number, operation and size of its collective. If ranks of one group wait in different
-collectives, the program diverged. The watchdog's own comparison also names ranks that did not join.
+A rank that times out prints number, operation and size of its collective. If ranks of one group wait in different ones,
+the program diverged. The watchdog's own comparison names ranks that did not join.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DID_NOT_JOIN = re.compile(
 )
 _MOST = 10_000
 _NEAR = 8
-"""Distance of two ranks of a group, in collectives."""
+"""Collectives between two ranks of a group."""
 _MOST_TO_ACCUSE = 8
 """Reports that name more ranks have another reason."""
 
@@ -95,7 +95,7 @@ def differing(lines: CollectiveLines) -> Iterator[Attribution]:
 
 
 def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWait]]:
-    """Return each rank's first wait per group; later ones follow from it."""
+    """Return each rank's first wait per group."""
     groups: dict[str, dict[int, CollectiveWait]] = defaultdict(dict)
     for wait in waits:
         groups[wait.group].setdefault(wait.rank, wait)
@@ -103,7 +103,7 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the ranks in the minority, all ranks without a majority, or None if they agree."""
+    """Return the minority's ranks, all without a majority, or None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)

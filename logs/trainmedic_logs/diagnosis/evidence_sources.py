@@ -1,4 +1,4 @@
-"""Attributions of each evidence source, before they are weighed."""
+"""Attributions of each evidence source, not yet weighed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""Causes that are the node's fault; OOM is the job's or a neighbour's."""
+"""OOM is the job's or a neighbour's fault."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-"""Lost GPUs and panics end a job; links and file systems may be unused by it."""
+"""Links and file systems may be unused by the job."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-"""Process names of possible trainings in the kernel log. Process IDs differ in containers, so only the name helps."""
+"""Process names of possible trainings in the kernel log, because process IDs differ in containers."""
 _SAME_FAULT = 120.0
-"""Maximum seconds between the kernel's and the job's line on one GPU fault."""
+"""Seconds between the kernel's and the job's line on one GPU fault."""
 _SEEN_WITHIN = 120.0
-"""Seconds before the failure from which an OOM kill would be seen in the launcher's exits."""
+"""Seconds before the failure from which the launcher's exits would show an OOM kill."""
 _LOOKED_AFTER = 6.0
 """Seconds; torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
-"""Share of the ranks; if more ranks fail at first, none is named."""
+"""Share of the ranks; if more fail at first, none is named."""
 MEMORY_FULL = "host-memory-full"
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute by kernel and fabric manager lines: GPU and node faults, and out-of-memory kills."""
+    """Attribute by kernel and fabric manager lines."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
@@ -81,7 +81,7 @@ def _kernel_confidence(finding: Finding, gpu: str | None, facts: Facts, relevant
 
 
 def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
-    """Return the time of the kernel's line, unknown if nothing of the job has a time."""
+    """Return the line's time, unknown if nothing of the job has a time."""
     has_times = facts.progressed_at is not None or (relevant.ended is not None and relevant.ended.is_known)
     return moment_of(finding) if has_times else Moment(finding.first_at, UNKNOWN)
 
@@ -103,14 +103,12 @@ def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
-    """Return whether certainly no rank ran on `node`."""
+    """Return whether certainly no rank ran there."""
     return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Return whether the node would be at fault. Storage lost by several nodes is elsewhere; unread kernel logs leave
-    it open.
-    """
+    """Return whether the node would be at fault. Storage lost by several nodes is elsewhere."""
     if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _is_the_jobs(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
@@ -121,7 +119,7 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
 
 
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
-    """Return the node's ranks that use `gpu`. Empty if unknown, None if none of them uses it."""
+    """Return the node's ranks that use `gpu`. Empty if unknown, None if none uses it."""
     on_node = facts.ranks_on(node)
     if gpu is None or not all(facts.ranks[rank].gpu for rank in on_node) or not on_node:
         return frozenset()
@@ -180,7 +178,7 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
 
 
 def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
-    """Return whether the kill coincides with the job's end, because process IDs differ in containers."""
+    """Return whether the kill coincides with the job's end."""
     killed, ended = moment_of(finding), relevant.ended
     return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
 
@@ -190,7 +188,7 @@ def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether a launcher reports failures there, and the kill is too long before the end to be the job's."""
+    """Return whether a launcher reports failures there, and the kill is too long before the end."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
@@ -224,7 +222,7 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
 
 
 def recorder(facts: Facts) -> Iterator[Attribution]:
-    """Attribute by the flight recorder: ranks that called another operation than the others, or none."""
+    """Attribute by the flight recorder: ranks that called another operation, or none."""
     reading = facts.recorder
     if reading is None:
         return
@@ -262,7 +260,7 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute to nodes that fell silent before the failure."""
+    """Attribute to nodes that fell silent before."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
@@ -282,7 +280,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the first ends other than victims'."""
+    """Yield the first ends, without victims'."""
     victims = relevant.victims
     failed = [
         ended

@@ -16,7 +16,7 @@ from trainmedic_logs.domain.finding import CauseClass
 
 LAUNCHER = "trainmedic-run"
 _TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
-"""Left by a torchrun that a signal ended, with exit code 1."""
+"""Left by a torchrun that a signal ended."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """Signals of the watchdog, and of launchers that end the remaining ranks."""
 
@@ -36,7 +36,7 @@ class Exit(Struct, frozen=True):
     """Confirmed by something other than the job."""
     pid: int | None = None
     at: datetime | None = None
-    """UTC, except for launcher tables: node-local time taken as UTC."""
+    """UTC; in launcher tables node-local time taken as UTC."""
     is_first: bool = False
     """The launcher's first failure on its node."""
     said: str = ""
@@ -49,7 +49,7 @@ class Exit(Struct, frozen=True):
 
     @property
     def is_victims(self) -> bool:
-        """Return whether it ended like the remaining ranks after a failure."""
+        """Return whether it ended as ranks do after another's failure."""
         return self.signal in _VICTIMS or bool(_TOLD_TO_END.search(self.said))
 
     @property
@@ -78,7 +78,7 @@ def reported(status: int, rank: int | None, line: str, node: str = "", pid: int 
 
 
 def meaning(ended: Exit) -> tuple[CauseClass, str]:
-    """Return the cause that such an end indicates by itself, explained."""
+    """Return the cause that such an end indicates, explained."""
     match ended.signal:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
             return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
@@ -109,8 +109,8 @@ _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:
-    """Parse any release's torchrun failure table, printed on `node`. It lists one node's processes; the first by that
-    node's clock is the root cause.
+    """Parse any release's torchrun failure table, printed on `node`. It lists one node's processes; the first by time
+    is the root cause.
     """
     exits: list[Exit] = []
     is_first = False
@@ -176,7 +176,7 @@ _FINISHED = re.compile(
     r"|`Trainer\.fit` stopped: `max_\w{1,20}=|^\*{5} train metrics \*{5}|done training in [\d.]{1,20} seconds"
     r"|Training completed(?:\. Do not forget|$)"
 )
-"""Success messages of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
+"""Of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
@@ -184,7 +184,7 @@ _ACCELERATE = re.compile(
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
-"""Container ended by a signal, in kubectl's `describe`, `exec` and JSON."""
+"""Ended by a signal, in kubectl's `describe`, `exec` and JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,
@@ -200,7 +200,7 @@ _SLURM_WORDS = {
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
     """Parse the ends in a line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
-    message. Slurm's tasks are returned as ranks, which is right if each rank is a task.
+    message. Slurm's tasks count as ranks.
     """
     tail, text = text[-200:], text[:_LONGEST_LINE]
     if match := _ELASTIC.search(text):
@@ -234,7 +234,6 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
 
 
 def _slurm_words(said: str) -> tuple[int | None, int | None]:
-    """Return exit code and signal in Slurm's words."""
     if gave := re.search(r"exit code (\d+)", said):
         return of_code(int(gave[1]))
     by_signal = next((number for word, number in _SLURM_WORDS.items() if said.lower().startswith(word)), None)
@@ -249,9 +248,7 @@ def _tasks(listed: str) -> Iterator[int]:
 
 
 def error_file(raw: bytes, **known: Any) -> Exit | None:
-    """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``, None for others. `known`: members known from the
-    path.
-    """
+    """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``, None for others. `known`: members by the path."""
     try:
         message = json.loads(raw[: 1024 * 1024])["message"]
         if isinstance(message, str):

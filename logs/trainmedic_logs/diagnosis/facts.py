@@ -30,7 +30,7 @@ class RankFacts(Struct, frozen=True):
     was_read: bool = False
     """A log of its own was read, even if empty."""
     is_node_sure: bool = True
-    """Confirmed by the log's location, an agent or a launcher; a job's own output can name any node."""
+    """By the log's location, an agent or a launcher, not only by the job."""
 
 
 class Earlier(Struct, frozen=True):
@@ -62,19 +62,18 @@ class Facts(Struct, frozen=True):
     excused: frozenset[str] = frozenset()
     """IDs of exceptions that the program announced to ignore."""
     knows_what_was_read: bool = True
-    """It is known which ranks' lines were read."""
     nobodys: tuple[str, ...] = ()
     """Logs whose lines state no rank."""
     kernel_read: frozenset[str] | None = frozenset()
-    """Nodes whose kernel log was read; None if unknown."""
+    """None if unknown."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that disappeared, with the time, as the server sees them."""
     healthy_shapes: frozenset[str] = frozenset()
-    """Shapes (`Finding.shape`) of lines that successful attempts print too."""
+    """Shapes (`Finding.shape`) that successful attempts print too."""
     earlier: Sequence[Earlier] = ()
     collectives: CollectiveLines = field(default_factory=CollectiveLines)
     used_nccl: bool = True
-    """Without NCCL, no flight recorder dumps are expected."""
+    """Without NCCL, no dumps are expected."""
     reported: Evidence | None = None
     """Failure reported by the launcher or the job."""
     is_reported_hang: bool = False
@@ -101,8 +100,8 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Ranks whose unread output may matter. If it is unknown what was read, ranks ended by torchrun count as read,
-        because their output passes through it.
+        """Ranks whose unread output may matter. If it is unknown what was read, torchrun's ended ranks count as
+        read.
         """
         if self.knows_what_was_read:
             return self.silent_ranks
@@ -124,7 +123,7 @@ class Facts(Struct, frozen=True):
         return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
 
     def is_sure_of(self, node: str) -> bool:
-        """Return whether something other than the job confirms that it ran on `node`."""
+        """Return whether others than the job confirm that it ran on `node`."""
         of_ranks = any(known.node == node and known.is_node_sure for known in self.ranks.values())
         return bool(node) and (of_ranks or any(ended.node == node and ended.is_node_sure for ended in self.exits))
 
@@ -137,8 +136,8 @@ class Sign(NamedTuple):
     """Sign that a job fails or hangs."""
 
     at: datetime
-    """When the server received it."""
+    """Received by the server."""
     attempt: int | None = None
     """None if unknown."""
     is_wait: bool = False
-    """A job can survive it, such as a timed-out collective; later steps disprove it."""
+    """Disproved by later steps, such as a timed-out collective."""

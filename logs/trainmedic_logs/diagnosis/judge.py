@@ -33,7 +33,7 @@ _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
-    """Return the verdict on an attempt. If nothing has failed, it is about slowness or a good end."""
+    """Return the verdict on an attempt, even without a failure."""
     if facts.has_ended_well and not facts.is_known_to_fail:
         not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
         if not_numbers:
@@ -87,7 +87,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
 
 
 def _leader(attributions: Sequence[Attribution]) -> Attribution:
-    """Return the strongest source, the first of equals, unless it describes consequences."""
+    """Return the first of the strongest source, unless it describes consequences."""
     likely = [a for a in attributions if a.confidence is not Confidence.LOW and not _was_killed(a, attributions)]
     errors = [a for a in likely if a.source is EvidenceSource.LINE and a.cause in _PLAIN_ERRORS]
     # A link, file system or other process's memory may be unrelated; a plain error is not.
@@ -111,7 +111,7 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
 
 
 def _may_be_beside(attribution: Attribution) -> bool:
-    """Return whether the kernel's statement may be unrelated to the failure."""
+    """Return whether the kernel's statement may be unrelated."""
     is_sure = attribution.confidence is Confidence.HIGH
     has_time = attribution.moment is not None and attribution.moment.is_known
     is_vague = attribution.cause in _OFTEN_BESIDE or not has_time
@@ -119,7 +119,7 @@ def _may_be_beside(attribution: Attribution) -> bool:
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Return the leader, with less confidence for other sources, and their evidence against it."""
+    """Return the leader, its confidence lowered by other sources, and their evidence against it."""
     leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
@@ -135,7 +135,7 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
 
 
 def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Merge attributions of one place: missing cause, ranks, GPU, confidence; and contradictions."""
+    """Merge attributions of one place; return contradictions too."""
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
@@ -187,7 +187,7 @@ def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
     """Return whether the kernel's statement explains the job's different error. A lost GPU or machine causes any error;
-    a link, file system or killed process only errors of its kind.
+    others only errors of their kind.
     """
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:
@@ -314,7 +314,7 @@ def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, cou
 
 
 def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """Drop lines that stand in both a rank's and the launcher's log."""
+    """Drop lines that both a rank's and the launcher's log have."""
     firsts = {(each.line or each.why, each.rank): each for each in reversed(evidence)}
     return tuple(each for each in evidence if firsts[each.line or each.why, each.rank] is each)[:_MOST_EVIDENCE]
 

@@ -1,4 +1,4 @@
-"""Step times, data waiting times, throughput and loss from a job's own log."""
+"""Step times, data waiting times, throughput and loss from a job's log."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from msgspec import Struct, field
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 
 _LAST = 5
-"""Recent steps by which a job is judged slow."""
+"""Recent steps that show whether a job is slow."""
 _USUAL, _FEWEST = 200, 20
-"""Maximum and minimum of earlier steps for the usual throughput."""
+"""Earlier steps for the usual throughput, at most and at least."""
 _DROPPED = 0.7
 _RATES = ("tokens_per_s", "samples_per_s", "throughput")
 _MOST_FORMS = 16
@@ -23,8 +23,6 @@ _ROSE_BY, _ROSE_TIMES = 1.0, 2.0
 
 
 class LossRise(Struct, frozen=True):
-    """Loss that was lower before."""
-
     lowest: float
     last: float
     line: str
@@ -32,13 +30,13 @@ class LossRise(Struct, frozen=True):
 
 class OwnTimes(Struct):
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
-    """Total and data waiting time of the last steps, in seconds."""
+    """Total and data waiting seconds of the last steps."""
     lowest: float | None = None
     rise: LossRise | None = None
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
-        """Read a step record. `has_words`: the trainer's format is unknown. A recovered rise is dropped."""
+        """Read a step record. `has_words`: the trainer's format is unknown."""
         data, whole = _positive(record.get("data_s")), _positive(record.get("step_s"))
         if data is not None and whole is not None:
             self.parts.append((whole, min(data, whole)))
@@ -52,7 +50,7 @@ class OwnTimes(Struct):
             self._compare(loss, text)
 
     def _compare(self, loss: float, text: str) -> None:
-        """Compare the loss with the lowest one; all that a short log allows."""
+        """Compare the loss with the lowest one."""
         lowest = self.lowest = loss if self.lowest is None else min(self.lowest, loss)
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None

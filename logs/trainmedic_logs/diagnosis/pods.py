@@ -1,7 +1,7 @@
 """Failure signs and attributions from Kubernetes' statements about a job's pods.
 
-A pod's status is written by the kubelet and controllers, so it is proof. Events can be written by accounts of the
-namespace, so they prove nothing.
+The kubelet and controllers write a pod's status, so it is proof. Accounts of the namespace can write events, which
+prove nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainmedic_logs.lines import message_causes
 
 SOURCE = "kubernetes"
 _PASSES_WITHIN = timedelta(minutes=1)
-"""Kubernetes retries failed starts; only longer problems are signs."""
+"""Kubernetes retries failed starts."""
 _BEFORE = timedelta(minutes=10)
 """Age of a related fault at the first sign."""
 _NODE_BEFORE = timedelta(hours=1)
@@ -64,7 +64,7 @@ _ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
-    """Return signs of a failure or failed start, disproved by later steps: a job can survive losing a pod."""
+    """Return signs, disproved by later steps: a job can survive losing a pod."""
     return [Sign(fault.at, None, is_wait=True) for fault in faults if _is_sign(fault, now)]
 
 
@@ -79,7 +79,7 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
 
 
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
-    """Return only faults that can belong to the failure; `after` is the end of the previous one."""
+    """Return only faults that can belong to the failure; `after`: end of the previous one."""
     first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
     earliest = began_at - _NODE_BEFORE
@@ -104,7 +104,7 @@ def are_own(
 
 
 def ends(facts: Facts) -> Sequence[Exit]:
-    """Return the ends of training containers, if no other source states any and no fault explains them."""
+    """Return the ends of training containers, if nothing else states or explains any."""
     reading = facts.pods
     if facts.exits or any(_is_why(fault) for fault in reading.faults):
         return ()
@@ -158,7 +158,7 @@ def _confidence_of(fault: PodFault) -> Confidence:
 
 
 def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
-    """Return the cause, and whether Kubernetes states it rather than making it likely."""
+    """Return the cause, and whether Kubernetes states it."""
     match fault.kind:
         case PodFaultKind.OUT_OF_MEMORY:
             return CauseClass.HOST_MEMORY, True
@@ -197,7 +197,7 @@ def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _is_why(fault: PodFault) -> bool:
-    """Return whether it explains an end, rather than reporting one."""
+    """Return whether it explains an end."""
     return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
 
 
@@ -274,9 +274,7 @@ def _why(fault: PodFault) -> str:
 
 
 def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
-    """Return the attribution to an unready node: a silent kubelet means a lost machine; a reported condition may be
-    harmless.
-    """
+    """Attribute to an unready node: a silent kubelet means a lost machine; a reported condition may be harmless."""
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
     words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
     why = f"node {not_ready.node} {what}{words}"

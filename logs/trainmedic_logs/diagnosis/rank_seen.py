@@ -1,4 +1,4 @@
-"""Mutable record of one rank's lines, the source of `RankFacts`."""
+"""Mutable source of `RankFacts`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class RankSeen(Struct):
     was_read: bool = False
     memory_ratio: float | None = None
     parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
-    """Data, compute and wait seconds of its last steps."""
+    """Data, compute and wait seconds of the last steps."""
 
     def line(self, at: datetime) -> None:
         if self.last_line_at is None or at > self.last_line_at:
             self.last_line_at = at
 
     def on(self, node: str, said: object) -> None:
-        """Take the node of its log, else the one that it states."""
+        """Take the node of its log, else the stated one."""
         if node and not self.is_node_sure:
             self.node, self.is_node_sure = node, True
         elif not self.node and isinstance(said, str):
@@ -65,6 +65,5 @@ class RankSeen(Struct):
         )
 
     def rank_step(self) -> RankStep:
-        """Return medians; needs an entry in `parts`."""
         data, compute, wait = (median(part) for part in zip(*self.parts, strict=True))
         return RankStep(data, compute, wait, self.memory_ratio, self.node)

@@ -1,4 +1,4 @@
-"""Evidence that the training continued after a possible failure: later steps, or minutes of ordinary lines."""
+"""Evidence that the training continued: later steps, or minutes of ordinary lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainmedic_logs.lines.line import Line
 from trainmedic_logs.lines.progress import ProgressReader
 
 _STEPS = 3
-"""In a stream of several ranks, the others complete at most their current step."""
+"""In a stream of several ranks, others complete at most their current step."""
 _WHILE = timedelta(seconds=120)
 """An ending process prints for seconds, not this long."""
 _ENDING = re.compile(
@@ -31,10 +31,10 @@ _ENDING = re.compile(
     r"|^\d+\s+[\d.]+ ?gb\s"
     r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
-"""Lines of an ending process, which prove nothing."""
+"""Lines of an ending process."""
 
 _WELL_AGAIN = 10
-"""Finite steps that end a non-finite one, in logs without times."""
+"""Finite steps that end a non-finite one."""
 _EXCUSED = re.compile(
     r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:es|ed|ing)|dropp(?:ed|ing))\b.{0,60}"
     r"\b(?:bad|broken|corrupt\w*|sample|batch|file|shard|record|row|item|example|image|video|entry|document|error|it)\b"
@@ -49,25 +49,25 @@ _LEFT_OUT = re.compile(
 """Words of a loss scaler that skipped a non-finite step."""
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
 _RECENT = 16
-"""Lines kept per stream: a block is recognised some lines after its start."""
+"""Per stream: a block is recognised some lines after its start."""
 
 _Voice = tuple[str, int | None]
 
 
 class RecoveryEvidence(Struct):
-    """Findings that the training survived, by ID, from its later lines. A voice is a stream and one of its ranks."""
+    """Findings that the training survived. A voice is a stream and one of its ranks."""
 
     outlived: set[str] = field(default_factory=set)
     """As in `Facts`, like `followed` and `excused`."""
     followed: Counter[str] = field(default_factory=Counter)
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Findings that only steps disprove: a rank that timed out may print ordinary lines for long."""
+    """Findings that only steps disprove: a timed-out rank may print ordinary lines."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     excused: set[str] = field(default_factory=set)
     _well: Counter[str] = field(default_factory=Counter)
-    """Finite steps since a finding, by its ID."""
+    """Finite steps since a finding."""
     _loose: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_Voice] = field(default_factory=Counter)
     _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class RecoveryEvidence(Struct):
         return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
-        """Return the outlived findings, and forget them."""
+        """Return and forget the outlived findings."""
         gone, self.outlived = self.outlived, set()
         for each in gone:
             self.followed.pop(each, None)
@@ -90,7 +90,7 @@ class RecoveryEvidence(Struct):
         return gone
 
     def found(self, line: Line, findings: list[Finding]) -> None:
-        """Take a line with its findings, which then wait for evidence."""
+        """Take a line with its findings."""
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
@@ -110,7 +110,7 @@ class RecoveryEvidence(Struct):
                 self._take(later, is_timed, is_step or has_grown, ids)
 
     def finished(self, stream: str) -> None:
-        """Take a training's completion: earlier findings of its stream ended nothing."""
+        """Take a training's completion: earlier findings ended nothing."""
         self._went_on(stream, set(self._steps.get(stream, ())))
 
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
@@ -158,7 +158,7 @@ class RecoveryEvidence(Struct):
                 del unwell[each]
 
     def _took_nobodys(self, stream: str) -> None:
-        """Count a line of unknown rank: of several, one is the rank's in question."""
+        """Count a line of unknown rank: one of several is the rank's in question."""
         for (name, rank), open_ in self._open.items():
             for each in open_ if name == stream and rank is not None else ():
                 self._loose[each] += 1
@@ -183,7 +183,7 @@ class RecoveryEvidence(Struct):
 
 
 def _is_excused(finding: Finding, announced: str) -> bool:
-    """Return whether the program announced to continue; not a loss scaler that raises after skipped steps."""
+    """Return whether the program announced to continue."""
     if finding.cause is CauseClass.NUMERICS:
         return not _RAISED.match(finding.line) and bool(_LEFT_OUT.search(announced))
     return bool(finding.fields.get("exception") and _EXCUSED.search(announced))

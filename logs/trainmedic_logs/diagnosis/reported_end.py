@@ -1,7 +1,6 @@
-"""Reports of an end by a job or its launcher. Pure.
+"""Reports of an end by a job or its launcher.
 
-A launcher sees how the first process ended, independent of the program. So each reported failure gets a verdict, and a
-reported success none.
+A launcher sees how the first process ended. So each reported failure gets a verdict, and a reported success none.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from trainmedic_logs.diagnosis.verdict import Evidence
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 
 HANG = "hang"
-"""Error kind of an attempt that its launcher ended for hanging."""
+"""Error kind of an attempt ended for hanging."""
 _LONGEST_REASON = 500
 _LATE = timedelta(minutes=2)
 """Time after an end for reading its last lines."""
@@ -27,13 +26,13 @@ _LATE = timedelta(minutes=2)
 class ReportedEnd(Struct, frozen=True):
     job: str
     at: datetime
-    """Receipt by the server, UTC."""
+    """Received by the server, UTC."""
     is_failure: bool
     attempt: int | None = None
     """None if no launcher counts attempts."""
     node: str = ""
     status: int | None = None
-    """The first failed process's exit code, or negative signal number."""
+    """Exit code, or negative signal number."""
     rank: int | None = None
     pid: int | None = None
     error: str = ""
@@ -54,14 +53,14 @@ class ReportedEnd(Struct, frozen=True):
 
     @property
     def exit(self) -> Exit | None:
-        """End of the first process. None if unknown, and for a hang, which the launcher ended."""
+        """End of the first process. None if unknown or for a hang."""
         if self.status is None or self.is_hang or not self.is_failure:
             return None
         return exits.reported(self.status, self.rank, self.reason, self.node, self.pid)
 
 
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
-    """Read a reported end from an event's members; missing or invalid ones count as unknown."""
+    """Read a reported end; missing or invalid members count as unknown."""
     return ReportedEnd(
         job,
         at,

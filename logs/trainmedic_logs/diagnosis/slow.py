@@ -1,7 +1,7 @@
 """Diagnosis of slow jobs: the part of a step and the rank that lose the time.
 
 A rank reports three parts of a step: waiting for its batch (data), computing, waiting for other ranks (wait). Lost time
-is data, wait, and computing beyond other ranks. A cause is named if it explains 80 % of the loss.
+is data, wait, and computing beyond other ranks; a cause must explain 80 % of it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ WORTH_NAMING = 0.3
 SLOW_RANK = 1.3
 """Factor over the median of all ranks' own time."""
 EXPLAINS = 0.8
-"""Share of the lost time, 0 to 1, from which it is named the cause."""
+"""Share of the lost time, 0 to 1."""
 _PARTS = "parts of the steps"
 _MOST_SHOWN = 5
 WAITS_FOR_DATA = "waits-for-data"
-"""Log rule for steps that wait for data, by the trainer's figures."""
+"""Log rule for steps that wait for data."""
 WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
 WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
-"""Share of a GPU's memory above which the allocator keeps freeing and reallocating."""
+"""Share above which the allocator keeps freeing and reallocating."""
 
 
 class RankStep(Struct, frozen=True):
@@ -44,7 +44,7 @@ class RankStep(Struct, frozen=True):
 
     @property
     def own(self) -> float:
-        """Time that the rank itself needs; the others wait at least as long."""
+        """Time of the rank itself; others wait at least as long."""
         return self.data + self.compute
 
     @property
@@ -54,13 +54,11 @@ class RankStep(Struct, frozen=True):
 
 class ThroughputDrop(Struct, frozen=True):
     share: float | None = None
-    """Share of the usual throughput, 0 to 1. None if only an alert states the drop."""
+    """Share of the usual throughput, 0 to 1, or None."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer reports waits for data, without a rank: most trainers print rank 0
-    only.
-    """
+    """Return the verdict on a job whose trainer reports waits for data, without a rank."""
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
@@ -69,7 +67,7 @@ def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
 def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Verdict:
     """Return a low-confidence hint on a throughput drop without step parts.
 
-    NCCL timeouts suggest the network; otherwise slow data loading is the most frequent reason.
+    NCCL timeouts suggest the network; otherwise slow data loading is most frequent.
     """
     fell = (
         "The throughput has dropped" if drop.share is None else f"The throughput is {drop.share:.0%} of the usual one"
@@ -86,7 +84,7 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
 
 
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
-    """Return the verdict by each rank's parts, `unknown` without ranks or times, and if steps are as fast as
+    """Return the verdict by each rank's parts, `unknown` without ranks or times, or if steps are as fast as
     `baseline_s`, the healthy step time in seconds.
     """
     if not parts or not (step := median(each.step for each in parts.values())) > 0:
@@ -175,7 +173,7 @@ def _verdict(
     missing: tuple[str, ...] = (),
     is_sure: bool = True,
 ) -> Verdict:
-    """Build a verdict without a node: step times are the job's own statement."""
+    """Name no node: step times are the job's own statement."""
     named = evidence is not None
     return Verdict(
         cause=cause,

@@ -1,5 +1,3 @@
-"""Verdict of a diagnosis."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from trainmedic_logs.domain.finding import CauseClass
 
 class Confidence(StrEnum):
     HIGH = "high"
-    """No other reading is possible. Only then is a node named."""
+    """No other reading is possible; only then is a node named."""
     MEDIUM = "medium"
     """The likeliest reading."""
     LOW = "low"
@@ -68,7 +66,7 @@ class Verdict(Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     """Origin, ascending; empty if unknown."""
     node: str | None = None
-    """Node at fault; only with high confidence and never by the job's own output."""
+    """Only with high confidence and never by the job's own output."""
     gpu: str | None = None
     evidence: tuple[Evidence, ...] = ()
     against: tuple[Evidence, ...] = ()
@@ -78,7 +76,7 @@ class Verdict(Struct, frozen=True):
     fingerprint: str = ""
     """Equal for the same cause and line in all attempts."""
     shares: Mapping[str, float] | None = None
-    """Data, compute and wait shares of a slow job's step, 0 to 1."""
+    """Shares of a slow job's step, 0 to 1."""
 
     def plain(self) -> dict[str, Any]:
         """Return the JSON form, for the API and `--output json`."""

@@ -1,4 +1,4 @@
-"""Selection of findings relevant to a failure, by time and by whether the training continued."""
+"""Selection of findings relevant to a failure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
 """Sources that jobs cannot write."""
 _SETTLING = 30.0
-"""Maximum delay of a step report, in seconds."""
+"""Seconds of delay of a step report."""
 _STEP_LATER = 60.0
-"""A step this many seconds after a consequence shows that the job survived it."""
+"""A step this many seconds after a consequence shows that the job survived."""
 _LATE = 60.0
-"""Seconds after the failure's first sign in which the kernel may still report the cause."""
+"""Seconds in which the kernel may still report the cause."""
 _FEW_LINES = 8
-"""Ordinary lines that show a caught exception if nothing failed; messages may have more lines."""
+"""Ordinary lines that show a caught exception."""
 _FEW_WORDS = 120
-"""Characters compared, because texts may be cut."""
+"""Compared characters: texts may be cut."""
 _LONGEST_BEFORE = 3600.0
 """Seconds before the first sign, if no step is known."""
 
@@ -52,7 +52,7 @@ class Relevant(Struct, frozen=True):
 
 
 def relevant(facts: Facts) -> Relevant:
-    """Select the findings that can explain the failure, and set those aside that the job survived."""
+    """Select the findings that can explain the failure."""
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
     recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]
@@ -69,7 +69,7 @@ def relevant(facts: Facts) -> Relevant:
 
 
 def _was_outlived(finding: Finding, facts: Facts) -> bool:
-    """Return whether steps completed after it. Ranks that lose peers complete none."""
+    """Return whether steps completed after it."""
     if finding.id in facts.outlived:
         return True
     last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
@@ -87,7 +87,7 @@ def _says_why(finding: Finding) -> bool:
 
 
 def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
-    """Return whether the rank continued; non-finite losses do not stop it."""
+    """Return whether the rank continued; non-finite losses prove nothing."""
     if finding.id in facts.outlived:
         return True
     if finding.cause is CauseClass.NUMERICS:

@@ -1,4 +1,4 @@
-"""Sentences of verdicts, for readers who do not know the job."""
+"""Sentences of verdicts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
-    """Yield unavailable evidence; for a sure verdict, only what could not be read."""
+    """Yield unavailable evidence; for a sure verdict, only unreadable data."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
     yield from facts.pods.unread

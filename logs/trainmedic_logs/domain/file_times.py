@@ -1,4 +1,4 @@
-"""File times within bounds, because owners can set any time."""
+"""File times within bounds: owners can set any."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime, timedelta
 
 _LATEST = 2**63 - 1
-"""Nanoseconds since 1970, in 2262; fits messages, databases and ``datetime``."""
+"""Nanoseconds since 1970; fits messages, databases and ``datetime``."""
 
 
 def written_ns(facts: os.stat_result) -> int:

@@ -1,5 +1,5 @@
-"""Finding of a log rule, from the line to the diagnosis and alert. A match is an observation, not a cause; its role
-says what it can mean. Only ``finding_codec`` checks the types' bounds.
+"""Finding of a log rule. A match is an observation, not a cause; its role says what it can mean. Only ``finding_codec``
+checks bounds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from trainmedic_core.target import LONGEST_NAME, Target
 
 CLAIMED_JOB = "claimed_job"
-"""Label for a job that only a log file names, without proof: part of the identity, but not resolved by playbooks."""
+"""Label for a job that only a log file names: part of the identity, but not resolved by playbooks."""
 LONGEST_LINE = 500
 LONGEST_VALUE = 256
 LONGEST_STREAM = 4096
@@ -37,7 +37,7 @@ class Role(StrEnum):
 
     ROOT = "root"
     CASCADE = "cascade"
-    """Consequence, such as of a lost rank; raises no alert."""
+    """Consequence, which raises no alert."""
     CONFIRMATION = "confirmation"
     """Explains another finding, such as by naming an OOM-killed process."""
     TEARDOWN = "teardown"
@@ -53,7 +53,7 @@ class CauseClass(StrEnum):
     NETWORK = "network"
     STORAGE = "storage"
     DATA = "data"
-    """Training data, and the processes that read it."""
+    """Including the processes that read it."""
     CODE = "code"
     NUMERICS = "numerics"
     """Non-finite or far too large loss or gradients."""
@@ -68,7 +68,7 @@ class CauseClass(StrEnum):
 
 class TimeSource(StrEnum):
     LINE = "line"
-    """Stated with year and zone, or as time since boot."""
+    """With year and zone, or as time since boot."""
     ARRIVAL = "arrival"
     """Time of reading."""
 
@@ -88,21 +88,21 @@ class Origin(Struct, frozen=True):
     stream: Annotated[str, Meta(max_length=LONGEST_STREAM)] = ""
     """Path of the file, for people."""
     generation: str = ""
-    """Distinguishes streams of one name, such as by inode and first bytes. Only part of `Finding.id`."""
+    """Distinguishes streams of one name. Only part of `Finding.id`."""
 
 
 class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "over"}):
     id: Id
-    """Hash of stream and place of the first line, the same when read again."""
+    """Hash of stream and the line's place, the same when read again."""
     rule: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
     role: Role
     cause: CauseClass
     target: Target
-    """GPUs and nodes come from the origin or the kernel, never from a training's output."""
+    """GPUs and nodes never come from a training's output."""
     origin: Origin
     first_at: datetime
     last_at: datetime
-    """First and last line, UTC, by the node's clock."""
+    """UTC, by the node's clock."""
     line: Annotated[str, Meta(max_length=LONGEST_LINE)]
     """First line, or a block's decisive one, masked."""
     labels: Annotated[Texts, Meta(max_length=MOST_LABELS)] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     """Possible difference from Redis's clock in seconds."""
     is_over: bool = False
     shape: _Short = ""
-    """Hash of the first line without numbers, addresses and paths, to compare attempts."""
+    """Hash of the line without numbers, addresses and paths, to compare attempts."""
 
 
 MOST_AROUND = 50
@@ -127,12 +127,12 @@ class Excerpt(Struct, frozen=True):
     lines: Annotated[tuple[str, ...], Meta(min_length=1, max_length=2 * MOST_AROUND + 1)]
     """With prefixes, without line feeds."""
     at: Annotated[int, Meta(ge=0)]
-    """Index of the finding's first line."""
+    """Index of the finding's line."""
     number: Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)] = 0
-    """Line number of `lines[0]` in the stream, from 1; 0 if unknown."""
+    """Of `lines[0]` in the stream, from 1; 0 if unknown."""
 
     def within(self, most_bytes: int = LARGEST_EXCERPT) -> Excerpt:
-        """Cut the excerpt to `most_bytes`, farthest lines first."""
+        """Cut to `most_bytes`, farthest lines first."""
         sizes = [len(line.encode(errors="replace")) + 1 for line in self.lines]
         first, last, total = 0, len(sizes) - 1, sum(sizes)
         while total > most_bytes and first < last:

@@ -1,5 +1,5 @@
-"""JSON codec of findings between node and server. Senders are authenticated, but lines are untrusted: deviating forms
-and overlong texts are refused.
+"""JSON codec of findings between node and server. Lines are untrusted: deviating forms and overlong texts are
+refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RANKS = re.compile(r"(?:\d{1,7}(?:-\d{1,7})?(?:,\d{1,7}(?:-\d{1,7})?)*)?\Z", re
 
 
 class FindingUpdate(Struct, frozen=True):
-    """Complete current state of a finding, replacing earlier updates."""
+    """Complete state, replacing earlier updates."""
 
     node: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     """Signing node; equals the origin's, unless that is empty."""
@@ -65,7 +65,7 @@ class FindingUpdate(Struct, frozen=True):
 
 
 def encode(update: FindingUpdate) -> bytes:
-    """Return the bytes to sign and send, with long texts and excerpts cut."""
+    """Return the bytes to sign, with long texts cut."""
     fields: dict[str, Any] = {
         "v": VERSION,
         "node": update.node,

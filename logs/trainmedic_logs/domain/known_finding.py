@@ -1,7 +1,7 @@
 """Finding as the server knows it, merged from all streams.
 
-The identity is rule, target, labels, and whether the line could have been printed by a job; never the rank. Each stream
-reports its own episode with complete updates, so repeated and late updates are harmless.
+The identity is rule, target, labels, and whether a job could have printed the line; never the rank. Updates are
+complete, so repeated and late ones are harmless.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class FindingEnd(StrEnum):
     ATTEMPT = "attempt"
     """The next attempt progresses, or the job ended."""
     UNCONFIRMED = "unconfirmed"
-    """No confirmation of a suspected finding in time."""
+    """No confirmation in time."""
     FORGOTTEN = "forgotten"
-    """Its node or job has been silent for a week."""
+    """Its node or job was silent for a week."""
 
 
 class EpisodeKey(NamedTuple):
@@ -59,7 +59,7 @@ class Episode(Struct, frozen=True):
 
 class FindingAlert(Struct, frozen=True):
     labels: Mapping[str, str]
-    """All labels; constant, because they identify the alert."""
+    """Constant, because they identify the alert."""
     fingerprint: str
     starts_at: datetime
     summary: str = ""
@@ -75,7 +75,7 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """That of the first received line. Its job is proven or None; see `claimed_job`."""
+    """Origin of the first line. Its job is proven or None; see `claimed_job`."""
     line: str
     first_at: datetime
     last_at: datetime
@@ -179,7 +179,7 @@ def identity(finding: Finding) -> str:
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
-    """Return whether it belongs to a later attempt of the job, so that `earlier` is over."""
+    """Return whether a later attempt ends `earlier`."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before
@@ -214,7 +214,7 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
 def taken(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """Merge a stream's update. Return the finding and the stream's episode, unchanged if the update is a repeat."""
+    """Merge a stream's update. Return the finding and the episode, unchanged for a repeat."""
     earlier = before or Episode(key, known.id, 0)
     if earlier.finding_id != known.id:  # its finding was over; start a new one
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)

@@ -1,4 +1,4 @@
-"""Verdict on a job's failure, as the server stores it."""
+"""Verdict as the server stores it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 SLOW = "slow:"
-"""Fingerprint prefix of verdicts on slow jobs."""
+"""Fingerprint prefix of slow jobs."""
 
 
 class KnownVerdict(Struct, frozen=True):
@@ -30,7 +30,7 @@ class KnownVerdict(Struct, frozen=True):
     fingerprint: str
     plain: Mapping[str, Any]
     labels: Mapping[str, str] | None = None
-    """Constant alert labels; None before the alert."""
+    """None before the alert."""
     tell_at: datetime | None = None
     """Next sending of its alert, None without any."""
 

@@ -1,4 +1,4 @@
-"""Log data of jobs and users over a budget, skipped and reported by agents in their untrusted presence."""
+"""Log data over a budget, reported by agents in their untrusted presence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CutKind(StrEnum):
     JOBS = "jobs"
     """Job directories of a user that are not scanned; a current number."""
     SECONDS = "seconds"
-    """Scans shortened or postponed for taking too long."""
+    """Scans that took too long."""
     LINES = "lines"
     """Lines read but not matched."""
     FINDINGS = "findings"
@@ -53,7 +53,7 @@ class LogCut(Struct, frozen=True):
 
 
 def cuts_in(node: str, details: Mapping[str, Any]) -> Iterator[LogCut]:
-    """Yield a presence's valid cuts; older agents report none."""
+    """Yield a presence's valid cuts."""
     logs = details.get("logs")
     reported = logs.get("cuts") if isinstance(logs, Mapping) else None
     for each in islice(reported if isinstance(reported, list) else (), MOST_REPORTED):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_PACKED = 56_000
-"""Characters of a page; a reply has 64 KiB."""
+"""Characters; a reply has 64 KiB."""
 _PIECE = 4000
 _LARGEST = 16 * 1024 * 1024
 

@@ -1,4 +1,4 @@
-"""Log search queries and results, with their JSON forms. A result is one physical line, masked and without prefixes."""
+"""Log search queries and results, with JSON forms. A result is one physical line, masked and without prefixes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from msgspec import Struct, field
 
 READ = "logs.read"
 WITHDRAW = "logs.withdraw"
-"""Cancels a `READ`, without reply."""
+"""Cancels a `READ`."""
 MOST_PODS = 1000
 TIME = "time"
-"""Name for lines excluded because of uncertain times."""
+"""For lines excluded because of uncertain times."""
 LONGEST_GREP = 1000
 
 
@@ -78,7 +78,7 @@ LATEST_ARRIVAL = timedelta(seconds=15)
 
 
 class LogQuery(Struct, frozen=True):
-    """Conditions; None and "" mean none. Lines with an unknown requested attribute do not match."""
+    """None and "" mean no condition. Lines with an unknown requested attribute do not match."""
 
     job: str
     since: datetime
@@ -93,10 +93,10 @@ class LogQuery(Struct, frozen=True):
     level: LogLevel | None = None
     kernel: bool = False
     pods: Sequence[str] = field(default=())
-    """``namespace/name``; containers do not know the job's name."""
+    """``namespace/name``, because containers do not know the job's name."""
     local_rank: int | None = None
     is_search: bool = False
-    """The job's nodes are unknown: ask all; only those with its files answer."""
+    """Ask all nodes; only those with the job's files answer."""
 
     def is_over(self, now: datetime) -> bool:
         """Return whether no more results can arrive."""
@@ -157,7 +157,7 @@ class FoundLine(Struct, frozen=True):
     local_rank: int | None = None
     known_by: TimeKnownBy = TimeKnownBy.LINE
     time_error: float | None = None
-    """Uncertainty in seconds; None if the line states it, or if unknown."""
+    """Seconds; None if the line states it, or if unknown."""
 
     @property
     def is_sure(self) -> bool:
@@ -203,7 +203,7 @@ class FoundLine(Struct, frozen=True):
 
 
 def left_out(most: int, last: datetime) -> str:
-    """Return the note that only the first `most` lines, until `last`, are shown."""
+    """Return the note about lines after the first `most`."""
     more = "1 line answers" if most == 1 else f"{most} lines answer"
     return f"more than {more}; those after {written(last)} are not shown"
 

@@ -1,4 +1,4 @@
-"""Names of log sources. Few imports, because every agent loads it."""
+"""Names of log sources. Every agent loads it, so it has few imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 KERNEL_SOURCES = frozenset({"kernel", "fabric-manager"})
-"""Sources that trainings cannot write. Only their lines can concern a node or GPU; others concern their job."""
+"""Sources that trainings cannot write. Only their lines can concern a node or GPU."""
 TEXT_SOURCES = ("training", "launcher", "slurm")
 SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
 """Built-in names; policies may add others."""
@@ -17,7 +17,7 @@ _ALIKE = 0.75
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:
-    """Return the probably intended name; None for names that are or contain a known one, such as ``training-eval``."""
+    """Return the intended name, or None, also for names that contain a known one."""
     if any(each in name for each in known):
         return None
     written = {each.replace("_", "-"): each for each in known}

@@ -1,4 +1,4 @@
-"""Faults of pods, as stated by statuses, events and node conditions."""
+"""Faults of pods, by statuses, events and node conditions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PodFaultKind(StrEnum):
     DEADLINE = "deadline"
     NODE_SHUTDOWN = "node_shutdown"
     NODE_LOST = "node_lost"
-    """Abandoned, because the node is unresponsive or gone."""
+    """The node is unresponsive or gone."""
     TAINTED = "tainted"
     """Deleted because of a NoExecute taint."""
     REJECTED = "rejected"
@@ -66,11 +66,11 @@ class PodFault(Struct, frozen=True):
     message: str = ""
     container: str = ""
     is_training: bool = False
-    """It concerns the whole pod or the training container."""
+    """True if it concerns the whole pod or the training container."""
     exit_code: int | None = None
     signal: int | None = None
     is_event: bool = False
-    """Stated by an event, which is no proof: accounts of the namespace may write them."""
+    """An event is no proof: accounts of the namespace may write them."""
 
     @property
     def full_name(self) -> str:
@@ -84,7 +84,7 @@ class NodeNotReady(Struct, frozen=True):
     since: datetime
     """UTC, by Kubernetes."""
     is_silent: bool
-    """The kubelet stopped reporting, rather than reporting it."""
+    """The kubelet does not report."""
     reason: str = ""
     message: str = ""
 

@@ -1,4 +1,4 @@
-"""Catalogue of XIDs, the error codes of NVIDIA's driver, from ``xids.toml``."""
+"""Catalogue of XIDs (``xids.toml``), the error codes of NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_LISTED = "ask"
 
 
 class Xid(Struct, frozen=True):
-    """``action`` is one at the top of the data file; ``meaning`` may be empty."""
+    """``action`` is one of the data file's; ``meaning`` may be empty."""
 
     code: int
     action: str
@@ -31,7 +31,7 @@ def is_listed(code: int) -> bool:
 
 
 def means_hardware(code: int) -> bool:
-    """Return whether hardware is broken, which needs a GPU reset or node restart."""
+    """Return whether a GPU reset or node restart is needed."""
     return xid(code).action in _HARDWARE
 
 

@@ -1,7 +1,7 @@
 """Confined parser of flight recorder dumps: ``python -m trainmedic_logs.files.dump_child MEMORY LONGEST_ANSWER``.
 
-It gives up its rights before reading. Input: ``rank length``, a line feed, and the dump; output: one line of JSON each.
-A dump that takes too long ends the process, so its parent (`trainmedic_logs.files.dump_reader`) knows which one it was.
+It gives up its rights before reading. Input: ``rank length``, a line feed, and the dump; output: a line of JSON. A dump
+that takes too long ends the process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from trainmedic_logs.diagnosis.flight_recorder import dump
 from trainmedic_logs.errors import DumpError
 
 SECONDS_PER_DUMP = 5
-"""CPU seconds; wall time depends on the node's load."""
+"""CPU seconds."""
 MEMORY = 2 * 1024**3
-"""Bytes of address space; a dump of 64 MiB takes up to 1 GiB in Python."""
+"""Address space in bytes; a dump of 64 MiB takes up to 1 GiB."""
 LONGEST_ANSWER = 16 * 1024**2
-"""Bytes; 512 ranks with 100 open collectives take 15 KiB per rank."""
+"""Bytes; 512 ranks take 15 KiB each."""
 TOO_MUCH = "it has too many open collectives"
 
 

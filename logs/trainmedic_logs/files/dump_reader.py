@@ -1,4 +1,4 @@
-"""Reader of flight recorder dumps in a confined process (`dump_child`). Blocking."""
+"""Blocking reader of dumps in a confined process (`dump_child`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 MOST_DUMPS = 4096
 """Per job."""
 _ANSWER_SHARE = 64
-"""Largest answer as a fraction of memory: Python's values take up to ten times as much."""
+"""Fraction of memory: Python's values take up to ten times as much."""
 _WALL_SECONDS = 60
 """Per dump; `dump_child.SECONDS_PER_DUMP` limits CPU time."""
 _ENDED = "it takes more time or memory than a dump may"
@@ -31,7 +31,7 @@ _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
 
 def rank_of(name: str) -> int | None:
-    """Return the rank at a file name's end, such as ``nccl_trace_rank_12`` or ``rank-12.json``, or None."""
+    """Return the rank in a file name such as ``nccl_trace_rank_12`` or ``rank-12.json``, or None."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
 

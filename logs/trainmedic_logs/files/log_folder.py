@@ -1,6 +1,5 @@
 """Classification of a folder's files: kind, node, rank and attempt. Known: our layout (``trainmedic.wire.log_layout``),
-torchrun's ``--log-dir``, and names such as ``rank3.log``, ``dmesg-node7.txt``, ``slurm-123.out``. Nothing else is
-guessed.
+torchrun's ``--log-dir``, and names such as ``rank3.log``, ``dmesg-node7.txt``, ``slurm-123.out``.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from trainmedic_logs.files.reading_limits import LimitReached, ReadingLimits
 
 MOST_FILES = 20_000
 MOST_BYTES = 64 * 1024 * 1024
-"""Per file of lines; of longer files the end is read."""
+"""Per file of lines; longer files are read at their end."""
 MOST_UNPACKED = 1024 * 1024 * 1024
-"""Larger compressed files are skipped as possible bombs."""
+"""Larger ones are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
 _TIGHTEST = 1032
-"""Maximum compression ratio of deflate (zlib's technical details)."""
+"""Compression ratio of deflate (zlib's technical details)."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
 _ASKED_EVERY = 64 * 1024
@@ -98,9 +97,7 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
 
 
 def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[bytes]:
-    """Yield a file's last `MOST_BYTES` as lines without line feeds. Raises LimitReached before the end, OSError if
-    unreadable.
-    """
+    """Yield a file's last `MOST_BYTES` as lines. Raises LimitReached, OSError if unreadable."""
     limits = limits or ReadingLimits()
     limits.check()
     with _opened(file.path) as raw:
@@ -135,7 +132,7 @@ def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -
 
 
 def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
-    """Return the number of bytes before the part that is read. Raises OSError."""
+    """Return the size of the skipped part. Raises OSError."""
     with _opened(file.path) as raw:
         size = os.fstat(raw.fileno()).st_size
         is_packed = raw.read(2) == _GZIP
@@ -198,7 +195,7 @@ def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
 
 
 def _file(path: Path, directory: Path) -> FolderFile | None:
-    """Classify a file; None if it is neither text nor a dump."""
+    """Classify a file, None if unusable."""
     with _opened(path) as stream:
         head = _head(stream)
         written = file_times.written_at(os.fstat(stream.fileno()))
@@ -216,9 +213,7 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether the head is text. Some NULs are allowed: PyTorch prints a terminator, and truncated logs contain
-    holes.
-    """
+    """Return whether the head is text, possibly with some NULs of PyTorch or truncated logs."""
     if head.startswith(_UTF16):
         return True
     has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # such as a binary number at the start
@@ -239,7 +234,7 @@ def _is_written_by_job(path: Path) -> bool:
 
 
 def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
-    """Classify by our layout, which may begin above the given folder."""
+    """Classify by our layout, which may begin above the folder."""
     parts = path.resolve().parts
     if path.name == _ATTEMPTS and len(parts) > 1:
         return Kind.ATTEMPTS, Origin("launcher", job=log_layout.decoded(parts[-2]) or parts[-2])

@@ -1,5 +1,3 @@
-"""Limits for reading a folder."""
-
 from __future__ import annotations
 
 import os
@@ -26,7 +24,7 @@ class LimitReached(OSError):
 
 
 class ReadingLimits:
-    """Limits that stay reached. `memory` in bytes, beyond the resident memory at the start."""
+    """`memory` in bytes, beyond the resident memory at the start."""
 
     def __init__(
         self,

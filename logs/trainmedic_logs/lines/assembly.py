@@ -1,5 +1,5 @@
 """Assembly of a stream's physical lines into the lines that rules see: decoded, without prefixes, joined to blocks.
-Arrival times are passed in. Held-back lines are bounded in number, bytes and time.
+Held-back lines are bounded in number, bytes and time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _OpenBlock(Struct):
     tail: list[str] = field(default_factory=list)
 
     def add(self, text: str, places: list[int], arrived: datetime) -> None:
-        """Append a line. Above the maximum length, drop lines from the middle."""
+        """Append a line, dropping lines from the middle if too long."""
         self.last_arrived = arrived
         self.texts.append(text)
         self.places.extend(places)
@@ -69,9 +69,7 @@ class _DividedLine(Struct):
 
 class LineAssembler:
     def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
-        """`booted_at`: boot of the machine whose kernel wrote the stream, by its current clock. Without it, times since
-        boot are ignored.
-        """
+        """`booted_at`: boot of the machine whose kernel wrote the stream. Without it, times since boot are ignored."""
         self._origin = origin
         self._origins: dict[tuple[int | None, int | None], Origin] = {}
         self._is_kernel = origin.source == "kernel"
@@ -84,19 +82,19 @@ class LineAssembler:
 
     @property
     def oldest_place(self) -> int | None:
-        """Start of the oldest held-back line, where a restart must read again, or None."""
+        """Start of the oldest held-back line, or None."""
         return min(self.held_places, default=None)
 
     @property
     def held_places(self) -> list[int]:
-        """Starts of held-back physical lines, unordered. Fed to a new assembler, these lines restore the state."""
+        """Starts of held-back lines, which restore the state of a new assembler."""
         of_blocks = [place for block in self._open.values() for place in block.places]
         return of_blocks + [place for part in self._divided.values() for place in part.places]
 
     def feed_many(
         self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
     ) -> list[Line]:
-        """Take the next physical lines with places. With a prefilter, skip lines that no rule can match."""
+        """Take the next physical lines with places."""
         lines: list[Line] = []
         if prefilter is None:
             for place, raw in placed:
@@ -118,7 +116,7 @@ class LineAssembler:
         return bool(self._open or self._divided or self._learned)
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
-        """Take the next physical line, without line feed, and its start. Return the completed lines in order."""
+        """Take the next physical line and its start. Return completed lines in order."""
         self._number += 1
         text, is_cut = raw_text.text_of(raw)
         if self._is_kernel:
@@ -145,14 +143,14 @@ class LineAssembler:
         return self._joined(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
-        """Return the blocks due at `now`; all without it."""
+        """Return the blocks due at `now`, by default all."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()
         return [self._closed(key).line() for key in due]
 
     def _key_of(self, text: str, key: str, learned: str) -> str:
-        """Return the key of the line's block. If a traceback is one message, only its first line has a prefix."""
+        """Return the block's key. If a traceback is one message, only its first line has a prefix."""
         if learned:
             whole = f"{key}\0{learned}"
             if whole not in self._open and not text.startswith(TRACEBACK):

@@ -1,4 +1,4 @@
-"""Blocks of lines: tracebacks, torchrun's failure table, two-line OOM kills of old kernels."""
+"""Blocks of lines: tracebacks, torchrun's failure table, two-line OOM kills."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ MOST_LINES = 200
 class BlockKind(StrEnum):
     TRACEBACK = "traceback"
     TABLE = "table"
-    """torchrun's table of failed ranks."""
     OOM_PAIR = "oom-pair"
-    """Kernels before 5.0 print an OOM kill in two lines."""
+    """Two-line OOM kill of kernels before 5.0."""
 
 
 class Continuation(StrEnum):
@@ -28,20 +27,20 @@ HEADING = TRACEBACK.removesuffix(":")
 ORIGINAL = f"Original {TRACEBACK}"
 """Written by PyTorch before a loader process's traceback."""
 _ANNOUNCED = ("Exception ignored ", "Exception in thread ", "--- Logging error ---", "Error in atexit._run_exitfuncs:")
-"""Lines that Python prints before tracebacks of destructors, threads, logging calls and atexit functions."""
+"""Lines before tracebacks of destructors, threads, logging calls and atexit functions."""
 _GROUP = "Exception Group Traceback (most recent call last):"
 _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
-"""Call of a traceback. It begins a block if the heading is missing: in cut or filtered logs, and on syntax errors."""
+"""Begins a block without heading: in cut or filtered logs, and on syntax errors."""
 _REPORT = re.compile(
     r"[ \t]{1,12}(?:(?i:train|eval|val)(?:ing|uation)?[ /].{0,60}[:=] ?\d|\[?\d{4}[-/]\d\d[-/]\d\d[ T_"
     r"]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
     r"(?i:iteration|iter|step|epoch|batch|episode|round|samples?)\b[\s:=/#\[(]{0,4}\d|(?i:samples?/sec))"
 )
-"""Lines that begin with a blank but belong to no traceback: Megatron-LM's steps, tqdm bars, loggers' timestamps."""
+"""Lines with a leading blank outside tracebacks: Megatron-LM's steps, tqdm bars, loggers' timestamps."""
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
-"""Beginnings of traceback lines before the exception: blanks, Rich's frame, loguru's mark."""
+"""Beginnings of lines before the exception: blanks, Rich's frame, loguru's mark."""
 _EDGE = "╰─"
-"""Lower edge of Rich's frame, at most as wide as the message lines below it."""
+"""Lower edge of Rich's frame, at most as wide as the message below it."""
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
 _TABLE_TITLE = re.compile(
@@ -129,7 +128,7 @@ def _is_report(text: str) -> bool:
 
 
 def has_ended(lines: list[str]) -> bool:
-    """Return whether the traceback has its exception, so that only a chained one can follow."""
+    """Return whether only a chained traceback can follow."""
     for line in reversed(lines):
         if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
             return False
@@ -139,7 +138,7 @@ def has_ended(lines: list[str]) -> bool:
 
 
 def _is_broken_message(lines: list[str], text: str) -> bool:
-    """Return whether `text` continues a message wrapped by Rich: its first word did not fit before."""
+    """Return whether `text` continues a message wrapped by Rich."""
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)
@@ -147,7 +146,7 @@ def _is_broken_message(lines: list[str], text: str) -> bool:
 
 
 def unwrapped(lines: list[str]) -> list[str]:
-    """Return a traceback's lines, with messages that Rich wrapped joined again."""
+    """Join messages that Rich wrapped."""
     joined: list[str] = []
     for line in lines:
         if joined and _is_at_margin(joined[-1]) and _is_at_margin(line):

@@ -1,7 +1,7 @@
 """Cause of an exception by its class, place and message, for all libraries.
 
-The classes are in ``exception_classes.toml``. Only exceptions that nothing but the program can cause are proof
-(`ExceptionReading.is_proof`) and give high confidence. Rules with exact wordings take precedence (``matcher``).
+Only exceptions that nothing but the program can cause are proof (`ExceptionReading.is_proof`). Rules with exact
+wordings take precedence (``matcher``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
 _WITH_WORDS = frozenset({"ImportError", "AssertionError"})
-"""Program classes whose message may state another cause, such as a missing library."""
+"""Program classes whose message may state another cause."""
 _UNSPECIFIC = frozenset(_DATA["unspecific"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
@@ -96,7 +96,7 @@ _RUN_BY_EXEC = re.compile(
     r"<(?:string|stdin|console|exec|eval|code|generated|solution|answer|completion|snippet|sandbox|ast|input|test"
     r"|reward|module)\b[\w -]{0,30}>$"
 )
-"""Place of source without a file, such as a model's answer run by a reward function."""
+"""Source without a file, such as a model's answer run by a reward function."""
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
 """File named by Python's tempfile, such as a model's answer under test."""
 _OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
@@ -116,7 +116,7 @@ _SEE_ABOVE = re.compile(
     r"|^Executor failed\.$"
 )
 _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
-"""Gaudi's messages for all kinds of failures."""
+"""Gaudi's messages for any failure."""
 _CAUGHT = re.compile(
     r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
 )
@@ -131,7 +131,7 @@ class ExceptionReading(Struct, frozen=True):
     is_consequence: bool = False
     is_guess: bool = False
     stated_by: str = ""
-    """Class of the earlier chained exception that states the cause; empty for the last one."""
+    """Class of the earlier exception that states the cause, or ""."""
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:

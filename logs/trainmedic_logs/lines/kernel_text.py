@@ -1,6 +1,4 @@
-"""Kernel log lines without what ``dmesg``, ``/dev/kmsg``, pstore, the journal or syslog put before them. A time counts
-if it has date and zone, or is relative to a known boot time.
-"""
+"""Kernel log lines without what ``dmesg``, ``/dev/kmsg``, pstore, the journal or syslog put before them."""
 
 from __future__ import annotations
 
@@ -32,11 +30,11 @@ class KernelText(Struct, frozen=True):
     text: str
     at: datetime | None = None
     is_more: bool = False
-    """Continuation of the previous ``/dev/kmsg`` record."""
+    """Continues a ``/dev/kmsg`` record."""
 
 
 def split(text: str, booted_at: datetime | None = None) -> KernelText:
-    """Return the kernel's own text, and its time if certain."""
+    """Return the kernel's text, and its time if certain."""
     if match := _KMSG.match(text):
         seconds = int(match[3]) / 1_000_000
         return KernelText(text[match.end() :], _since(booted_at, seconds))
@@ -51,7 +49,7 @@ def split(text: str, booted_at: datetime | None = None) -> KernelText:
 
 
 def _kept(text: str) -> tuple[datetime | None, str]:
-    """Return the time stated by the journal, syslog or ``dmesg -x``, and the line's rest."""
+    """Return the time by the journal, syslog or ``dmesg -x``, and the rest."""
     at = None
     if match := _LEVEL.match(text):
         text = text[match.end() :]

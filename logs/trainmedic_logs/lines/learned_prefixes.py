@@ -1,7 +1,7 @@
 """Unlisted prefixes (of pdsh, loggers, scripts), learned from a traceback's first line.
 
-The text before ``Traceback`` also precedes the following lines, with other times. Rich's indented frames are treated
-alike. A prefix counts only while its traceback is open, so other lines are unaffected.
+The text before ``Traceback`` also precedes the following lines, with other times. A prefix counts only while its
+traceback is open.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ class LearnedPrefixes:
 
 
 def _digits(time: str) -> str:
-    """Return a pattern for similar times, with or without a fraction of any length."""
+    """Return a pattern for similar times."""
     whole = _FRACTION.sub("", time)
     return re.sub(r"\d", r"\\d", re.escape(whole)) + r"(?:[.,]\d{1,9})?"

@@ -1,6 +1,5 @@
-"""Times at the beginning of log lines, in common loggers' formats. Pure. A time counts only at the beginning, or after
-a level, a bracketed tag or a Ray process name. `moment` completes a missing year, date or zone from the latest possible
-time.
+"""Times at the beginning of log lines, in common formats. `moment` completes a missing year, date or zone from the
+latest possible time. Before a time only a level, a bracketed tag or a Ray process name can be.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from trainmedic_logs.lines.times import with_zone
 
 AHEAD = timedelta(minutes=2)
-"""Allowed clock difference into the future."""
+"""Allowed clock difference."""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _BEGINNING = 240
 _ANY = re.compile(r"\d\d:\d\d:\d\d|\d{6}|\d\d\d\d-\d\d-\d\d")
@@ -65,7 +64,7 @@ class Lacks(StrEnum):
 
 class Stated(NamedTuple):
     walls: tuple[datetime, ...]
-    """Aware if the zone is stated, else naive. Several if the order of day, month and year is ambiguous."""
+    """Aware if the zone is stated. Several if the order of day, month and year is ambiguous."""
     lacks: Lacks = Lacks.NOTHING
     is_weak: bool = False
     """Other numbers look the same, so it counts only close to the line's arrival."""
@@ -76,7 +75,7 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    """Return the time at the beginning of a line without prefixes, or None."""
+    """Return the time at the beginning, or None."""
     beginning = text[:_BEGINNING]
     if text.startswith("{"):
         return _of_record(text)
@@ -96,10 +95,10 @@ def stated(text: str) -> Stated | None:
 
 
 def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
-    """Return the stated time in UTC; None if a line written by `latest` cannot have it.
+    """Return the stated time in UTC, None if it is after `latest`.
 
-    `zone` applies to times without one; None is the local zone. If several moments are possible (missing year, repeated
-    hour of daylight saving time), the one nearest to `expected` counts, else the latest.
+    `zone` applies to times without one; None is the local zone. Of several moments (missing year, repeated hour), the
+    nearest to `expected` counts, else the latest.
     """
     fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
     if not fitting:
@@ -183,7 +182,7 @@ def _stated(match: re.Match[str], year: int | None, month: int, day: int) -> Sta
 
 
 def _slashed(match: re.Match[str]) -> Stated | None:
-    """Read month/day/year (Python, Rich). Day first and year first (Spark) are accepted if they fit."""
+    """Read month/day/year (Python, Rich), day first, or year first (Spark)."""
     first, second, third = int(match["a"]), int(match["b"]), int(match["c"])
     year = third if third >= 100 else 2000 + third
     orders = [(year, first, second), (year, second, first)]

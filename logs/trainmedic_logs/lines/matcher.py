@@ -1,5 +1,5 @@
-"""Matching of a line against a rule set: at most one rule takes it. One pass searches all rules' literals; only rules
-with a literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by name.
+"""Matching of a line against a rule set: at most one rule takes it. One pass searches all literals; only rules with a
+literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
-"""Beginning of Trainmedic's own log notices, which no rule takes, to prevent loops."""
+"""Beginning of Trainmedic's own log notices; no rule takes them, to prevent loops."""
 LONGEST_FIELD = 1024
 """Characters of a captured field."""
 
@@ -60,15 +60,15 @@ class LineMatch(Struct, frozen=True):
     cause: CauseClass | None = None
     """Role and cause of the pattern, else of the rule."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Captured groups, or all members of a record."""
+    """Captured groups, or a record's members."""
     near: tuple[str, ...] = ()
     """Rules with a literal but no pattern in the line: the wording may have changed."""
     start: int = 0
-    """Character offset of the match in the text, or in a record's words."""
+    """In characters of the text, or of a record's words."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
     """Rules that the line ends, with the captured groups."""
     refused: tuple[str, ...] = ()
-    """Record rules whose condition does not hold; this resets counts in a row."""
+    """Record rules whose condition does not hold."""
 
 
 _NOTHING = LineMatch()
@@ -95,7 +95,7 @@ class _ReadyRule:
         return any(pattern.search(text) is not None for pattern in self.unless)
 
     def holds(self, fields: Mapping[str, Any], source: str) -> bool | None:
-        """Return whether the condition holds; None if its fields are missing or no numbers."""
+        """Return whether the condition holds; None without numbers."""
         if self.when is None:
             return True
         try:
@@ -141,12 +141,11 @@ class _SourceRules:
 
 
 def _precedence(ready: _ReadyRule) -> tuple[bool, bool, str]:
-    """Sort key: noise rules, other rules, general rules; then by name."""
     return (ready.rule.is_general, ready.rule.role is not Role.NOISE, ready.rule.name)
 
 
 class LineMatcher:
-    """Stateless matcher for any number of streams."""
+    """Stateless."""
 
     def __init__(self, rule_set: RuleSet) -> None:
         """Raises ValueError or Malformed for an invalid rule."""
@@ -163,7 +162,7 @@ class LineMatcher:
         return self._match_record(rules, source, line.record)
 
     def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
-        """Return whether no rule of these sources can take the line, by a single search."""
+        """Return whether no rule of these sources can take the line."""
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
@@ -171,7 +170,7 @@ class LineMatcher:
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
-        """Return a filter for physical lines that no rule of these sources can take."""
+        """Return a filter of lines that no rule of these sources can take."""
         return self._of_sources(sources).prefilter
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
@@ -242,9 +241,7 @@ class LineMatcher:
 
 
 def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
-    """Return the meaning of a line in which a general rule found an exception. Shown source counts too, such as an
-    assertion's condition.
-    """
+    """Return the meaning of an exception found by a general rule. Shown source counts too."""
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
@@ -262,13 +259,13 @@ def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: 
 
 
 def _whole_message(name: str, message: str, text: str) -> str:
-    """Return the message with the lines after it, where gRPC and Azure write status and code."""
+    """Return the message with the lines after it, as in gRPC and Azure."""
     _, found, rest = text.rpartition(f"{name}: {message}")
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:
-    """Return the groups of the end that the text matches, or None."""
+    """Return the groups of the matching end, or None."""
     for pattern in ready.ends:
         match = pattern.search(text)
         if match is not None:

@@ -1,4 +1,4 @@
-"""Cause of an exception by its message: error numbers, HTTP status, signals, device words."""
+"""Cause by an exception's message: error numbers, HTTP status, signals, device words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
-"""Linux error numbers, and getaddrinfo's negative ones. Path errors (2, 13, 17) state no cause."""
+"""Linux's, and getaddrinfo's negative ones. Path errors (2, 13, 17) state no cause."""
 _OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
 _TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
 _SQL = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
@@ -48,7 +48,7 @@ _BY_NPU_CODE: Mapping[int, CauseClass] = {
     507056: CauseClass.NETWORK,  # link errors between devices
     507057: CauseClass.NETWORK,
 }
-"""Error numbers of Ascend's runtime (``acl/error_codes``), without timeouts, which are consequences."""
+"""Of Ascend's runtime (``acl/error_codes``), without timeouts, which are consequences."""
 NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
@@ -195,9 +195,7 @@ _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
 def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
-    """Return the cause that the message states, or None. `shown` is the source of the raising call, which may name the
-    exhausted resource.
-    """
+    """Return the stated cause, or None. `shown`: source of the raising call, which may name the exhausted resource."""
     if cause := other_than_disk(message, shown):
         return cause
     if name.startswith("sqlite3."):

@@ -1,4 +1,4 @@
-"""Finding of a single matched line: target, labels, shown text, shape.
+"""Finding of a single matched line.
 
 Kernel lines concern the node or one of its GPUs; lines of other sources the stream's job, or the node if it has none.
 The shape of a line is its text without numbers, addresses, paths and IDs, to compare lines of several ranks and
@@ -65,7 +65,7 @@ def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity
 
 
 def _reason(match: LineMatch) -> Mapping[str, str]:
-    """Return a termination's stated reason as labels. Lines without one stay separate findings."""
+    """Return a termination's reason as labels."""
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
@@ -98,7 +98,7 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
 
 
 def ranks_of(line: Line) -> frozenset[int]:
-    """Return the rank stated by stream or line, if known."""
+    """Return the stated rank, if known."""
     rank = line.origin.rank
     if rank is None and line.record is not None:
         rank = line.record.get("rank")
@@ -106,7 +106,7 @@ def ranks_of(line: Line) -> frozenset[int]:
 
 
 def stream_key(origin: Origin) -> str:
-    """Return a fleet-wide, permanent key of the stream."""
+    """Return a permanent key of the stream in the fleet."""
     return "\0".join((origin.source, origin.node, origin.pod or "", origin.stream, origin.generation))
 
 
@@ -146,7 +146,7 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
-    """Return the GPU's UUID, else its PCI address; None if the line names none."""
+    """Return the GPU's UUID, else its PCI address, or None."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named

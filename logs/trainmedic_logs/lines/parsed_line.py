@@ -1,4 +1,4 @@
-"""Parsing of physical lines for search and shipping: text, time, level, rank; and masking of multi-line secrets."""
+"""Parsing of physical lines for search and shipping."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ParsedLine(Struct, frozen=True):
     local_rank: int | None = None
     """From torchrun's prefix."""
     stated: Stated | None = None
-    """Time without a zone or in an ambiguous form, if `at` is None."""
+    """Stated time without a zone or in an ambiguous form."""
 
 
 def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ParsedLine | None:
@@ -93,7 +93,7 @@ class LineMask:
 
 
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
-    """Return the level of a line without prefixes, by default INFO."""
+    """Return a line's level, by default INFO."""
     if record is not None:
         named = next((record[name] for name in ("level", "levelname", "severity") if name in record), "")
         return _NAMES.get(str(named).lower(), LogLevel.INFO)
@@ -110,7 +110,7 @@ def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
 
 
 def level_of_kernel(raw: str) -> LogLevel:
-    """Return a raw kernel line's level, by default INFO."""
+    """Return a line's level, by default INFO."""
     match = _KERNEL.match(raw)
     if match is None:
         return LogLevel.INFO

@@ -1,6 +1,5 @@
-"""Selection of physical lines that may matter, before decoding, in one pass over many lines: fifty times cheaper than
-decoding each line, without changing results. The caller must also keep lines that continue an earlier one
-(``assembly``).
+"""Selection of physical lines that may matter, before decoding: fifty times cheaper than decoding. The caller must also
+keep lines that continue an earlier one (``assembly``).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 class LineSearch:
-    """Search for byte patterns in lines as displayed. Stateless."""
+    """Stateless search for byte patterns in displayed lines."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self._search = ByteSearch(patterns)

@@ -1,6 +1,4 @@
-"""Removal of prefixes of Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl and docker compose; ``kernel_text``
-has the kernel's.
-"""
+"""Removal of prefixes of Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl and docker compose."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from trainmedic_logs.lines import times
 
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?: |$)")
 DIVIDED = rb"std(?:out|err) P"
-"""Byte pattern in every line divided by a container runtime, except JSON ones."""
+"""Byte pattern in lines divided by a container runtime."""
 _DOCKER = '{"log":"'
 _TAGGED_RANK = re.compile(r"\[rank(\d{1,6})\]:[ ]?")
 _TORCHRUN = re.compile(r"\[[A-Za-z_][A-Za-z_-]{0,30}(\d{1,4})\]:[ ]?")
@@ -31,15 +29,15 @@ class Prefixed(NamedTuple):
     text: str
     at: datetime | None = None
     is_partial: bool = False
-    """The container runtime divided a long line here."""
+    """True if the container runtime divided the line."""
     rank: int | None = None
     local_rank: int | None = None
     key: str = ""
-    """The prefixes without times, equal for a block's lines."""
+    """Prefixes without times, equal for a block's lines."""
 
 
 def split(text: str, source: str) -> Prefixed:
-    """Separate the prefixes of containers and launchers from a line, and read rank and time in them."""
+    """Separate prefixes from a line, and read rank and time in them."""
     is_composed = " | " in text[:_COMPOSE_WITHIN]
     if not text or (text[0] not in _FIRST and not is_composed):
         return Prefixed(text)

@@ -1,4 +1,4 @@
-"""Progress of a training, learned from lines that repeat with a growing number, in any trainer's format.
+"""Progress of a training, learned from lines that repeat with a growing number.
 
 A line is reduced to its form: words stay, numbers, times and bars are replaced. A form counts once its integer has
 grown repeatedly. Lines that count something else (retries, waiting) are excluded by their words.
@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 _LONGEST = 400
 _LONGEST_FORM = 96
-"""Characters; later metrics vary between lines."""
+"""In characters; later metrics vary."""
 _MOST_FORMS = 64
 _LEARNED = 2
 _NO_PROGRESS = re.compile(
@@ -50,7 +50,7 @@ class ProgressReader:
         self._forms: dict[str, _Form] = {}
 
     def step_of(self, text: str) -> int | None:
-        """Read the next line. Return its number if it reports progress, else None."""
+        """Return the number of a line that reports progress, else None."""
         if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
             return None
         form, numbers = _form_of(text[:_LONGEST])
@@ -83,7 +83,7 @@ def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
 
 
 def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
-    """Return a line's form, and its numbers, None where one cannot be a step."""
+    """Return a line's form and numbers, None where one cannot be a step."""
     text = _BAR.sub("~", _TIMES.sub("@", text))
     text = _PREFIX.sub("", text.strip())
     pieces: list[str] = []

@@ -1,6 +1,4 @@
-"""Decoding of physical lines without colours, progress bar redraws and control characters, in time linear in the bytes
-read, which are bounded.
-"""
+"""Decoding of physical lines without colours, progress bar redraws and control characters, in linear time."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ _ESCAPE = re.compile(
 _PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]")
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
 _BARS = 12
-"""Earlier progress bar states read per line; a form must grow several times to count."""
+"""Earlier states read per line; a form must grow several times to count."""
 _REDRAWN = 8
-"""Pieces read from the end of a line with carriage returns."""
+"""Pieces read from a line's end."""
 
 
 def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
@@ -36,7 +34,7 @@ def has_controls(raw: bytes) -> bool:
 
 
 def shown_of(raw: bytes) -> bytes:
-    """Return a line's displayed bytes, maybe invalid UTF-8, at least as far as rules see it."""
+    """Return a line's displayed bytes, maybe invalid UTF-8."""
     return _cut(raw, LONGEST)[0] if has_controls(raw) else raw
 
 
@@ -54,8 +52,8 @@ def _cut(raw: bytes, longest: int) -> tuple[bytes, bool]:
 
 
 def _of_utf16(raw: bytes) -> bytes:
-    """Return a UTF-16 file's line as UTF-8; others unchanged. Splitting such a file at line feed bytes leaves half a
-    character at one end of each line.
+    """Return a UTF-16 file's line as UTF-8; others unchanged. Splitting at line feed bytes leaves half a character at
+    one end of each line.
     """
     body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
     if len(body) % 2:
@@ -75,7 +73,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def earlier_bars(raw: bytes) -> list[bytes]:
-    """Return a line's overwritten progress bar states, without the last one: a whole epoch may stand in one line."""
+    """Return a line's overwritten progress bar states: a whole epoch may stand in one line."""
     if b"\r" not in raw:
         return []
     pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _BARS)[-_BARS:] if piece.strip()]

@@ -2,7 +2,7 @@
 
 Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
 torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback. Unknown members keep their names.
-Non-finite numbers are parsed, even as text.
+Non-finite numbers are parsed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _DEEPEST, _MOST_OBJECTS = 5, 64
 _SENTENCES = ("msg", "message", "text", "error")
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
-"""Byte patterns; every record line contains one."""
+"""Byte patterns, one in every record line."""
 
 
 class Report(NamedTuple):
@@ -116,7 +116,7 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    """Return an event record's text, which text rules see first, or ""."""
+    """Return the text of an event record, or ""."""
     if record.get("event") in _NO_WORDS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
@@ -149,7 +149,7 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first nested object with a loss or gradient norm, within limits; None if the outer one has one."""
+    """Return the first nested object with a loss or gradient norm, None if the outer one has one."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
@@ -169,13 +169,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return an exception record's event and traceback; empty without a traceback."""
+    """Return an exception record's event and traceback, if any."""
     traceback = _traceback(value)
     return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
 
 
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
-    """Return the traceback under any member name, or "". structlog's parsed tracebacks lose their calls."""
+    """Return the traceback under any member name, or ""."""
     kind = value.get("exc_type")
     if isinstance(kind, str) and kind:  # some loggers write null into every line
         return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"

@@ -1,4 +1,4 @@
-"""Rendering of a rule's labels, GPU, severity, summary. A failing template yields nothing; the finding stays."""
+"""Rendering of a rule's templates. A failing one yields nothing; the finding stays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_SUMMARY = 1000
 
 
 def text_of(template: str, scope: Mapping[str, Any]) -> str | None:
-    """Return the rendered text; None on errors."""
+    """Return the rendered text, None on errors."""
     if not evaluation.is_template(template):
         return template
     try:

@@ -1,4 +1,4 @@
-"""Log rules in compiled form, and their wire format for agents."""
+"""Compiled log rules, and their wire format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RequiredCount(Struct, frozen=True):
     at_least: int
     per: timedelta | None = None
     in_a_row: bool = False
-    """A record that the rule refuses resets the count."""
+    """Refused records reset the count."""
 
 
 UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS = "boot", "attempt", "ends"
@@ -38,14 +38,14 @@ _SILENCE = timedelta(minutes=15)
 
 
 class Confirmation(Struct, frozen=True):
-    """Rules or alerts of which one must also occur, within `within`, before the alert is sent."""
+    """One of these rules or alerts must also occur, within `within`, before the alert is sent."""
 
     within: timedelta
     by: tuple[str, ...]
 
 
 class RuleAlert(Struct, frozen=True):
-    """Alert of findings. Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
 
     name: str
     severity: str = "warning"
@@ -57,7 +57,7 @@ class RuleAlert(Struct, frozen=True):
 
 
 class LogRule(Struct, frozen=True):
-    """Rule for lines of its sources with one of its literals and patterns, or of its record event."""
+    """Rule for lines with one of its literals and patterns, or of its record event."""
 
     name: str
     sources: tuple[str, ...]
@@ -70,11 +70,11 @@ class LogRule(Struct, frozen=True):
     match: tuple[LinePattern, ...] = ()
     unless: tuple[str, ...] = ()
     when: str = ""
-    """Expression over ``fields`` and ``source``; "" always holds. With `record` it applies to records only."""
+    """Expression over ``fields`` and ``source``, "" for none. With `record` it applies to records only."""
     record: str = ""
-    """Event of the records, such as ``step``; "" for text rules."""
+    """Event such as ``step``; "" for text rules."""
     is_general: bool = False
-    """Takes only lines that no other rule takes."""
+    """Takes lines that no other rule takes."""
     gpu: str = ""
     """Template of the GPU's PCI address or UUID."""
     ends: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class LogRule(Struct, frozen=True):
     """Time without an ending line before it is reported."""
     count: RequiredCount | None = None
     silence: timedelta = _SILENCE
-    """Time without a line after which it is over, unless `until` is set."""
+    """Without a line, after which it is over, unless `until` is set."""
     until: str = ""
     """``boot``, ``attempt``, ``ends``, or "" for `silence`."""
     alert: RuleAlert | None = None
@@ -144,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _members(kind: type[Struct]) -> Sequence[tuple[str, Any]]:
-    """Return names and defaults; cached because reading annotations is slow."""
+    """Return names and defaults, cached because reading annotations is slow."""
     return [(member.name, member.default) for member in fields(kind)]
 
 

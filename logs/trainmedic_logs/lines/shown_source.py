@@ -1,4 +1,4 @@
-"""Program source and variables in a traceback: any words, so rules ignore them. People see the whole traceback."""
+"""Program source and variables in a traceback, which rules ignore."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ONE_LINE = re.compile(r"\s*│ (?:[ ❱]+\d+ │|[│╭╰])")
 
 
 def without_source(text: str) -> str:
-    """Blank the source lines that a traceback shows, so that no rule matches program text."""
+    """Blank the source lines that a traceback shows."""
     if "\n" not in text:
         return " " * len(text) if "│" in text[:200] and _ONE_LINE.match(text) else text
     if "│" not in text and '", line ' not in text:

@@ -1,6 +1,6 @@
-"""Metrics in text lines: adjacent names and numbers, in any trainer's format, such as `Epoch: 1, Loss: 2.345`, `Step
-100: loss=1.234, lr=1e-4, time=0.5s`, `GPU 0: 22.1GB / 24.0GB`. Members are named as in ``records``. Other losses, such
-as `policy loss`, are excluded.
+"""Metrics in text lines: adjacent names and numbers, such as `Epoch: 1, Loss: 2.345`, `Step 100: loss=1.234, lr=1e-4,
+time=0.5s`, `GPU 0: 22.1GB / 24.0GB`. Members are named as in ``records``. Other losses, such as `policy loss`, are
+excluded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HINTS = (
     rb"(?i:loss)['\"]?[ \t:=\[(]{1,12}(?:tensor\()?[-+.\dnNiI]",
     rb"(?i:data|reader)(?i:[ _](?:time|cost|load(?:ing)?[ _]time))?(?: ?\(\w{1,5}\))?['\"]?[ \t:=]{1,10}\d",
 )
-"""Byte patterns, one in every line that `step_of` reads, none in most others."""
+"""Byte patterns, one in every line that `step_of` reads."""
 _HINT = re.compile(b"|".join(HINTS).decode())
 _PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
 _SPLIT = re.compile(r"[\s_/.-]+")
@@ -97,11 +97,11 @@ _SETTING = re.compile(
     r"|target|best|lowest|help|example|expected|patience|early ?stopping)\b",
     re.IGNORECASE,
 )
-"""Words of lines that mention a loss without reporting one."""
+"""Words of lines that report no loss."""
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return a line's metrics: `step_s` and `data_s` in seconds, `gpu_memory_bytes`, `gpu_memory_ratio` from 0 to 1."""
+    """Return metrics: `step_s` and `data_s` in seconds, `gpu_memory_bytes`, `gpu_memory_ratio` from 0 to 1."""
     text = _PLACE.sub("", text[:_LONGEST])
     metrics: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
@@ -114,9 +114,7 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def step_of(text: str) -> dict[str, Any] | None:
-    """Return a step line's record, or None. It needs a loss and a step or epoch number, or the step's data waiting
-    time.
-    """
+    """Return a step line's record, or None. It needs a loss and a step or epoch number, or the data waiting time."""
     text = text[:_LONGEST]
     lower = text.lower()
     if not ("loss" in lower or "data" in lower or "reader" in lower) or not _HINT.search(text):

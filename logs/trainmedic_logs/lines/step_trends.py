@@ -2,8 +2,7 @@
 
 A window covers one rank and line format. It restarts with the agent, and when the step number decreases. A loss has
 risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that level's noise
-and the progress so far. A raised learning rate starts a new baseline. Adversarial and reinforcement learning are not
-judged.
+and the progress so far. A raised learning rate starts a new baseline.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from typing import Any
 from msgspec import Struct, field
 
 _MOST_WINDOWS = 64
-"""Per stream; further ranks and formats are not judged."""
+"""Per stream; further windows are not judged."""
 _STEPS = 10
 _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
 _FEW = _RECENT // 5
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
-"""A risen loss exceeds the lowest level by the margin, by so many spreads, by this factor, and by this share of the
-progress since the first level.
+"""By which a risen loss exceeds the lowest level: a margin, spreads, a factor, and a share of the progress since the
+first level.
 """
 _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95
-"""A loss below this share within the window is recovering."""
+"""A loss below this share is recovering."""
 _RATE_RAISED = 2.0
 _SETTLING = 5
 _OTHER_LOSSES = re.compile(
     r"(?i)loss[ _]?(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)\b"
     r"|\b(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)[ _/-]?loss|reward|\bkl\b|entropy|advantage"
 )
-"""Words of lines in which a rising loss is normal."""
+"""In adversarial and reinforcement learning, a rising loss is normal."""
 _OF_SDK = "attempt"
-"""Member of SDK records, whose metrics have their own alerts."""
+"""Member of SDK records, which have their own alerts."""
 
 
 _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
@@ -48,7 +47,7 @@ _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
 class _Level(Struct, frozen=True):
     loss: float
     spread: float
-    """Standard deviation, from the median absolute deviation."""
+    """Standard deviation, by the median absolute deviation."""
     rate: float | None
 
 
@@ -58,12 +57,12 @@ class _Losses(Struct):
     block: list[float] = field(default_factory=list)
     count: int = 0
     settling: int = 0
-    """Upcoming levels that are no baseline, after a raised learning rate."""
+    """Levels after a raised learning rate that are no baseline."""
     first: _Level | None = None
     best: _Level | None = None
     peak: float = 0.0
     swing: float = 0.0
-    """Largest rise that recovered by itself."""
+    """Largest recovered rise."""
     limit: float = inf
 
     def add(self, loss: float, rate: float | None) -> None:
@@ -128,7 +127,7 @@ class StepTrends:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 
     def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
-        """Take a step record. Return the members to add."""
+        """Take a step record. Return members to add."""
         if _OF_SDK in record:
             return {}
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))
@@ -156,7 +155,7 @@ class StepTrends:
 
 
 def _begins_again(window: _Window, record: Mapping[str, Any]) -> bool:
-    """Return whether the training restarted: a smaller step without a greater epoch."""
+    """Return whether the step decreased without a greater epoch."""
     step, epoch = _number(record.get("step")), _number(record.get("epoch"))
     if step is None:
         return epoch is not None and epoch < window.epoch

@@ -1,5 +1,3 @@
-"""Times with date and zone in lines; others need guessing (``line_times``)."""
-
 from __future__ import annotations
 
 import re
@@ -12,7 +10,7 @@ _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def with_zone(text: str) -> datetime | None:
-    """Return the time at the beginning of `text` in UTC; None without date and zone."""
+    """Return the time at the beginning in UTC, or None."""
     match = _ISO.match(text)
     if match is None:
         return None
@@ -26,7 +24,7 @@ def with_zone(text: str) -> datetime | None:
 
 
 def said_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
-    """Return the time of a line without prefixes, or of its record."""
+    """Return the time of a line or its record, or None."""
     if record is not None:
         written = record.get("ts")
         return with_zone(written) if isinstance(written, str) else None

@@ -1,5 +1,5 @@
-"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines and `tick`,
-not by a clock. Memory is bounded. The state can be stored together with the position in each stream.
+"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines and `tick`.
+Memory is bounded. The state can be stored with the position in each stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Findings followed. Above it, the user with the most loses the longest quiet ones."""
+"""Above it, the user with the most loses the longest quiet ones."""
 _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
@@ -42,7 +42,6 @@ class TrackerChanges(Struct, frozen=True):
     written: Mapping[int, str]
     """JSON of changed findings by number."""
     gone: Collection[int] = ()
-    """Numbers no longer followed."""
     kept: Mapping[int, _Kept] = {}
     """Complete state, for `FindingTracker.stored`."""
 
@@ -55,11 +54,11 @@ class _Followed(Struct):
     has_changed: bool = False
     told_at: datetime | None = None
     refused: int = 0
-    """Consecutive records that the rule refused since the last match."""
+    """Consecutive records refused since the last match."""
     number: int = 0
-    """Unique in this tracker; key in the store."""
+    """Key in the store."""
     user: int | None = None
-    """User ID of the stream's writer; None for the node's own logs or if unknown."""
+    """User ID of the stream's writer, or None."""
 
     @property
     def kept(self) -> _Kept:
@@ -83,7 +82,7 @@ def _no_gpu(_: str) -> str | None:
 
 
 class FindingTracker:
-    """Tracker for one node's streams. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
         """Raises ValueError or Malformed for an invalid rule."""
@@ -91,15 +90,15 @@ class FindingTracker:
         self._followed: dict[_Key, _Followed] = {}
         self._last_number = 0
         self._stored: Mapping[int, _Kept | None] = {}
-        """Each finding's last stored state; None to store it again."""
+        """Last stored state; None to store it again."""
         self._rows: set[_Key] = set()
         self._stretches: set[_Key] = set()
-        """Findings counted in a row. Each ends after as many consecutive refused records."""
+        """Findings counted in a row, which as many consecutive refused records end."""
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
         """Lines by rule of `LineMatch.near`."""
         self.begun: list[Finding] = []
-        """Findings that began with the last line and are reported after `lasting`."""
+        """Begun with the last line and reported after `lasting`."""
         self._use(rule_set)
 
     @property
@@ -108,7 +107,7 @@ class FindingTracker:
 
     @property
     def counts_rows(self) -> bool:
-        """Return whether refused records currently affect a count in a row."""
+        """Return whether refused records affect a count in a row."""
         return bool(self._rows or self._stretches)
 
     @property
@@ -168,7 +167,7 @@ class FindingTracker:
         return due
 
     def changed(self) -> list[Finding]:
-        """Return all changed findings regardless of the interval, at a file's end."""
+        """Return all changed findings, at a file's end."""
         due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
         for followed in due:
             followed.has_changed = False
@@ -235,7 +234,7 @@ class FindingTracker:
     # --- ending ---------------------------------------------------------------------------------
 
     def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
-        """End findings after as many consecutive refused records as began them, not counting other ranks'."""
+        """End findings after as many consecutive refused records as began them."""
         if not self._stretches:
             return []
         stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
@@ -280,7 +279,7 @@ class FindingTracker:
         self._stored = changes.kept
 
     def restore(self, entries: Mapping[int, Any]) -> None:
-        """Restore another tracker's findings, without unreadable ones."""
+        """Restore another tracker's readable findings."""
         self._stored = dict.fromkeys(entries)
         for number, entry in entries.items():
             self._last_number = max(self._last_number, number)

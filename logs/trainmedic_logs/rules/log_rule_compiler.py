@@ -1,4 +1,4 @@
-"""Compilation of a YAML document to a log rule, or to its problems."""
+"""Compilation of a YAML document to a log rule, or to problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trainmedic_logs.lines.rule import (
 from trainmedic_logs.rules.log_rule_form import AlertForm, LogRuleForm, PatternForm
 
 _QUIET = timedelta(hours=1)
-"""Silence that ends a node finding without an alert."""
+"""Silence of a node finding without an alert."""
 _SHORTEST_LITERAL = 3
 _ALERTS = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
@@ -242,7 +242,7 @@ def _unknown_members(tree: SyntaxTree) -> list[str]:
 
 
 def _listed(value: Any, path: DocumentPath) -> list[tuple[DocumentPath, Any]]:
-    """Return a list's entries with their paths; a single value counts as a list."""
+    """Return entries with paths; a single value counts as a list."""
     if isinstance(value, list):
         return [((*path, index), each) for index, each in enumerate(value)]
     return [] if value is None else [(path, value)]

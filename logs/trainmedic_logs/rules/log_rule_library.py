@@ -1,5 +1,5 @@
 """Log rules of some directories, reloaded on change. Only documents with the key ``log_rule`` count. An invalid file
-keeps its last rules; a deleted file loses them.
+keeps its last rules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LoadedRules(Struct, frozen=True):
 
 
 def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
-    """Return rules and problems, ignoring other documents. Never raises."""
+    """Return rules and problems. Never raises."""
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
     in_doubt, allowance = bool(problems), Allowance()
@@ -56,7 +56,7 @@ def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
 
 
 def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
-    """Load a file; return `before` if unchanged."""
+    """Return `before` if unchanged."""
     text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return LoadedRules(path, "", (), (text,))
@@ -70,8 +70,8 @@ def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
 
 
 class LogRuleLibrary:
-    """Rules of `roots` (files or directories), empty until `reload`. ``beside`` are playbook roots that may also hold
-    rules; the playbook library reports their missing paths.
+    """Rules of `roots`, empty until `reload`. ``beside`` are playbook roots that may also hold rules; the playbook
+    library reports their missing paths.
     """
 
     def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:
@@ -95,7 +95,7 @@ class LogRuleLibrary:
         return self._problems
 
     def reload(self) -> bool:
-        """Reload changes; return whether the rules changed."""
+        """Return whether the rules changed."""
         files: dict[Path, LoadedRules] = {}
         problems: list[FileProblem] = []
         for root in self._roots:

@@ -1,4 +1,4 @@
-"""Paths of log rules: given ones, else the setting's, else the shipped ones."""
+"""Given paths of log rules, else the setting's, else the shipped ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Check of log rules and the log part of their tests."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +16,7 @@ class CheckedRules(Struct, frozen=True):
     rules: RuleSet
     problems: tuple[FileProblem, ...]
     beyond_logs: tuple[FileProblem, ...]
-    """Each test file's first part that only the server can check; not an error."""
+    """Each file's first part that only the server can check; not an error."""
 
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:

@@ -1,5 +1,3 @@
-"""Fixture lines and rules that tests refer to."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

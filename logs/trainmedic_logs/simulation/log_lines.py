@@ -1,4 +1,4 @@
-"""Explanation of what log rules match in a file."""
+"""Rules that match a file's lines."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _PIECE = 256 * 1024
 _LOCAL = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _BEGINNING = 120
 _UNKNOWN = datetime(2000, 1, 1, tzinfo=UTC)
-"""Dummy boot time, needed for kernel lines only."""
+"""Boot time, needed for kernel lines only."""
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
-    """Yield physical lines, cut to what rules see, in bounded memory."""
+    """Yield physical lines, cut to what rules see."""
     begun, is_skipping = b"", False
     while piece := file.read1(_PIECE):
         *whole, rest = piece.split(b"\n")
@@ -75,7 +75,7 @@ def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
 
 
 def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) -> Iterator[LineExplanation]:
-    """Yield explanations in order. Raises ValueError for an invalid rule."""
+    """Raises ValueError for an invalid rule."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
     statements: dict[int, _Said] = {}
@@ -109,7 +109,7 @@ def _said(physical: bytes, source: str) -> _Said:
 
 
 def _written(at: datetime | None, text: str) -> str | None:
-    """Return a time with zone, else the local time stated at the beginning."""
+    """Return a time with zone, else the local time at the beginning."""
     if at is not None:
         return write_time(at)
     match = _LOCAL.search(text[:_BEGINNING])

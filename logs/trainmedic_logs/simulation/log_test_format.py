@@ -20,7 +20,7 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.domain.log_sources import fault_of_source
 
 LONGEST = timedelta(days=7)
-"""Virtual duration of a test; periodic tasks make longer ones slow."""
+"""Virtual time; longer tests are slow."""
 MOST_RANKS = 1024
 _SPAN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?\Z")
 
@@ -210,7 +210,7 @@ class LogSuite(Struct, frozen=True):
         return (next((path for path in beside if path.exists()), beside[0]),)
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """Return a problem at `path`, in which single values may stand without their list."""
+        """Return a problem at `path`, in which lists may be single values."""
         value = self.document.value
         written: list[str | int] = []
         for part in path:

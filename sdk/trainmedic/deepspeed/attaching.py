@@ -1,5 +1,3 @@
-"""`attach`, which makes an `EngineRun` of a DeepSpeed engine and a loader."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -113,9 +111,8 @@ def _check_checkpoints(engine: Any) -> None:
 
 
 def _plain(loader: Any) -> Any:
-    """Return the ``DataLoader`` that DeepSpeed's loader makes for each epoch, whose order is known.
-
-    Loaders for curriculum learning, with state in their sampler, stay.
+    """Return the ``DataLoader`` that DeepSpeed's loader makes for each epoch, except for curriculum learning, whose
+    sampler has state.
     """
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):

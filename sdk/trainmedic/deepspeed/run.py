@@ -1,7 +1,6 @@
 """Training loop around a DeepSpeed engine.
 
-Engines count batches themselves. Here the engine follows the run's count, as a changed accumulation would make one step
-too short.
+The engine follows the run's count of batches: with its own, a changed accumulation would make one step too short.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Batches that a Trainer loads and those that it trains on, which differ in reinforcement learning.
 
-Batches sampled after a restart prove nothing, as the abandoned model may have sampled their predecessors. So the
-comparison ends at the first sampling.
+Batches sampled after a restart prove nothing, as the abandoned model may have sampled their predecessors.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _OTHER_EPOCH = "the batches to leave out reach beyond the end of the epoch, and 
 class UsedBatches:
     """Reporter of each batch of the trainer's steps to ``proof``.
 
-    ``why_not``: why batches may differ from before, else empty. ``makes_batches``: the model samples without gradients
-    before a step's loss.
+    ``why_not``: reason why batches may differ from before, else empty. ``makes_batches``: the model samples before a
+    step's loss.
     """
 
     makes_batches = False
@@ -108,7 +107,7 @@ class UsedBatches:
 
 
 def batches_per_sampling(trainer: Any) -> int | None:
-    """Return how many of the loader's batches share one sampling of completions, as in TRL's GRPO; else None."""
+    """Return how many of the loader's batches share one sampling, as in TRL's GRPO; else None."""
     steps, times = getattr(trainer.args, _PER_SAMPLING, None), getattr(trainer, _REPEATS, None)
     return max(steps * times, 1) if isinstance(steps, int) and isinstance(times, int) else None
 
@@ -116,9 +115,8 @@ def batches_per_sampling(trainer: Any) -> int | None:
 class LoadedBatches:
     """Batches from a Trainer's loader, with some skipped and the wait measured.
 
-    ``skip`` batches are read but not trained on, over the ends of epochs; ``skipped`` counts the actual number. With
-    ``max_steps`` further epochs replace them. A shortened epoch's incomplete last step is skipped too, as its gradients
-    would not be applied.
+    ``skip`` batches are read but not trained on, over the ends of epochs; ``skipped`` counts them. With ``max_steps``
+    further epochs replace them. A shortened epoch's incomplete last step is skipped too.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class LoadedBatches:
         self._has_trained = False  # whether any batch of it was trained on
         self._counting = 0.0  # seconds, in the current draw
         self.is_passed_over = False
-        """Whether the current epoch ended with all its remaining batches skipped."""
+        """True if all remaining batches of the current epoch were skipped."""
         self.skipped = 0
 
     @contextlib.contextmanager
@@ -209,9 +207,9 @@ def _is_loaded(used: Any, loaded: Any) -> bool:
 
 
 def _content(used: Any, loaded: Any) -> Any:
-    """Return the comparable part of a batch: all of the loader's.
+    """Return the comparable part of a batch.
 
-    Sampled batches' computed figures are excluded: non-deterministic devices vary their last bits.
+    Sampled batches' computed figures are excluded, because their last bits vary.
     """
     if not isinstance(used, Mapping):
         return used

@@ -1,5 +1,3 @@
-"""Callback by which a Hugging Face Trainer reports and carries out commands."""
-
 from __future__ import annotations
 
 import functools

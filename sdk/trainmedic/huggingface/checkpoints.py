@@ -1,6 +1,6 @@
 """Checkpoints of a Hugging Face Trainer: ``checkpoint-<step>``.
 
-The Trainer's last file is ``trainer_state.json``; our mark records changes.
+The Trainer's last file is ``trainer_state.json``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def mark(checkpoint: Path, **facts: Any) -> None:
 
 
 def skipped_batches(checkpoint: str | Path) -> int:
-    """Return the batches that each rank had skipped by then; the Trainer counts only steps."""
+    """Return how many batches each rank had skipped by then."""
     batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
     return batches if type(batches) is int and batches > 0 else 0
 
 
 def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's stored data, with the digests of rank 0's weights; None without any."""
+    """Return a rank's stored data, with the digests of rank 0's weights, or None."""
     own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
@@ -60,7 +60,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
-    """Return checkpoints of that many ranks, oldest step first; empty without the directory."""
+    """Return checkpoints of that many ranks, oldest step first."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint
 
 
 def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
-    """Return whether a checkpoint has all files for this number of ranks, by names and its own step."""
+    """Return whether a checkpoint has all files for this number of ranks."""
     try:
         state = json.loads((checkpoint / _STATE).read_bytes())
         names = {path.name for path in checkpoint.iterdir()}
@@ -85,7 +85,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 
 
 def is_written(checkpoint: Path, save_only_model: bool, ranks: int = 1) -> bool:
-    """Return whether so many ranks of the Trainer have written what its arguments ask for."""
+    """Return whether so many ranks have written what the Trainer's arguments ask for."""
     return checkpoint.is_dir() if save_only_model else is_complete(checkpoint, ranks)
 
 
@@ -137,7 +137,7 @@ def _is_deepspeed(names: set[str]) -> bool:
 
 
 def _is_whole(weights: Path) -> bool:
-    """safetensors begin with the header's length (8 bytes), and a JSON header with the offsets of all tensors."""
+    """Check safetensors by its header's length (8 bytes) and its JSON header with all tensors' offsets."""
     size = weights.stat().st_size
     if weights.suffix != ".safetensors":
         return size > 0

@@ -1,5 +1,3 @@
-"""A Trainer whose loop restarts, with changed arguments or skipped batches."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -127,7 +125,7 @@ class HuggingFaceFramework(Framework):
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
     def whole_skip(self, batches: int) -> int:
-        """Nothing is sampled for skipped prompts, and the loader stays in step with the sampling."""
+        """Round up, so that the loader stays in step with the sampling."""
         shared = batches_per_sampling(self._trainer) or 1
         return -(-batches // shared) * shared
 
@@ -161,10 +159,7 @@ class HuggingFaceFramework(Framework):
         return {**data, **engine, **held}
 
     def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
-        """Store this rank's data for comparison; rank 0 adds digests of the weights.
-
-        Raises OSError.
-        """
+        """Store this rank's data for comparison; rank 0 adds digests of the weights. Raises OSError."""
         proof, step = self.loop.proof, self.step_of(checkpoint)
         kept = proof.kept(step, modules, optimizers) if self.writes else proof.kept_of_rank(step, optimizers)
         keep(checkpoint, self._trainer.args.process_index, kept)
@@ -183,7 +178,7 @@ class HuggingFaceFramework(Framework):
         return command_id in self._in_force
 
     def scale_batch(self, command: JobCommand, here: Path) -> bool:
-        """Request a restart from ``here``, about to be written; False if refused. Raises Rejected."""
+        """Request a restart from ``here``; False if refused. Raises Rejected."""
         scale, args = command.parameters, self._trainer.args
         assert isinstance(scale, ScaleBatch)
         if not scale.keep_global_batch:
@@ -214,9 +209,8 @@ class HuggingFaceFramework(Framework):
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:
-    """Return the largest micro-batch up to ``batch * factor`` that keeps ``batch * accumulation``.
-
-    Raises Rejected if it is the current one.
+    """Return the largest micro-batch up to ``batch * factor`` that keeps ``batch * accumulation``. Raises Rejected if
+    it is the current one.
     """
     whole = batch * accumulation
     largest = max(batch * factor * _ROUNDING, 1)

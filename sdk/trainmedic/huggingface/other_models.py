@@ -4,7 +4,7 @@
 ``trainmedic-reference.pt``.
 
 **Rollout engine**, such as vLLM: TRL updates its weights when the step counter changes, which a rollback can hide. So
-it is updated before its first sampling, with a ``rollout_func`` by its ``sync_weights()``.
+its first sampling updates it, with a ``rollout_func`` by ``sync_weights()``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RolloutEngine:
 
     @contextlib.contextmanager
     def behind(self, is_behind: bool) -> Iterator[None]:
-        """During the context, update an engine that ``is_behind`` before its first sampling."""
+        """Update an engine that ``is_behind`` before its first sampling."""
         self._is_behind = is_behind
         with contextlib.ExitStack() as stack:
             vllm = self._vllm

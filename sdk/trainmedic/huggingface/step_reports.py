@@ -1,6 +1,6 @@
-"""One report per step (`Medic.report`) from a Trainer's callback events.
+"""One report per step (`Medic.report`) from a Trainer's events.
 
-The Trainer logs loss and gradient norm after the step has ended, so the report of a logged step waits for them.
+The Trainer logs loss and gradient norm after the step's end, so the report of a logged step waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepReports:
             self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
-        """Open the window of an evaluation, else of a checkpoint, that the Trainer begins now."""
+        """Open the window of the coming evaluation or checkpoint."""
         self._window.close()
         self._evaluates = evaluation
         if evaluation or checkpoint:

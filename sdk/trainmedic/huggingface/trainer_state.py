@@ -25,7 +25,7 @@ _FILE = "trainmedic-held-{rank:05d}.pt"
 _FORMAT = 1
 _PACKAGE = ("transformers",)
 _ENGINE_MARK = "_last_loaded_step"
-"""TRL's attribute with the step of the engine's weights, in no checkpoint as the engine keeps running."""
+"""TRL's attribute with the step of the engine's weights."""
 _NO_STEP = -1
 
 
@@ -42,7 +42,7 @@ class TrainerState:
         add_file(file, {"format": _FORMAT, "ranks": args.world_size, **kept})
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
-        """Restore the copies, on all ranks or none. ``keeps_batches`` as for `HeldState.put_back`."""
+        """Restore the copies, on all ranks or none."""
         kept = self._read(checkpoint)
         seen = group.poll(kept is not None)
         is_whole = all(seen.get(rank) for rank in range(group.world_size))
@@ -68,7 +68,7 @@ class TrainerState:
             return None
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
-        """Restore callbacks' counters, such as of early stopping; the Trainer does so only with a setting."""
+        """Restore callbacks' counters, such as of early stopping."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():

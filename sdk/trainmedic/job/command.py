@@ -1,5 +1,3 @@
-"""A command as the training loop sees it."""
-
 from __future__ import annotations
 
 import logging
@@ -58,7 +56,7 @@ class JobCommand:
         return self.status is not None
 
     def applied(self, output: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Answer that it is done. The history keeps the output: ``command.applied(before=0.1, after=0.05)``."""
+        """Answer that it is done, with output for the history: ``command.applied(before=0.1, after=0.05)``."""
         self.answer(envelope.APPLIED, {**(output or {}), **more})
 
     def rejected(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Validation of the arguments of `trainmedic.connect`. Each function raises ConfigurationError."""
+"""Validation of the arguments of `trainmedic.connect`. Functions raise ConfigurationError."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_targets(**targets: Any) -> dict[str, float]:
 
 
 def check_url(settings: Settings) -> None:
-    """Check the Redis URL without connecting. The error shows no part of it."""
+    """Check the Redis URL without connecting or showing it."""
     try:
         if settings.redis_url is not None:
             open_client(settings.redis_url).close()

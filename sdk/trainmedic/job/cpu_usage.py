@@ -1,4 +1,4 @@
-"""CPU cores used by a process and its children, from Linux's ``/proc``; else unknown."""
+"""CPU cores used by a process and its children, from Linux's ``/proc``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PROC = Path("/proc")
 _SHORTEST = 1.0
 """Minimum seconds between readings."""
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
-"""Positions in ``/proc/<pid>/stat``, after the name of the program (proc_pid_stat(5))."""
+"""Positions in ``/proc/<pid>/stat``, after the program's name (proc_pid_stat(5))."""
 
 
 class CpuMeter:
@@ -19,7 +19,7 @@ class CpuMeter:
         self._cores: float | None = None
 
     def cores(self, now: float) -> float | None:
-        """Return the mean number of busy cores since the last reading; None if unknown or not yet measured."""
+        """Return the mean number of busy cores since the last reading, or None."""
         if now - self._at < _SHORTEST:
             return self._cores
         seconds = cpu_seconds(self._proc)
@@ -32,7 +32,7 @@ class CpuMeter:
 
 
 def cpu_seconds(proc: Path = PROC) -> float | None:
-    """Return the CPU time of this process and its children, ended ones included."""
+    """Return the CPU time of this process and its children."""
     own = _ticks(proc / "self")
     if own is None:
         return None

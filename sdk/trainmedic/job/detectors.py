@@ -1,7 +1,7 @@
 """User code that finds faults in a rank's records.
 
-They come from installed packages (entry points ``trainmedic.detectors``) or ``Medic.detector``, and share a thread. A
-finding is a record of the event ``detected``, matched by the shipped log rule of that name.
+Detectors come from installed packages (entry points ``trainmedic.detectors``) or ``Medic.detector``, and share a
+thread. A finding is a record of the event ``detected``, which a shipped log rule matches.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ class Detectors:
         self._has_begun = False
 
     def add(self, name: str, detector: Any) -> None:
-        """Add a class, an object with ``feed``, or a function; skip classes that cannot be instantiated.
-
-        Raises ConfigurationError.
+        """Add a class, an object with ``feed``, or a function; skip classes that cannot be instantiated. Raises
+        ConfigurationError.
         """
         if not _NAME.match(name):
             raise ConfigurationError(f"{name!r} cannot name a detector; give it a name of ASCII letters, digits, _.-")
@@ -161,7 +160,6 @@ class LineHandler(logging.Handler):
 
 
 def add_installed(detectors: Detectors) -> None:
-    """Add the detectors of installed packages that can be loaded."""
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         try:
             detectors.add(point.name, point.load())

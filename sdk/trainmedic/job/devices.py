@@ -1,7 +1,4 @@
-"""GPUs of this process by NVML name.
-
-PyTorch is asked only if loaded; no CUDA context is created.
-"""
+"""GPUs of this process by NVML name. No CUDA context is created."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ def nvml_name(uuid: Any) -> str:
 
 
 def in_use() -> list[str]:
-    """Return the GPUs on which PyTorch holds memory; none before the job uses CUDA."""
+    """Return the GPUs on which PyTorch holds memory, if any."""
     return _of_devices(lambda properties: nvml_name(properties.uuid))
 
 
 def pci_addresses() -> list[str]:
-    """Return their PCI addresses as ``dddd:bb:dd``, the form of the kernel log."""
+    """Return their PCI addresses as ``dddd:bb:dd``, as in the kernel log."""
     return _of_devices(
         lambda each: f"{each.pci_domain_id:04x}:{each.pci_bus_id:02x}:{each.pci_device_id:02x}",
     )

@@ -1,6 +1,6 @@
-"""How a process ends: normally, or by an uncaught error.
+"""End of a process: normal, or by an uncaught error.
 
-A killed process reports nothing; ``sys.exit`` without an error is normal.
+A killed process reports nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def kind_of(error: BaseException) -> str:
 def is_lost_peer(text: str) -> bool:
     """Return whether an error's text states a lost rank, or a timeout in waiting for one.
 
-    It needs words of the communication library, as storage connections can also be lost.
+    It needs words of the communication library, because storage connections can also be lost.
     """
     text = text[:_SEARCHED]
     return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None

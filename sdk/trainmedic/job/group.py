@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Protocol, TypeVar
 Value = TypeVar("Value")
 
 PATIENCE = 1800.0
-"""Seconds to wait for late ranks: checkpoints of large models take minutes."""
+"""Seconds; checkpoints of large models take minutes."""
 
 
 class Group(Protocol):

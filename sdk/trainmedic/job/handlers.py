@@ -1,4 +1,4 @@
-"""Handlers of a rank's commands, called in the training thread between two steps."""
+"""Handlers of a rank's commands, called between two steps."""
 
 from __future__ import annotations
 
@@ -26,14 +26,11 @@ NO_UPPER_BOUND = (
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 InForce = Callable[[str], "bool | None"]
-"""Returns whether the change of the command with this ID is active; None if unknown."""
+"""Returns whether the command's change is active, or None."""
 
 
 class HandlerRegistry:
-    """Handlers of one rank, and its commands in progress.
-
-    ``window`` creates each handler's progress window.
-    """
+    """Handlers of one rank, and its commands in progress. ``window`` creates progress windows."""
 
     def __init__(
         self, job: str, capabilities: dict[str, str], window: Callable[[], AbstractContextManager[Any]]
@@ -45,7 +42,6 @@ class HandlerRegistry:
         self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}
         self.schemas: dict[str, Mapping[str, Any]] = {}
-        """Of the parameters of own commands."""
         self.in_progress: dict[str, JobCommand] = {}
 
     def register(
@@ -91,7 +87,6 @@ class HandlerRegistry:
                 command.failed("the training loop took the command and did not answer it")
 
     def refusal_reason(self, action: str) -> str | None:
-        """Return why this rank refuses `action`; None if it accepts or the loop decides."""
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:
@@ -103,12 +98,12 @@ class HandlerRegistry:
         return f"; did you mean {near[0]}?" if near else ""
 
     def wrong_parameters(self, action: str, params: Mapping[str, Any]) -> str | None:
-        """Return what does not fit the schema of an own command; None if all does. Thread-safe."""
+        """Return what does not fit an own command's schema, or None. Thread-safe."""
         schema = self.schemas.get(action)
         return "; ".join(islice(param_schema.problems(schema, dict(params)), 5)) or None if schema else None
 
     def is_in_force(self, action: str, command_id: str) -> bool | None:
-        """Return whether the handler could revert it; None if only the command memory can decide. Thread-safe."""
+        """Return whether the handler could revert it; None if the command memory must decide. Thread-safe."""
         try:
             return self._in_force.get(action, _not_known)(command_id)
         # Catch everything: the user's function must not end the calling thread.
@@ -117,9 +112,7 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether active changes prove that an interrupted command was applied; None without their record.
-        Thread-safe.
-        """
+        """Return whether active changes prove that an interrupted command was applied, or None. Thread-safe."""
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
         return self.is_in_force(action, command_id)
@@ -147,7 +140,7 @@ def _is_upper_bound(command: JobCommand) -> bool:
 
 
 def as_it_was(command_id: str) -> bool:
-    """`InForce` for actions whose undo restores a value, which may be repeated."""
+    """`InForce` for undos that restore a value, which may be repeated."""
     return True
 
 

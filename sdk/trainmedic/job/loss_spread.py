@@ -1,4 +1,4 @@
-"""Fixed-size summary of the ranks' losses for the job's presence."""
+"""Fixed-size summary of the ranks' losses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _MOST_APART = 12
 _MOST_SPANS = 20
 _CURVE_POINTS = 33
 _APART_FACTOR = 8.0
-"""Multiple of the median distance from the median; normally distributed, one rank in millions is that far."""
+"""Multiple of the median distance from the median; one normally distributed rank in millions is that far."""
 _APART_LEAST = 0.01
-"""Minimum difference as a share of the median, to exclude rounding if all ranks report one mean."""
+"""Share of the median, to exclude rounding."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary of `Medic.stats` losses, None without any.
+    """Return the summary of `Medic.stats` losses, or None.
 
-    Non-finite ones are listed by kind, as JSON has no NaN.
+    Non-finite ones are listed by kind, because JSON has no NaN.
     """
     losses = {
         rank: float(value)
@@ -56,7 +56,7 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def rank_spans(ranks: Sequence[int]) -> str:
-    """Return spans of ranks such as ``0-3, 7``; those beyond a limit are only counted."""
+    """Return spans of ranks such as ``0-3, 7``, within a limit."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

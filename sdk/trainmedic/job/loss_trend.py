@@ -1,7 +1,4 @@
-"""Level and scatter of a job's last losses.
-
-Conditions on consecutive reports are computed here, as Prometheus samples too few.
-"""
+"""Level and scatter of a job's last losses, computed here because Prometheus samples too few."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _IN_A_ROW = 5
 _SCATTERING = 100
 _ENOUGH = 20
 _NEWEST = 11
-"""Newest losses whose median is a falling curve's level: odd, and few, as it falls little in them."""
+"""Newest losses whose median is a falling curve's level; odd."""
 _CLEAR_FALL = 3.0
 """Minimum fall in median absolute deviations (three are two standard deviations). The median of eleven losses scatters
 by a third of one.
@@ -31,8 +28,7 @@ class UsualLevel(NamedTuple):
 def usual_level(losses: Collection[float]) -> UsualLevel:
     """Return the level and scatter of consecutive finite losses, oldest first; at least one.
 
-    For falling losses these are the newest ones' median, and the spread of each loss from its neighbours' median. A
-    rise changes neither.
+    For falling losses these are the newest ones' median, and the spread from neighbours' medians.
     """
     values = list(losses)
     median = statistics.median(values)

@@ -1,6 +1,6 @@
 """Memory use of a training process and its growth.
 
-Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch's allocator.
+Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _APART = 4.0
 
 @dataclass(frozen=True)
 class Cuda:
-    """Bytes of the CUDA device that this process uses most."""
+    """Bytes of the device that this process uses most."""
 
     allocated: int
     reserved: int
@@ -32,7 +32,7 @@ class Cuda:
 
 
 def resident_bytes(proc: Path = PROC) -> int | None:
-    """Return the memory of this process and its children; shared pages count in each."""
+    """Return the bytes of this process and its children; shared pages count in each."""
     page = os.sysconf("SC_PAGE_SIZE")
     own = _resident_pages(proc / "self")
     if own is None:
@@ -44,9 +44,9 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return bytes in use and bytes available in total, of the control group if it has a limit, else of the machine.
+    """Return bytes in use and available bytes in total, of the control group if it has a limit, else of the machine.
 
-    Reclaimable memory such as the page cache is not in use.
+    Reclaimable memory is not in use.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
@@ -61,7 +61,7 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
 
 
 def cuda_memory() -> Cuda | None:
-    """Return the memory of the device that this process uses most; None if CUDA is not in use."""
+    """Return the memory of the most used device, or None."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
@@ -85,7 +85,7 @@ def _device(cuda: Any, index: int) -> Cuda:
 
 
 class Growth:
-    """Lasting memory growth per step, robust to jumps and outliers.
+    """Lasting memory growth per step.
 
     The slope is the median over all pairs of samples (Theil 1950, Sen 1968), of two halves the smaller.
     """
@@ -102,7 +102,7 @@ class Growth:
         self._samples.append((steps, size))
 
     def per_step(self) -> float | None:
-        """Return bytes per step, 0 without growth; None for too few samples."""
+        """Return bytes per step, 0 without growth, None for too few samples."""
         samples = list(self._samples)
         if len(samples) < _ENOUGH:
             return None

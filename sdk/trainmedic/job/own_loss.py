@@ -1,4 +1,4 @@
-"""This rank's loss as a number, without waiting for a device, which may hang.
+"""This rank's loss as a number, without waiting for a device.
 
 The training thread queues a copy to main memory about once a second, and reads it when complete.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from trainmedic.job.reported_values import detached
 
 COPY_INTERVAL = 1.0
-"""Seconds between copies, which cost the training thread some tens of microseconds."""
+"""Seconds; a copy costs the training thread some tens of microseconds."""
 
 
 class _Copy(NamedTuple):
@@ -21,13 +21,13 @@ class _Copy(NamedTuple):
 
 
 class OwnLoss:
-    """Newest known loss of this rank, written by the training thread. Any thread may read ``latest``."""
+    """Newest known loss of this rank. Any thread may read ``latest``."""
 
     __slots__ = ("_copy", "_due_at", "latest")
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """Step and loss, which may be NaN or infinite; replaced as a whole."""
+        """Step and loss, maybe NaN or infinite; replaced as a whole."""
         self._copy: _Copy | None = None
         self._due_at = float("-inf")
 
@@ -71,7 +71,7 @@ class OwnLoss:
 
 
 def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
-    """Queue a copy on the tensor's device; None if the device cannot report its end, and during a graph capture."""
+    """Queue a copy on the tensor's device; None if that is impossible, as during a graph capture."""
     library = getattr(sys.modules.get("torch"), tensor.device.type, None)
     if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
         return None

@@ -1,5 +1,3 @@
-"""Typed and checked parameters of job commands."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +14,7 @@ _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\
 _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
-"""Batches; reading past more would block the loop too long."""
+"""Reading past more batches would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
 """Maximum multiple of the script's learning rate; most trainings diverge at four times the tuned one.
 ``connect(largest_lr_scale=...)`` allows more.
@@ -33,7 +31,7 @@ class Rollback:
     """Go back to a complete checkpoint, then skip ``skip_batches`` batches.
 
     The checkpoint is the newest written before ``before`` (aware UTC), at or before ``step``, or at least
-    ``steps_back`` steps ago. At most one may be set; without any, the newest of all.
+    ``steps_back`` steps ago; without any, the newest of all.
     """
 
     before: datetime | None = None
@@ -65,7 +63,7 @@ class ScaleBatch:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """Multiply the number of gradient accumulation steps by ``factor``, which may be below 1."""
+    """Multiply the gradient accumulation steps by ``factor``, which may be below 1."""
 
     factor: float
 
@@ -74,7 +72,7 @@ class Accumulate:
 class DataloaderWorkers:
     """Set each rank's data loader workers to ``count``, or lower them to ``at_most``: exactly one is set.
 
-    Answer with ``previous``, which the undo needs.
+    Answer with ``previous``, for the undo.
     """
 
     count: int | None = None
@@ -138,9 +136,8 @@ ACTIONS: Mapping[str, type[Parameters]] = {
 
 
 def parse(action: str, params: Mapping[str, Any]) -> Parameters | None:
-    """Return typed parameters; None for unknown actions.
-
-    Raises ValueError, naming the parameter, also for unknown ones: ignoring one would do something else than asked.
+    """Return typed parameters; None for unknown actions. Raises ValueError, also for unknown parameters: the command
+    would do something else than asked.
     """
     kind = ACTIONS.get(action)
     if kind is None:

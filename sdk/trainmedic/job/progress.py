@@ -18,10 +18,10 @@ from trainmedic.wire import evaluations
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
-"""Minimum seconds of a hang; slow reads from shared file systems take as long."""
+"""Seconds; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""The same before the job has its pace: loading, compiling and the first collective take minutes. Also the limit of a
-window, except a pause.
+"""Seconds before the job has its pace, because loading, compiling and the first collective take minutes; also the limit
+of a window, except a pause.
 """
 HANG_FACTOR = 5.0
 """Multiple of the usual time between two reports."""
@@ -34,15 +34,15 @@ OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 
 TENSOR_INTERVAL = 0.05
-"""Minimum seconds between reports whose tensors are kept: freeing one's graph takes tens of microseconds."""
+"""Minimum seconds between reports with tensors, because freeing one's graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between reports beyond loss and gradient norm, if a loop can omit those."""
+"""Minimum seconds between values beyond loss and gradient norm."""
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
 
 class Stall(NamedTuple):
-    """Seconds since the last step, without windows, and above which that is a hang."""
+    """Seconds since the last step, without windows, and the limit of a hang."""
 
     seconds: float
     limit: float
@@ -71,7 +71,7 @@ class Evaluated(NamedTuple):
 
 
 class Progress:
-    """Latest reported values, written by the training thread only."""
+    """Latest reported values. Only the training thread writes."""
 
     __slots__ = (
         "_began",
@@ -136,9 +136,9 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.rollback_not_held: bool | None = None
-        """True if the last rollback, answered ``applied``, later proved not to hold; None without a rollback."""
+        """True if the last rollback, answered ``applied``, did not hold; None without a rollback."""
         self.ranks_differing: int | None = None
-        """Ranks whose weights differ from most but should be equal; None if unknown."""
+        """Ranks whose weights differ but should be equal, or None."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.
@@ -163,8 +163,8 @@ class Progress:
         data_seconds: float | None = None,
         wait_seconds: float | None = None,
     ) -> None:
-        """Add the report of a step, without its tensors within `TENSOR_INTERVAL`. A jump ahead counts all steps in
-        between; a step back counts once.
+        """Add a step's report, without its tensors within `TENSOR_INTERVAL`. A jump ahead counts all steps in
+        between.
         """
         if step is not None and type(step) is not int:
             step = whole(step)
@@ -240,7 +240,7 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
 
     def go_back(self, step: int, loss: float | None) -> None:
-        """Forget reports after `step`, whose loss was `loss` if known, and take the next whole."""
+        """Forget reports after `step`, whose loss was `loss` if known."""
         self.record.forget_after(step)
         self.own_loss.forget()
         self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0
@@ -250,7 +250,7 @@ class Progress:
     ) -> tuple[int | None, Mapping[str, Any]]:
         """Add the results of an evaluation after ``step``, by default the last reported one.
 
-        Return that step and the accepted values by name, at most `evaluations.MOST` per job.
+        Return that step and the accepted values, at most `evaluations.MOST` per job.
         """
         at = step if step is not None else self._reported_step
         # An evaluation with other metrics only does not concern the loss.
@@ -284,7 +284,6 @@ class Progress:
     # --- any thread -------------------------------------------------------------------------------------
 
     def stall(self, now: float) -> Stall:
-        """Return the current stall; the startup floor is the limit before the loop has its pace."""
         windows = self._open
         excused = windows.before
         if windows.names:
@@ -320,7 +319,7 @@ class Progress:
         """Return the known metric values by name; NaN if not finite.
 
         Loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A late report lowers the
-        throughput, so a hanging loop does not look busy.
+        throughput of a hanging loop.
         """
         grad_norm = number(self.grad_norm)
         loss = number(self.loss)

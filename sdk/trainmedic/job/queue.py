@@ -2,7 +2,7 @@
 
 It answers commands that need no loop: invalid, expired, interrupted and repeated ones. The undo of a possibly forgotten
 command is ``failed`` and stays pending. A rollback that waited in an earlier process continues if the launcher names
-it. Rank 0 replies for all ranks to a command that they never reached.
+it. Rank 0 replies for all ranks to commands that they never reached.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CommandQueue:
     """Commands of one job.
 
     The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them. ``put`` passes
-    replies to the writer without waiting. ``on_outcome`` receives each outcome.
+    replies to the writer; ``on_outcome`` receives outcomes.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CommandQueue:
             received.drop()
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """Answer a command with a wrong signature or for another job. Its ID may be forged, so it is not recorded."""
+        """Answer a command with a wrong signature or for another job, without recording its possibly forged ID."""
         reply = self._reply(received.command.id, 0, (envelope.REJECTED, {"reason": reason}))
         self._put(OutgoingReplies((replace(reply, is_to_genuine=False),), received.entry))
 
@@ -109,7 +109,6 @@ class CommandQueue:
             self.on_arrival()
 
     def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
-        """Return the answer to a new command; None if it waits for the loop."""
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -126,7 +125,7 @@ class CommandQueue:
         return None
 
     def _extend(self, received: ReceivedCommand) -> bool:
-        """Extend a waiting command's time by its repeat; return whether this entry is the one that it waits by."""
+        """Extend a waiting command's time by its repeat; return whether it waits by this entry."""
         command = received.command
         waiting = self.waiting.get(command.id)
         if waiting is None:
@@ -180,7 +179,7 @@ class CommandQueue:
     def _answer_interrupted(self, now: datetime) -> None:
         """Answer the commands during which an earlier process ended.
 
-        A recorded change was applied: if failed, it could be sent again and applied twice.
+        A recorded change was applied.
         """
         for command_id, received in list(self.interrupted.items()):
             command = received.command
@@ -220,7 +219,6 @@ class CommandQueue:
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def expire(self, command: JobCommand, reason: str) -> None:
-        """Answer a command that waited too long; it was never applied and may be repeated."""
         command.status = envelope.EXPIRED
         self._memory.forget(command.id)
         self.waiting.pop(command.id, None)
@@ -245,9 +243,9 @@ class CommandQueue:
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def _log_change(self, sent: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
-        """Log an applied command, for the reader of the job's own log.
+        """Log an applied command in the job's own log.
 
-        Numbers only: log rules could take text of an alert for the job's own.
+        Numbers only: log rules could take an alert's text for the job's own.
         """
         if status != envelope.APPLIED or output.get(undoing.NOTHING):
             return
@@ -283,6 +281,6 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:
-    """A failed handler changed nothing; an interrupted process may have applied the command."""
+    """Return NONE for a failed handler, UNKNOWN if a process was interrupted."""
     was_interrupted = record is not None and record.output.get("reason") == _INTERRUPTED
     return CommandEffect.UNKNOWN if was_interrupted else CommandEffect.NONE

@@ -91,7 +91,7 @@ class RecordLog:
     # --- any thread; steps from the training thread -----------------------------------------------------
 
     def note_step(self, loss: Any, grad_norm: Any, epoch: Any) -> None:
-        """Queue a record of the last report, with values given since the last record if it has none."""
+        """Queue a record of the last report, completed by values since the last record."""
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}

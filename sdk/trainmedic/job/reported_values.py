@@ -1,6 +1,6 @@
-"""Reported losses and gradient norms, converted to floats only when they are read.
+"""Reported losses and gradient norms, converted to floats when read.
 
-Until then tensors stay on their device, without their graph, so that the training thread does not wait.
+Until then tensors stay on their device, without their graph.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ class ReportedValues(NamedTuple):
 
 
 class ReportRecord:
-    """The last reports of a job."""
-
     __slots__ = ("_reports", "_unread")
 
     def __init__(self) -> None:
@@ -31,7 +29,7 @@ class ReportRecord:
         self._unread = 0  # number of last reports whose values were not read
 
     def add(self, step: int, at: float, loss: Any, grad_norm: Any) -> None:
-        """Add a report. Tensors are copied on their device, as scripts reuse theirs (running sums, CUDA graphs).
+        """Add a report. Tensors are copied on their device, because scripts reuse theirs.
 
         A step before the last one starts another course.
         """
@@ -63,7 +61,7 @@ class ReportRecord:
 
 
 def is_one_number(value: Any) -> bool:
-    """Return whether a value is one real number, finite or not, without waiting for a device."""
+    """Return whether a value is one real number, without waiting for a device."""
     if getattr(value, "is_meta", False) or "complex" in str(getattr(value, "dtype", "")):
         return False
     shape = getattr(value, "shape", None)
@@ -71,7 +69,7 @@ def is_one_number(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """Return a float; NaN for anything that is not a finite number, None for None."""
+    """Return a float; NaN if not finite or no number, None for None."""
     if value is None:
         return None
     try:
@@ -89,7 +87,7 @@ def whole(step: Any) -> int | None:
 
 
 def detached(value: Any) -> Any:
-    """Return a tensor without its graph, which would keep memory; CPU tensors as numbers."""
+    """Return a tensor without its graph; CPU tensors as numbers."""
     is_tensor, is_spread = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
     if not is_tensor:
         return value
@@ -104,7 +102,7 @@ def _kind_of(kind: type) -> tuple[bool, bool]:
 
 
 def kept(value: Any) -> Any:
-    """Return a copy that stays the same if the script reuses its tensor."""
+    """Return a copy, because the script may reuse its tensor."""
     return value if value is None or type(value) is float else _copied(detached(value))
 
 

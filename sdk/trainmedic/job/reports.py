@@ -1,5 +1,3 @@
-"""Reporting methods of `trainmedic.Medic`."""
-
 from __future__ import annotations
 
 import logging
@@ -109,7 +107,7 @@ class JobReports:
             self.records.note(record_log.CHECKPOINT, step=whole(step))
 
     def save_failed(self, step: int, reason: str) -> None:
-        """Report that step's checkpoint as not written. Thread-safe."""
+        """Report that step's checkpoint as failed. Thread-safe."""
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT_FAILED, record_log.ERROR, step=whole(step), reason=reason)
 

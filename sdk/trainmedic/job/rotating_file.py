@@ -1,4 +1,4 @@
-"""Bounded file to which lines are appended while a job runs."""
+"""Bounded file to which lines are appended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RotatingFile:
     """A thread-safe file of about `most` bytes. At half of that it becomes ``….1`` and a new one starts.
 
     It is never truncated, so readers can finish the older half. Write errors lose data; the first and the recovery are
-    logged, with ``kept`` as the name.
+    logged with the name ``kept``.
     """
 
     def __init__(self, path: Path | None, most: int, kept: str = "the job's output") -> None:

@@ -25,7 +25,7 @@ from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 log = logging.getLogger("trainmedic")
 
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
-"""Names the job whose launcher, not process, reports each attempt's end."""
+"""Name of the job whose launcher reports each attempt's end."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LONGEST_NAMESPACE = 63
@@ -81,7 +81,6 @@ class ServerConnection:
 
 
 def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
-    """Return this process's Kubernetes namespace, in which job names are unique; None if unknown."""
     try:
         name = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

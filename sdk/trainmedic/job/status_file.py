@@ -18,14 +18,14 @@ from trainmedic.job.progress import Progress
 FILE_NAME = "rank-0.json"
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
-"""Variable with the comma-separated IDs of the rollbacks that waited when the last attempt was ended."""
+"""Variable with the comma-separated IDs of rollbacks that waited when the last attempt was ended."""
 _MOST_WAITING = 16
 _EVERY = 2.0
 _LOOK_EVERY = 0.25
 
 
 class StatusFile:
-    """Periodic writer until `close`, which ignores write errors. ``waiting`` returns the IDs of waiting rollbacks."""
+    """Periodic writer until `close`. ``waiting`` returns the IDs of waiting rollbacks."""
 
     def __init__(self, progress: Progress, path: Path, waiting: Callable[[], Sequence[str]]) -> None:
         self._progress = progress

@@ -1,5 +1,3 @@
-"""One attempt of a job under the guard."""
-
 from __future__ import annotations
 
 import contextlib
@@ -25,7 +23,7 @@ log = logging.getLogger("trainmedic")
 _LOOK_SECONDS = 0.2
 _FOR_A_ROLLBACK = 10.0
 """Seconds beyond the job's own limit after which a hang is ended for a waiting rollback. A job of one rank has
-interrupted itself by then, if possible.
+interrupted itself by then.
 """
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
@@ -41,7 +39,7 @@ class AttemptPlan:
     grace: float
     """Seconds from the ending signal to SIGKILL."""
     hang_after: float | None
-    """Seconds beyond the job's own limit after which a hang is ended; None for never."""
+    """Seconds beyond the job's own limit until a hang is ended; None for never."""
     most_output: int
     prints_to_terminal: bool = False
 
@@ -59,7 +57,7 @@ class AttemptEnd:
 
 class JobAttempt:
     def __init__(self, plan: AttemptPlan, begin: Callable[[Mapping[str, str]], Guarded | None] | None = None) -> None:
-        """`begin` starts the attempt in a standby process; if it returns None, the command starts here."""
+        """`begin` starts the attempt in a standby process, or returns None."""
         self._plan = plan
         self._begin = begin
         self._lifeline = -1
@@ -90,9 +88,7 @@ class JobAttempt:
                 os.write(self._lifeline, f"{order}\n".encode())
 
     def run(self, while_running: Callable[[], None]) -> AttemptEnd:
-        """Run the command to its end. `while_running` is called several times a second. Raises OSError if it cannot
-        start.
-        """
+        """Run the command to its end. `while_running` is called several times a second. Raises OSError."""
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
@@ -193,7 +189,7 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
-        """Return the end of a rank's output, from its file or its lines in `printed`; None if neither identifies it."""
+        """Return the end of a rank's output, from its file or `printed`, or None."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

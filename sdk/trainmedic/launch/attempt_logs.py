@@ -17,7 +17,7 @@ _SAME_LAUNCH = 600.0
 """Seconds; a directory changed since then may be another node's new attempt."""
 _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""PyTorch's names of one setting, newest first. Since 2.8 the ranks warn of the second."""
+"""PyTorch's names of one setting, newest first."""
 _NEW_NAMES_SINCE = (2, 8)
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 _ENTRIES = "2000"
@@ -26,7 +26,7 @@ _ENTRIES = "2000"
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
     """Return the number of a launch's first attempt: one after those in this directory.
 
-    Each of several nodes' launchers continues its own; one without any joins the newest if that is recent.
+    Each of several nodes' launchers continues its own; one without any joins the newest recent one.
     """
     try:
         kept = {number for each in job.iterdir() if (number := attempt_number(each.name)) is not None}
@@ -56,7 +56,7 @@ def variables(
 ) -> dict[str, str]:
     """Return variables to add for an attempt.
 
-    PyTorch's flight recorder is enabled and dumps on timeouts, unless the user has set these options under any name.
+    PyTorch's flight recorder dumps on timeouts, unless the user has set its options.
     """
     if logs is None or log_dir is None:
         return {LOG_DIR: ""}

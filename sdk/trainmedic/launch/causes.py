@@ -1,4 +1,4 @@
-"""Cause of an attempt's end, and the decision on another, by pure functions."""
+"""Cause of an attempt's end, and the decision on another. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)")
 _ROOT_CAUSE = "Root Cause"
 _TOLD_TO_END = re.compile(r"Sending process (\d{1,9}) closing signal|Closing process (\d{1,9}) via signal")
 _SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
-"""Prefixes of a line: the local rank by torchrun's ``--tee``, the rank by PyTorch."""
+"""Local rank by torchrun's ``--tee``, and rank by PyTorch, before a line."""
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
@@ -38,16 +38,16 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class Cause:
-    """Cause of an attempt's end; equal ones are the same failure."""
+    """Equal causes are the same failure."""
 
     status: int
-    """Exit code of the rank that failed first, else of the launcher; negative for a signal."""
+    """Exit code of the first failed rank, else of the launcher; negative for a signal."""
     kind: str = ""
-    """Kind of the last printed error, such as ``ValueError``, or ``hang``; empty for a signal."""
+    """Kind of the last printed error, such as ``ValueError``, or ``hang``; else empty."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     lost_peer: bool = field(default=False, compare=False)
-    """True if all ranks that failed here had lost another: the first failure was elsewhere."""
+    """True if all failed ranks here had lost another."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -97,7 +97,7 @@ class PrintedError:
 
 
 def last_error(text: str) -> PrintedError:
-    """Return the kind of the last printed error, without the text. Of chained exceptions the last one counts."""
+    """Return the kind of the last printed error."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, is_chained = PrintedError(), False
     for number, line in enumerate(lines):
@@ -191,9 +191,9 @@ def has_progress(failed: Sequence[AttemptRecord]) -> bool:
 
 
 def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
-    """Return why there is no further attempt; None if there is one.
+    """Return why there is no further attempt, or None.
 
-    Progress, a later step or checkpoint than ever before, restarts the count.
+    Progress beyond all earlier attempts restarts the count.
     """
     if not failed:
         return None

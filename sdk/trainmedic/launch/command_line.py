@@ -1,5 +1,3 @@
-"""The command given to ``trainmedic-run``, and its form for an attempt."""
-
 from __future__ import annotations
 
 import contextlib
@@ -59,7 +57,7 @@ class LaunchLine:
 
     @property
     def interpreter(self) -> str | None:
-        """Python that runs torchrun; None for other launchers, or if not found."""
+        """Python that runs torchrun, or None."""
         if self.kind != "torchrun":
             return None
         if Path(self.argv[0]).name != "torchrun":
@@ -80,7 +78,7 @@ class LaunchLine:
 
     @property
     def threads(self) -> str:
-        """torchrun's OMP_NUM_THREADS: 1 for several ranks on a node if it is not set, else empty."""
+        """torchrun's OMP_NUM_THREADS: 1 for several ranks on a node, unless set; else empty."""
         if os.environ.get("OMP_NUM_THREADS"):
             return ""
         for place, argument in enumerate(self.argv[self.options_at :], self.options_at):

@@ -1,7 +1,7 @@
 """Process between ``trainmedic-run`` and a job: none of the job's processes outlives either.
 
-It runs by its path, with the standard library only, and adopts the job's orphans as subreaper. Orders come by the
-lifeline, a pipe from ``trainmedic-run``:
+It runs by its path, with the standard library only, and adopts the job's orphans. Orders come by the lifeline, a pipe
+from ``trainmedic-run``:
 
 - ``end <signal>`` signals the child, the job's first process, and kills all after the grace period.
 - ``pass <signal>`` signals the processes that handle it.
@@ -29,7 +29,7 @@ LONGEST_GRACE_FOR_REST = 5.0
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 _PASS_AFTER = 0.3
-"""Seconds; a scheduler that signals all processes of a job step signals this one within them."""
+"""Seconds in which a scheduler signals all processes of a job step."""
 _SAME_SENDING = 5.0
 """Seconds within which an own signal and an order to pass it have one origin."""
 
@@ -66,7 +66,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def handlers_of(number: int, root: int) -> list[int]:
-    """Return the topmost processes below `root` that catch or block a signal; it would kill others.
+    """Return the topmost processes below `root` that catch or block a signal.
 
     Descendants may have inherited the handler by fork. srun blocks its signals and waits for them (``sigwait``).
     """
@@ -148,7 +148,7 @@ class Guard:
         self._received[number] = time.monotonic()
 
     def _pass_due(self) -> None:
-        """Pass on the due signals, except those that the sender gave to the whole job."""
+        """Pass on due signals, except those that the sender gave to the whole job."""
         now = time.monotonic()
         for number in [number for number, due in self._to_pass.items() if due <= now]:
             del self._to_pass[number]

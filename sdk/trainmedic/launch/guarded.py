@@ -1,5 +1,3 @@
-"""The guard's process of one attempt, started on demand or as a standby."""
-
 from __future__ import annotations
 
 import contextlib
@@ -29,10 +27,7 @@ class Guarded:
         *,
         prints_to_terminal: bool = False,
     ) -> None:
-        """Start the guard with the command `argv`, which inherits `passed_fd` unless it is -1.
-
-        Raises OSError if a process or descriptor cannot be created.
-        """
+        """Start the guard with the command `argv`, which inherits `passed_fd` unless -1. Raises OSError."""
         guard_end, self.lifeline = os.pipe()
         self.report, report_end = os.pipe()
         make: Callable[[], tuple[int, int]] = terminal.open_terminal if prints_to_terminal else os.pipe
@@ -50,11 +45,11 @@ class Guarded:
         for descriptor in (guard_end, report_end, out_end, err_end):
             os.close(descriptor)
         self.has_begun: Callable[[], bool] = lambda: True
-        """Returns whether the command was started, once the guard has ended; a standby may end before."""
+        """Returns whether the command was started, once the guard has ended."""
 
 
 class WarmStandby:
-    """A guard whose child has imported PyTorch and waits for the next attempt."""
+    """A guard whose child has imported PyTorch."""
 
     def __init__(self, interpreter: str, threads: str, grace: float, *, prints_to_terminal: bool) -> None:
         self._orders, its_end = socket.socketpair()
@@ -63,7 +58,7 @@ class WarmStandby:
             self._guarded = Guarded(argv, os.environ, grace, its_end.fileno(), prints_to_terminal=prints_to_terminal)
 
     def begin(self, argv: Sequence[str], torchrun: Sequence[str], environment: Mapping[str, str]) -> Guarded | None:
-        """Order the attempt and return its guard; close and return None if the process has ended."""
+        """Order the attempt and return its guard, or None if the process has ended."""
         if self._guarded.process.poll() is None:
             order = {"argv": list(argv), "torchrun": list(torchrun), "environment": dict(environment)}
             # Write in a thread: the process reads the order after its imports, and the environment may exceed the

@@ -28,7 +28,7 @@ class JobStatus:
 
 
 class StatusReader:
-    """Reader of an attempt's status. ``stalled_for`` grows while the file does not change: the process hangs too."""
+    """``stalled_for`` grows while the file does not change."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

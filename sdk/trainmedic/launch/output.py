@@ -19,14 +19,13 @@ _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
 _LONGEST_HOLD = 0.5
-"""Seconds that a partial line waits; a prompt has no rest."""
+"""Seconds that a partial line waits, such as a prompt."""
 
 
 class OutputCopies:
     """Thread that forwards and stores pipes' data, and remembers each one's end.
 
-    Pipes are read in order: a failing program's last words are on standard error, after its standard output. Partial
-    lines wait up to `_LONGEST_HOLD`.
+    Pipes are read in order, so that a failing program's last words on standard error follow its standard output.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:
@@ -56,7 +55,7 @@ class OutputCopies:
                     self._pass_on(pipe, len(pipe.held))
 
     def _copy(self, pipe: _Pipe) -> bool:
-        """Copy a pipe's data up to the end of its last line; return whether more can come."""
+        """Copy data up to the last line's end; return whether more can come."""
         try:
             chunk = os.read(pipe.source, _CHUNK)
         except OSError:  # a terminal that no process has open any more
@@ -104,8 +103,8 @@ def end_of(path: Path) -> str:
 def bound_file(path: Path, most: int) -> None:
     """Free the middle of another process's file above `most` bytes.
 
-    Beginning and end keep their offsets; the middle reads as zeros. No effect on links, or on file systems without
-    holes (NFS before 4.2).
+    Beginning and end keep their offsets; the middle reads as zeros. No effect on links, or without holes (NFS before
+    4.2).
     """
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b") as file:

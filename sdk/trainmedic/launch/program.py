@@ -1,5 +1,3 @@
-"""The program ``trainmedic-run`` and its options."""
-
 from __future__ import annotations
 
 import argparse
@@ -170,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | None:
-    """Return the fewest and the most nodes; None unless the job is elastic."""
+    """Return the fewest and the most nodes of an elastic job, or None."""
     least, most = options.min_nodes, options.max_nodes
     if least is None and most is None:
         return None

@@ -1,7 +1,4 @@
-"""The launcher's connection to the server.
-
-Its threads wait for Redis; the launcher never does. Without a job name or usable settings it launches without one.
-"""
+"""The launcher's connection to the server, whose threads alone wait for Redis."""
 
 from __future__ import annotations
 
@@ -74,10 +71,7 @@ class ServerLink:
     def tell(
         self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
     ) -> None:
-        """Send a notice, with a failed attempt's cause and whether another follows.
-
-        It names the first failed process only if that ran here.
-        """
+        """Send a notice, with a failed attempt's cause and whether another follows."""
         self._number += 1
         first = cause if cause is not None and not cause.lost_peer else None
         notice = Notice(
@@ -122,8 +116,8 @@ class ServerLink:
 def open_link(
     job: str | None, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
 ) -> ServerLink | None:
-    """Return the link of this job, else of TRAINMEDIC_JOB; None without one or with wrong settings, which are logged:
-    they must not prevent a start.
+    """Return the link of this job, else of TRAINMEDIC_JOB; None without one or with wrong settings, which must not
+    prevent a start.
     """
     if not job and not os.environ.get("TRAINMEDIC_JOB"):
         log.warning("not reporting to the server: no job name is set; use --job or TRAINMEDIC_JOB")

@@ -31,7 +31,7 @@ log = logging.getLogger("trainmedic")
 _STANDBY_AFTER = 10.0
 """Seconds from an attempt's start to the next one's standby."""
 _DELAY_AFTER_PROGRESS = 5.0
-"""Seconds, if the last attempt made progress."""
+"""Seconds after an attempt with progress."""
 _SHORTEST_WAIT = 0.2
 CANNOT_START = 127
 
@@ -55,7 +55,7 @@ class LaunchOptions:
 
 
 class Supervisor:
-    """Sequence of attempts. Call `run` on the main thread, whose signals it handles."""
+    """Sequence of attempts. Call `run` on the main thread."""
 
     def __init__(self, options: LaunchOptions, membership: NodeExclusions, link: ServerLink | None) -> None:
         self._options = options
@@ -182,7 +182,6 @@ class Supervisor:
                 self._had_rank_0 = True
 
     def _new_standby(self) -> WarmStandby | None:
-        """Return the next attempt's standby; None without ``--warm``, or if it cannot be started."""
         options = self._options
         interpreter = options.line.interpreter
         if not options.is_warm or self._stopped_by is not None or interpreter is None:
@@ -207,7 +206,7 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
-        """Record a failure and wait for the next attempt; return False if there is none."""
+        """Record a failure and wait for the next attempt. Return False if there is none."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)

@@ -1,5 +1,3 @@
-"""Terminals as a job's standard output and standard error."""
-
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +13,7 @@ _FALLBACK_SIZE = (24, 120)
 
 
 def open_terminal() -> tuple[int, int]:
-    """Return the reading and the printing descriptor; output passes unchanged. Raises OSError."""
+    """Return the reading and the printing descriptor. Raises OSError."""
     reading, printing = os.openpty()
     attributes = termios.tcgetattr(printing)
     attributes[1] &= ~termios.OPOST

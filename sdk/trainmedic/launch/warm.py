@@ -1,9 +1,8 @@
 """Program that imports PyTorch in advance, then runs torchrun and the ranks as its forks.
 
-``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path in torchrun's interpreter, perhaps
-without Trainmedic. The order is a JSON object with ``argv``, ``environment`` and torchrun's arguments, ``torchrun``;
-the answer is `READ`. One fork becomes torchrun, with only the start of ranks replaced; each rank is another. If
-something is missing, ``argv`` is executed.
+``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path in torchrun's interpreter. The order is
+a JSON object with ``argv``, ``environment`` and torchrun's arguments, ``torchrun``; the answer is `READ`. One fork
+becomes torchrun, with only the start of ranks replaced; each rank is another. Otherwise ``argv`` is executed.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
 _ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
-"""Optional imports of ranks. The first optimizer imports the second, which takes as long as PyTorch."""
+"""Optional imports of ranks; the first optimizer imports the second, which takes as long as PyTorch."""
 
 
 def main(orders: int, threads: str) -> NoReturn:
-    """Import slow modules, wait for the order, and execute it. `threads` is torchrun's OMP_NUM_THREADS, or empty."""
+    """Import slow modules, wait for the order, and execute it. `threads`: torchrun's OMP_NUM_THREADS, or empty."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # the directory of this file
     os.set_inheritable(orders, False)
@@ -187,7 +186,7 @@ def _fork_rank(own: socket.socket) -> int:
 
 
 def _run(work: Callable[[], None]) -> NoReturn:
-    """Do the work of a whole process, and raise what ends it as Python's main program would."""
+    """Do a process's work, and raise errors as Python's main program would."""
     try:
         work()
     except SystemExit:
@@ -203,10 +202,8 @@ def _run(work: Callable[[], None]) -> NoReturn:
 
 
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
-    """Do a whole process's work. After a failure, and with `ends_well_too` always, skip Python's teardown, which would
-    copy the pages of all imports for seconds.
-
-    Threads, exit functions and buffers are handled.
+    """Do a process's work. After a failure, and with `ends_well_too` always, skip Python's teardown, which would copy
+    the pages of all imports.
     """
     try:
         work()
@@ -307,7 +304,7 @@ def _set_threads() -> None:
 def _seed() -> None:
     """Reseed, because forks would draw the same numbers.
 
-    ``random`` does so itself; devices begin with the same seed in all processes.
+    ``random`` does so itself.
     """
     import torch
 
@@ -344,7 +341,7 @@ class _Ranks:
         return _Rank(answer["pid"], argv, self)
 
     def status(self, pid: int, timeout: float | None) -> int | None:
-        """Return a rank's exit code, negative for a signal; None if it still runs after `timeout` seconds."""
+        """Return a rank's exit code, negative for a signal; None after `timeout` seconds."""
         with self._lock:
             while pid not in self._ended and select.select([self._link], [], [], timeout)[0]:
                 message = self._link.recv(_LONGEST_MESSAGE)

@@ -1,5 +1,3 @@
-"""Callback by which a Lightning Trainer reports and carries out commands."""
-
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +29,7 @@ except ImportError:
 _NO_LOADER = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
 
 _PATIENCE, _POLL = 60.0, 0.05
-"""Seconds to wait for a checkpoint that a plugin writes in the background, and between two looks."""
+"""Seconds for a checkpoint written in the background, and between two looks."""
 _CANNOT_MOVE = (
     "a connected Callback cannot go to another process, as with strategy='ddp_spawn': leave it out of the Trainer, and "
     "give trainmedic.lightning.fit(..., job=...) the job's name, so that each process connects by itself"
@@ -180,7 +178,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Called on every rank; Lightning stores only rank 0's result, and no random state."""
+        """Return the state; Lightning stores only rank 0's, and no random state."""
         if self.framework is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.framework.loop.proof
@@ -221,7 +219,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
 
     def _confirm(self, path: Path) -> None:
-        """Wait for a write in the background. Raises TrainmedicError without a checkpoint to resume from."""
+        """Wait for a background write. Raises TrainmedicError without a checkpoint."""
         until = time.monotonic() + _PATIENCE
         while not checkpoints.is_written(path):
             if not writes_later(self._trainer) or time.monotonic() >= until:
@@ -257,7 +255,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self.medic.cannot("job.accumulate", "the model steps its optimizers itself (manual optimization)")
 
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Change it at a step after which the epoch divides into whole new steps."""
+        """Change it at a step after which the epoch divides into whole steps."""
         assert isinstance(command.parameters, Accumulate)
         if self._next_accumulation is not None:
             command.failed("another change of the accumulation waits for its step")

@@ -1,6 +1,5 @@
-"""Checkpoints of a Lightning Trainer: files, or directories of all ranks, of ``ModelCheckpoint``.
-
-The step is in the name, as ``step=<n>``, or else in the file.
+"""Checkpoints of a Lightning Trainer: files, or directories of all ranks, with the step in the name (``step=<n>``) or
+the file.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def is_written(checkpoint: Path) -> bool:
-    """Return whether a file is complete, or a directory exists. Plugins have their own contents of directories."""
+    """Return whether a file is complete, or a directory exists."""
     return checkpoint.is_dir() or is_complete(checkpoint)
 
 
@@ -73,7 +72,7 @@ def _content(checkpoint: Path) -> _Content:
 
 @functools.lru_cache(maxsize=1024)
 def _read(checkpoint: Path, changed: int, size: int) -> _Content:
-    """Read a file without tensor data. ``changed`` and ``size`` make the cache miss replaced files."""
+    """Read a file without tensors. ``changed`` and ``size`` make the cache miss replaced files."""
     try:
         content = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):

@@ -1,5 +1,3 @@
-"""A Lightning fit that restarts by another ``trainer.fit``."""
-
 from __future__ import annotations
 
 from pathlib import Path

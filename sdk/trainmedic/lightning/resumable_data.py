@@ -1,7 +1,7 @@
 """Position of a Lightning fit in its data, so that a restart continues with the next batch.
 
 Lightning restarts an epoch of a plain `DataLoader` in another order. The wrapped loaders go to the position by their
-own states, or read the epoch's batches again from the same random state.
+own states, or by reading again from the same random state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _EARLIER_STATE = {"place", "began"}
 
 
 class ResumableData:
-    """Position of one fit of ``trainer`` in its data.
+    """Position of one fit of ``trainer``.
 
-    Around each draw call `before_draw` and `take_drawn`, which returns the result.
+    Call `before_draw` and `take_drawn` around each draw.
     """
 
     def __init__(self, trainer: Any, before_draw: Callable[[], Any]) -> None:
@@ -45,10 +45,10 @@ class ResumableData:
         self.skipped = 0
         self.drew: Callable[[Any, float], None] | None = None
         self.replayed = ""
-        """States whether the batches since the checkpoint repeat; empty before any."""
+        """Statement whether the batches since the checkpoint repeat; empty before any."""
 
     def wrap(self, loaders: Any) -> Any:
-        """Return the loaders as one loader of Lightning's that can be resumed."""
+        """Return the loaders as one resumable loader of Lightning's."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -68,13 +68,13 @@ class ResumableData:
         return replaced(source, train_dataloader=train_dataloader)
 
     def prepare(self, skip_batches: int) -> None:
-        """Prepare for a restart that skips batches. `restore` follows if the checkpoint has the position."""
+        """Prepare for a restart that skips batches, before `restore`."""
         self._resume, self._to_skip, self._uncounted, self.skipped = None, skip_batches, 0, 0
         self._drawn.clear()
         self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
-        """Return this rank's position for a checkpoint, the input of `restore`. None if it is unknown."""
+        """Return this rank's position for `restore`, or None."""
         if self._resume is not None or self._loader is None:
             return None if self._resume is None else dict(self._resume)
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
@@ -93,7 +93,7 @@ class ResumableData:
 
     @property
     def to_be_skipped(self) -> int:
-        """Batches skipped by this restart when it is complete: whole steps only."""
+        """Batches skipped by this restart at its end: whole steps only."""
         group: int = self._trainer.accumulate_grad_batches
         return self.skipped + -(-self._to_skip // group) * group
 
@@ -111,7 +111,7 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
-        """Return the oldest drawn batch that is not trained on yet, with `before_draw`'s result."""
+        """Return the oldest drawn but untrained batch, with `before_draw`'s result."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
@@ -126,7 +126,7 @@ class ResumableData:
     def resumes_at_end(self) -> bool:
         """True if Lightning requests one more batch of an epoch that had ended in the checkpoint.
 
-        It does with ``max_steps`` and no validation; the next epoch would miss its first batch.
+        It does with ``max_steps`` and no validation.
         """
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         ended = self._resume is not None and self._resume["ended"]
@@ -160,8 +160,7 @@ class ResumableData:
 class _ResumableLoader:
     """Part of a ``CombinedLoader`` of Lightning that resumes at a position.
 
-    It begins to iterate at the first batch. Before, the sampler does not know its epoch, and the random state is not
-    yet the checkpoint's.
+    It begins to iterate at the first batch: before, the sampler does not know its epoch.
     """
 
     data: ResumableData
@@ -205,7 +204,7 @@ class _ResumableLoader:
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
-        """Name what the loaders hold outside their states, such as a shuffle buffer. Empty if nothing."""
+        """Name what the loaders hold outside their states, such as a shuffle buffer, or ""."""
         states = self.kept_places() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
@@ -217,7 +216,7 @@ class _ResumableLoader:
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Load Lightning's states, which are rank 0's, unless `ResumableData` has this rank's."""
+        """Load Lightning's states of rank 0, unless `ResumableData` has this rank's."""
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]
@@ -232,7 +231,7 @@ class _ResumableLoader:
 
     @property
     def _is_read_ahead(self) -> bool:
-        """True without a length: Lightning reads one batch ahead to see the end."""
+        """True without a length, when Lightning reads one batch ahead."""
         return self._epoch_length == float("inf")
 
     @functools.cached_property
@@ -260,7 +259,6 @@ class _ResumableLoader:
         self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - place)))
 
     def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
-        """Go to a position within the epoch, by the loaders' states or by reading again."""
         now, self.began = randomness.capture(), resume["began"]
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
         keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)
@@ -292,7 +290,7 @@ class _ResumableLoader:
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 
     def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
-        """Restore the random state with which the epoch began."""
+        """Restore the random state of the epoch's start."""
         for loader, had_workers in zip(self.flattened, workers, strict=False):
             # A loader that reuses its workers draws one number less.
             if had_workers and loader._iterator is None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a Lightning Trainer, reported once they are complete.
+"""Reporting of a Lightning Trainer's complete checkpoints.
 
 Lightning calls its hook before it writes, and a plugin may write in the background.
 """
@@ -26,11 +26,11 @@ class _Begun(NamedTuple):
     step: int
     path: str
     before: _Stamp | None
-    """Stamp of the file that it replaces."""
+    """Stamp of the replaced file."""
 
 
 class WrittenCheckpoints:
-    """``report`` gets the step of each complete checkpoint, on the writing rank only: others cannot see the end."""
+    """``report`` gets the step of each complete checkpoint, on the writing rank only."""
 
     def __init__(self, medic: Medic, report: Callable[[int], None]) -> None:
         self._medic = medic
@@ -51,7 +51,7 @@ class WrittenCheckpoints:
         self._watching.close()
 
     def look(self) -> None:
-        """Report the newest of the begun checkpoints that is complete by now."""
+        """Report the newest complete checkpoint."""
         complete = [begun for begun in self._begun if self._is_complete(begun)]
         if complete:
             while self._begun.popleft() is not complete[-1]:

@@ -23,7 +23,7 @@ NEW = "new"
 """No baseline exists yet."""
 SLOW = "slow"
 WRONG = "wrong"
-"""Sums were incorrect: worse than slow, because a training uses them unchecked."""
+"""Sums were incorrect: worse than slow, because trainings do not check them."""
 WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
@@ -31,14 +31,14 @@ KEPT = 10
 _SLOWER = 2.0
 """Times the usual latency at which a barrier is slow."""
 _NOTICEABLE = 100e-6
-"""Smallest difference in seconds; below it a busy CPU matters more than a link."""
+"""Seconds; for smaller differences a busy CPU matters more than a link."""
 _LESS = 0.7
 """Share of the usual bandwidth below which an all-reduce is slow."""
 
 
 @dataclass(frozen=True)
 class PairBaseline:
-    """Medians of a pair's earlier measurements."""
+    """Medians of earlier measurements."""
 
     measurements: int
     barrier_seconds: float
@@ -48,14 +48,14 @@ class PairBaseline:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One of `WORST_FIRST` and the reasons, for a person."""
+    """One of `WORST_FIRST` and the reasons."""
 
     word: str
     reasons: tuple[str, ...] = ()
 
 
 def judged(measured: Measurement, usual: PairBaseline | None, least_bytes_per_s: float | None = None) -> Judgement:
-    """Judge one pair. `least_bytes_per_s` is the absolute minimum for the largest all-reduce."""
+    """Judge one pair. `least_bytes_per_s`: minimum for the largest all-reduce."""
     if not measured.is_right:
         sizes = ", ".join(_size(each.bytes) for each in measured.all_reduce if not each.is_right)
         return Judgement(WRONG, (f"incorrect sums of {sizes} on at least one rank",))
@@ -84,7 +84,7 @@ def _slower(measured: Measurement, usual: PairBaseline) -> Iterator[str]:
 
 
 def worst(words: Sequence[str]) -> str:
-    """``ok`` if there are none."""
+    """Return the worst word, ``ok`` without any."""
     return min(words, key=WORST_FIRST.index, default=OK)
 
 
@@ -97,7 +97,7 @@ def _rate(rate: float) -> str:
 
 
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-"""Errors from a file without baselines; StatisticsError is a ValueError."""
+"""Errors of a file without baselines."""
 
 
 class BaselineFile:
@@ -155,7 +155,7 @@ class BaselineFile:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Refuse links: in a shared directory one could point to another file of this user."""
+    """Refuse links, which could point to another file of this user."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -172,7 +172,7 @@ def _baseline(samples: Sequence[Mapping[str, Any]]) -> PairBaseline:
 
 
 def _measured(value: Any) -> float:
-    """Raise ValueError for impossible values; nothing would be slower than a NaN baseline."""
+    """Raise ValueError for impossible values, such as NaN."""
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise ValueError("not a finite number")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 MEGABYTE = 1_000_000
 _WARM_UP = 2
-"""Unmeasured calls: the first ones connect and allocate."""
+"""The first calls connect and allocate."""
 _REPEATS = 5
 
 
@@ -37,9 +37,9 @@ class ReduceTime:
     """Per rank."""
     seconds: float
     bytes_per_s: float
-    """The algorithm bandwidth of nccl-tests, ``bytes ÷ seconds``."""
+    """Algorithm bandwidth of nccl-tests, ``bytes ÷ seconds``."""
     bus_bytes_per_s: float
-    """The bus bandwidth of nccl-tests, 2 (n - 1) ÷ n times as much: the load of each link in a ring."""
+    """Bus bandwidth of nccl-tests, 2 (n - 1) ÷ n times as much: each link's load in a ring."""
     is_right: bool
     """True if all sums were correct on every rank."""
 
@@ -62,7 +62,7 @@ class ProbeSizes:
 
 
 def measure(group: Any, control: Any, device: torch.device, sizes: ProbeSizes) -> Measurement:
-    """Measure `group`; all ranks get the same result through its CPU group `control`."""
+    """Measure `group`; its CPU group `control` gives all ranks the same result."""
     ranks = dist.get_world_size(group)
 
     def barrier() -> None:
@@ -95,7 +95,7 @@ def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: i
 
 
 def _timed(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
-    """Return this rank's seconds of each call, with the device's work."""
+    """Return the seconds of each call, with the device's work."""
     seconds = []
     for turn in range(warm_up + count):
         _finish(device)

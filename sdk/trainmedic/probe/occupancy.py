@@ -1,6 +1,6 @@
 """Check whether a node trains: a probe would slow the training and measure it.
 
-It reads the GPUs' memory and, if named, asks Trainmedic's server.
+It reads the GPUs' memory and asks Trainmedic's server, if named.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote
 import torch
 
 _OWN_BYTES = 2 * 10**9
-"""More memory in use belongs to another process; a CUDA context takes about 0.5 GB."""
+"""More belongs to another process; a CUDA context takes about 0.5 GB."""
 _TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
@@ -25,11 +25,11 @@ _FAULTS = (
     *(urllib.error.URLError, OSError, http.client.HTTPException),
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
 )
-"""Errors from calling the server and parsing its answer."""
+"""Errors of the server's call and answer."""
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Return the reason; None if it is free, or for a CPU."""
+    """Return the reason, or None."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -38,7 +38,7 @@ def gpu_in_use(device: torch.device) -> str | None:
 
 
 def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
-    """Return why these nodes are considered to train, also if the server is silent."""
+    """Return why these nodes may train, also if the server is silent."""
     wanted, url = set(nodes), server.rstrip("/") + "/jobs?cluster=true"
     reasons: list[str] = []
     cursor = None

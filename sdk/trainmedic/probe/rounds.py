@@ -1,5 +1,3 @@
-"""Order in which pairs of nodes are measured."""
-
 from __future__ import annotations
 
 from typing import Mapping, Sequence, Tuple
@@ -11,8 +9,7 @@ Pair = Tuple[str, str]
 def rounds(ranks_by_node: Mapping[str, Sequence[int]]) -> list[list[Pair]]:
     """Return pairs to measure concurrently, by round.
 
-    First each node with several ranks alone, then each two nodes once in the fewest rounds; pairs of a round share no
-    node or link.
+    First each node with several ranks alone, then each two nodes once; pairs of a round share no node.
     """
     nodes = sorted(ranks_by_node)
     within = [(node, node) for node in nodes if len(ranks_by_node[node]) > 1]

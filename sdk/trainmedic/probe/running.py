@@ -29,7 +29,7 @@ class ProbeOptions:
     sizes: ProbeSizes = field(default_factory=ProbeSizes)
     backend: str = "auto"
     timeout: float = 120.0
-    """In seconds, for one operation and for the ranks to meet."""
+    """Seconds, for one operation and for the ranks to meet."""
     baselines: Path | None = None
     least_bytes_per_s: float | None = None
     even_if_training: bool = False
@@ -44,7 +44,7 @@ class NodesTrain(Exception):
 def probe(options: ProbeOptions) -> dict[str, Any] | None:
     """Measure with the other ranks of torchrun's environment. Rank 0 returns the document.
 
-    Raises NodesTrain on every rank, ConfigurationError on rank 0, and torch.distributed's errors for silent ranks.
+    Raises NodesTrain on every rank, ConfigurationError on rank 0, and torch.distributed's errors.
     """
     device = _device(options.backend)
     patience = timedelta(seconds=options.timeout)
@@ -73,7 +73,7 @@ def _device(backend: str) -> torch.device:
 
 
 def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOptions) -> None:
-    """Check every rank's GPU and, on rank 0, the server; raise NodesTrain on all ranks."""
+    """Raise NodesTrain on all ranks if a GPU or, on rank 0, the server shows a training."""
     busy = occupancy.gpu_in_use(device)
     mine = [] if busy is None else [f"rank {dist.get_rank()}: {busy}"]
     if dist.get_rank() == 0 and options.server is not None:
@@ -88,7 +88,7 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 def _measured(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
-    """Return results of all ranks together and of each pair; complete on rank 0."""
+    """Return results of all ranks together and of each pair, complete on rank 0."""
     everybody = list(range(dist.get_world_size()))
     whole = _of_group(everybody, device, patience, sizes)
     assert whole is not None
@@ -107,7 +107,7 @@ def _of_round(
 ) -> list[Measurement | None]:
     """Measure a round's pairs; None for those without this rank.
 
-    All ranks create all groups in the same order first.
+    All ranks create all groups first, in the same order.
     """
     groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
     return [_run(*group, device, sizes) for group in groups]

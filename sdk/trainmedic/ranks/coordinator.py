@@ -1,4 +1,4 @@
-"""Rank 0's role: assign due commands to sync points, write and collect outcomes, and delete keys that all have read."""
+"""Rank 0's role: assign due commands to sync points, write and collect outcomes, and delete read keys."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logging.getLogger("trainmedic")
 
 TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
 _TAKE_EVERY = 2.0
-"""Seconds between reads of the queue without a decision: commands may expire."""
+"""Seconds between reads of the queue without a decision."""
 _FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
 _PARTIAL_AFTER = 0.25
-"""Seconds until partial outcomes are sent; waiting saves messages."""
+"""Seconds until partial outcomes are sent."""
 _MOST_COMMANDS = 16
 _MOST_BYTES = 512 * 1024
 _OVERDUE = timedelta(seconds=30)
@@ -44,7 +44,7 @@ class RunningCommand:
 
 
 class Coordinator:
-    """Has `Participant`'s methods, called by the synchronizer's thread."""
+    """Methods as in `Participant`, called by the synchronizer's thread."""
 
     lead = 0.2
     """Seconds before a sync point at which its decision is made."""
@@ -93,7 +93,7 @@ class Coordinator:
         return self.membership.is_silent(rank, now)
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
-        """Make the next sync point's decision. `waited` is the training thread's wait in seconds; else None."""
+        """Make the next sync point's decision. `waited`: the training thread's wait in seconds, or None."""
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -134,8 +134,7 @@ class Coordinator:
     def _next_commands(self) -> list[JobCommand]:
         """Return commands for the next decision, pending until the ranks agree.
 
-        Empty before all ranks have joined, and until a rank has passed a sync point that it missed: others waited for
-        it once.
+        Empty before all ranks have joined, and until a rank has passed a sync point that it missed.
         """
         self._take_pending()
         if not self._pending or self.membership.absent():
@@ -220,7 +219,9 @@ class Coordinator:
         self._expired_keys.add_entries(number, key)
 
     def leave(self, number: int) -> bool:
-        """Announce rank 0's end at sync point `number`. True once all outcomes are in and all ranks have left."""
+        """Announce rank 0's end at sync point `number`. Return True once all outcomes are in and all ranks have
+        left.
+        """
         if not self._is_leaving:
             self._is_leaving = True
             last = SyncDecision(number, 0, 1, (), "rank 0 has ended").fields()

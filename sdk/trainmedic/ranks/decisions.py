@@ -1,4 +1,4 @@
-"""Stored form of decisions and outcomes, and the interval between sync points."""
+"""Stored form of decisions and outcomes, and sync intervals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AgreedOutcome:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> AgreedOutcome:
-        """Parse the stored form. In a round closed because rank 0 is gone, no command runs."""
+        """Parse the stored form. A round closed because rank 0 is gone runs no command."""
         refused = {name: (str(status), str(reason)) for name, (status, reason) in fields.get("refused", {}).items()}
         return cls(tuple(fields.get("go", ())), refused, str(fields.get("missing") or fields.get("gone") or ""))
 
@@ -62,8 +62,8 @@ def agree(
 ) -> AgreedOutcome:
     """Return the outcome of `decision`'s commands.
 
-    Each rank states ``step``, and ``cannot`` with a reason per refused command. If a rank is `missing`, nothing is
-    carried out or refused; if steps differ, all commands are refused.
+    Each rank states ``step``, and ``cannot`` with a reason per refused command. If a rank is `missing`, nothing
+    happens; if steps differ, all commands are refused.
     """
     if missing:
         return AgreedOutcome(missing=missing)
@@ -98,7 +98,7 @@ def _unable(reasons: Mapping[int, str], world_size: int) -> str:
 class SyncInterval:
     """Calls between sync points, from recent durations.
 
-    The training thread records, the synchronizer's thread reads.
+    The training thread records, the synchronizer's reads.
     """
 
     def __init__(self, every: int | None = None) -> None:
@@ -111,7 +111,7 @@ class SyncInterval:
         self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]
 
     def next_span(self) -> int:
-        """Return the calls until the next sync point; at most doubles, as single calls may be unusually quick."""
+        """Return the calls until the next sync point, at most twice as many as before."""
         if self._every is not None:
             return self._every
         if not self._recent:

@@ -1,4 +1,4 @@
-"""Ranks of a job as rank 0 knows them: admission, heartbeats, locations and figures."""
+"""Ranks as rank 0 knows them: admission, heartbeats, locations and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
 class Membership:
-    """Ranks as rank 0 knows them. ``base`` has the keys common to all starts of the job.
+    """``base`` has the keys common to all starts of the job.
 
     Any thread may call `figures` and `placement`.
     """
@@ -33,7 +33,7 @@ class Membership:
         self._refresh_due = 0.0
 
     def work(self, now: float) -> float:
-        """Admit new ranks and read heartbeats when due. Return the seconds until the next call."""
+        """Admit new ranks and read due heartbeats. Return the seconds until the next call."""
         delay = self._admit(now)
         if now >= self._refresh_due:
             self._refresh_due = now + _REFRESH_EVERY

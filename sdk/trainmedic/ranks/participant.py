@@ -1,4 +1,4 @@
-"""Role of all ranks except 0: read rank 0's decisions, and continue without commands if it stops."""
+"""Role of all other ranks: read rank 0's decisions, and continue without commands if it stops."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = logging.getLogger("trainmedic")
 
 _IDLE_SECONDS = 2.0
 _WIDEST = 32
-"""Most times the usual calls between sync points, without rank 0."""
+"""Multiple of the usual calls between sync points, without rank 0."""
 
 
 class Participant:
-    """Has `Coordinator`'s methods. ``patience`` is the wait for a late decision, in seconds."""
+    """Methods as in `Coordinator`. ``patience``: wait for a late decision, in seconds."""
 
     lead = 0.1  # after the coordinator's
 
@@ -46,8 +46,8 @@ class Participant:
     def join(self) -> SharedStore | None:
         """Join this start of the job; None until rank 0 has answered.
 
-        The store may have keys of an earlier start, and torchrun's restart count differs between nodes. So each rank
-        writes a nonce, to which rank 0 answers the prefix of this start's keys.
+        The store may have keys of an earlier start, so each rank writes a nonce, to which rank 0 answers the prefix of
+        this start's keys.
         """
         if self._nonce is None:
             self._nonce = envelope.new_id()
@@ -86,7 +86,7 @@ class Participant:
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
         """Write an empty decision, unless another rank was first.
 
-        The intervals grow, as rank 0 deletes no keys and the store would fill.
+        The intervals grow, because rank 0 deletes no keys.
         """
         number = position.number + 1
         span = min(position.span * 2, self._interval.next_span() * _WIDEST)
@@ -109,7 +109,7 @@ class Participant:
         return int(status["passed"]) if status is not None else -1
 
     def _refuse_deleted(self, number: int) -> None:
-        """Raises RankLost for a decision that rank 0 deleted and a late rank wrote again."""
+        """Raise RankLost for a deleted decision that a late rank wrote again."""
         deleted_before = self._store.get("deleted_before")
         if deleted_before is not None and number < deleted_before:
             raise RankLost("this rank is too far behind the others")

@@ -9,7 +9,7 @@ from typing import Any, Mapping
 HEARTBEAT_EVERY = 2.0
 """Seconds between two heartbeats of a rank."""
 HEARTBEAT_OF_MANY = 5.0
-"""The same for more than `MANY_RANKS` ranks, to limit the store's load."""
+"""Seconds for more than `MANY_RANKS` ranks."""
 MANY_RANKS = 64
 
 

@@ -18,7 +18,7 @@ SILENT_AFTER = 30.0
 """Seconds without a heartbeat after which a rank counts as gone."""
 GONE = "gone"
 _GRACE = 15.0
-"""Additional seconds to wait for rank 0's result."""
+"""Additional wait for rank 0's result, in seconds."""
 _READ_INTERVAL = 1.0
 
 
@@ -26,7 +26,7 @@ _READ_INTERVAL = 1.0
 class Round:
     key: str
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Makes the result on rank 0 from values and missing ranks; if None, rank 0's value is the result."""
+    """Makes the result on rank 0 from values and missing ranks; if None, it is rank 0's value."""
     outcomes_key: str | None = None
     patience: float = PATIENCE
 
@@ -39,7 +39,7 @@ class Rounds:
         self._entries_read_at = 0.0
 
     def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """Return the result; None so far. `value` is this rank's; the caller waits since `since`."""
+        """Return the result; None so far. The caller waits since `since`."""
         store, end = self._store, f"{round_.key}/end"
         if round_.combine is not None and self._entered != round_.key:
             store.add_entry(round_.key, value)
@@ -60,7 +60,7 @@ class Rounds:
         return store.set_if_absent(end, round_.combine(values, missing))
 
     def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
-        """Return {rank: value}; None until every rank that still comes has entered one, or the patience is over."""
+        """Return values by rank; None until every rank has entered one, or the patience is over."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
         # Reading all entries costs a call per rank, so limit it while one is missing.

@@ -25,9 +25,9 @@ from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchroniz
 from trainmedic.wire import envelope
 
 PATIENCE = 10.0
-"""Seconds that a rank waits once for a late decision."""
+"""Wait for one late decision, in seconds."""
 CALL_PATIENCE = 30.0
-"""Seconds that ranks wait for each other at a command."""
+"""Wait of ranks for each other at a command, in seconds."""
 _MOST_GROUPS = 1000
 
 
@@ -73,11 +73,11 @@ class Share:
         return self._synchronizer.ended_because or "on"
 
     def publish(self, stats: Mapping[str, Any]) -> None:
-        """Send additional figures of this rank to rank 0, every few seconds."""
+        """Send additional figures to rank 0, every few seconds."""
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the latest figures of live ranks, without blocking; empty except on rank 0."""
+        """Return the latest figures of live ranks; empty except on rank 0."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:

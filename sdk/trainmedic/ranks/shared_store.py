@@ -1,6 +1,6 @@
 """JSON values in the ranks' store: any with PyTorch's four calls.
 
-Calls return at once: a blocking wait would occupy the connection, uninterruptibly.
+Calls return at once, because a blocking wait would occupy the connection.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NOTHING = "?"
-"""Never a value, as it is not JSON. Comparing with it and setting it only reads a key."""
+"""No value, because it is not JSON. Comparing with it and setting it reads a key."""
 _DELETED_AT_ONCE = 200
 _MOST_EXPIRED = 20_000
 
@@ -50,7 +50,7 @@ class SharedStore:
         self._store.delete_key(self._prefix + key)
 
     def add_entry(self, key: str, value: Any) -> None:
-        """Write this rank's entry once, before counting it, so that counted entries can be read."""
+        """Write this rank's entry once, before counting it."""
         self.set(f"{key}/{self.rank}", value)
         self._store.add(f"{self._prefix}{key}/count", 1)
 
@@ -68,7 +68,7 @@ class SharedStore:
 class ExpiredKeys:
     """Keys that rank 0 deletes once every rank has passed a sync point, the older half of too many anyway.
 
-    The key ``deleted_before`` informs late ranks.
+    ``deleted_before`` informs late ranks.
     """
 
     def __init__(self, store: SharedStore) -> None:

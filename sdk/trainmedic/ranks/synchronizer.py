@@ -1,4 +1,4 @@
-"""A rank's background thread, alone in using the shared store, whose calls may block.
+"""A rank's background thread, which alone uses the shared store, whose calls may block.
 
 The training thread leaves an `Inquiry` and waits a bounded time. Without the store, or too far behind, its part ends
 (`ended_because`), and no rank carries out commands.
@@ -32,9 +32,9 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 GRACE = 15.0
-"""Additional seconds for a slow store before the rank gives up."""
+"""Additional wait for a slow store, in seconds."""
 JOIN_PATIENCE = 60.0
-"""Seconds for rank 0 to admit this rank."""
+"""Wait for rank 0 to admit this rank, in seconds."""
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0
@@ -47,7 +47,7 @@ Role = Coordinator | Participant
 class Inquiry:
     """A value for the training thread: `attempt` is called until it returns one.
 
-    The interval grows with the ranks, which share the store.
+    The interval grows with the number of ranks.
     """
 
     def __init__(self, attempt: Callable[[float, float], Any], world_size: int) -> None:

@@ -1,5 +1,3 @@
-"""A thread that runs tasks one after another, in parallel with training."""
-
 from __future__ import annotations
 
 import logging
@@ -11,7 +9,7 @@ log = logging.getLogger("trainmedic")
 
 
 class BackgroundThread:
-    """Runs tasks in order and logs failures. Starts with the first, so that forks get their own."""
+    """Runs tasks in order and logs failures. Forks start their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name

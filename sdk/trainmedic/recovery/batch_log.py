@@ -1,6 +1,6 @@
 """Fingerprints of drawn batches, to check a rollback's replay.
 
-Call `BatchLog.forget` after a change of the batches, such as their size.
+Call `BatchLog.forget` after a change of the batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST_COMPARED = 16
 """Batches to compare after a rollback; if they agree, later ones do too."""
 _LONGEST = 65_536  # most batches remembered
 FORMAT = 2
-"""Version of the fingerprints in a checkpoint; others are not comparable."""
+"""Version of a checkpoint's fingerprints; others are not comparable."""
 _MOST_UNREAD = 32  # batches to collect before computing their fingerprints
 _MOST_AWAY = 1024  # the same for samples on a device
 _CARRIED = 512  # most batches that a checkpoint remembers for a restart
@@ -44,12 +44,12 @@ class BatchComparison:
 
     @property
     def is_skip(self) -> bool:
-        """Return whether batches were skipped; the next then meet earlier ones' random numbers."""
+        """Return whether batches were skipped, so that the next meet earlier ones' random numbers."""
         return bool(self._left_out)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all batches to compare were drawn; True at once if there are none."""
+        """Return whether all batches to compare, if any, were drawn."""
         return len(self._drawn) >= self._wanted
 
     @property
@@ -58,11 +58,11 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        """Record the next batch. Call it only while the comparison is not complete."""
+        """Record the next batch of an incomplete comparison."""
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return ``verified.batches``. ``ended_because`` is its reason if incomplete. Waits for the batches' device."""
+        """Return ``verified.batches``. ``ended_because``: reason if incomplete. Waits for the batches' device."""
         left_out = {value for value in map(read, self._left_out) if value is not None}
         # Batches that repeat by themselves, as over epochs, do not show that a skipped one was drawn.
         is_telling = 0 < len(left_out) == len(self._left_out)
@@ -96,11 +96,11 @@ class BatchComparison:
 
 
 class BatchLog:
-    """The batches that a training has drawn, in order. Training thread only."""
+    """Drawn batches, in order. Training thread only."""
 
     def __init__(self) -> None:
         self.drawn = 0
-        """Without those that a rollback revoked."""
+        """Excludes those that a rollback revoked."""
         self.comparison = BatchComparison((), (), 0, "")
         self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
@@ -108,7 +108,7 @@ class BatchLog:
         self._begins_because = "these batches were drawn by an earlier process"
 
     def add(self, batch: Fingerprint, epoch: int, is_random: bool = False) -> None:
-        """``is_random``: the training's random numbers made it."""
+        """``is_random``: random numbers of the training made it."""
         self.drawn += 1
         self._fingerprints.append(batch)
         self._unread += 1
@@ -119,7 +119,7 @@ class BatchLog:
             self._compares = not self.comparison.is_complete
 
     def read(self) -> None:
-        """Compute pending fingerprints, waiting for the batches' device."""
+        """Compute pending fingerprints."""
         if self._unread:  # the unread ones are last
             unread = [self._fingerprints.pop() for _ in range(min(self._unread, len(self._fingerprints)))]
             self._fingerprints.extend(map(read, reversed(unread)))
@@ -134,7 +134,7 @@ class BatchLog:
     def go_back(self, drawn: int | None, epoch: int, skip: int = 0, why_not: str = "") -> BatchComparison:
         """Return to the position after ``drawn`` batches (None: unknown), and skip ``skip``.
 
-        ``why_not`` says why different batches are expected.
+        ``why_not``: reason to expect different batches.
         """
         since, why = self._since(drawn)
         if drawn is not None:
@@ -149,7 +149,7 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
-        """Return the fingerprints since ``drawn`` batches, and the reason if there are none."""
+        """Return the fingerprints since ``drawn`` batches, or why there are none."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"
@@ -158,7 +158,7 @@ class BatchLog:
         return list(islice(self._fingerprints, drawn - first, None)), ""
 
     def state(self) -> dict[str, Any]:
-        """Return plain JSON values for `restore`. Waits for the batches' device."""
+        """Return JSON values for `restore`. Waits for the batches' device."""
         self.read()
         # From the end, so that a long log is not traversed.
         kept = list(islice(reversed(self._fingerprints), _CARRIED))[::-1]
@@ -166,7 +166,7 @@ class BatchLog:
         return {"drawn": self.drawn, "format": FORMAT, **known}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from a checkpoint's `state`, None if it has none."""
+        """Continue from a checkpoint's `state`, or None."""
         self.forget("these batches were drawn by an earlier process")
         self.drawn = 0 if state is None else int(state["drawn"])
         if state is None:

@@ -1,7 +1,7 @@
 """Changes by commands, kept over rollbacks and restarts until undone.
 
-A value is the script's own times all active factors, so undoing leaves no trace. So that none kills its job at each
-restart, `FactorBounds` limits the product, and `ChangeTrial` drops a change after two starts without a checkpoint.
+A value is the script's own times all active factors, so undoing leaves no trace. `FactorBounds` limits the product, and
+`ChangeTrial` drops a change after two starts without a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ LEARNING_RATE = "learning_rate"
 BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
 AS_LOADED = "as the checkpoint was"
-"""In place of a command ID, if only a checkpoint's factor is known."""
+"""In place of a command ID, if only a factor is known."""
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # 0.333… means a third
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # most workers that a command may set: the larger of 16 and 4 per CPU
 SMALLEST_LR_SCALE = 1e-3
-"""Times the script's learning rate; below it a training stands still."""
+"""Multiple of the script's learning rate; below it a training stands still."""
 LARGEST_GROWTH = 1000
-"""Times the script's batch size or accumulation; longer steps would end too late for the undo."""
+"""Multiple of the script's batch size or accumulation; longer steps would end too late for the undo."""
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
 WORKERS = "workers"
-"""In place of a command ID: the number of data loader workers."""
+"""Number of data loader workers, in place of a command ID."""
 _STARTS = 2
 
 
 @dataclass(frozen=True)
 class FactorBounds:
-    """Bounds for the product of a value's active factors; ``what`` names it in errors."""
+    """Bounds for the product of a value's active factors; ``what`` names it."""
 
     what: str
     least: float
@@ -59,7 +59,7 @@ class FactorBounds:
                 )
 
     def kept(self, factors: Mapping[str, float]) -> dict[str, float]:
-        """Drop factors that move the product out of bounds, and log them."""
+        """Drop factors that move the product out of bounds."""
         kept: dict[str, float] = {}
         for command_id, factor in factors.items():
             if self._contain(math.prod(kept.values()) * factor):
@@ -86,7 +86,7 @@ class ChangeTrial:
 
     @classmethod
     def of(cls, state: Any) -> ChangeTrial:
-        """Parse the output of `state`; return an empty trial if it is malformed."""
+        """Parse the output of `state`, empty if malformed."""
         try:
             return cls(frozenset(map(str, state["changes"])), int(state["step"]), int(state["starts"]))
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -106,7 +106,7 @@ class ChangeTrial:
 
     @property
     def is_failed(self) -> bool:
-        """Return whether the job started too often without a checkpoint."""
+        """Return whether the job often started without a checkpoint."""
         return self.starts >= _STARTS
 
     @property
@@ -145,13 +145,11 @@ class AppliedChanges:
         self._is_complete = False  # the record here holds all active changes
 
     def training_begins(self) -> None:
-        """Mark the record as complete: nothing is resumed any more."""
+        """Mark the record as complete."""
         self._is_complete = True
 
     def is_in_force(self, name: str, command_id: str) -> bool | None:
-        """Return whether a change is active; None if unknown: before training, or if a factor's commands are lost.
-        Thread-safe.
-        """
+        """Return whether a change is active; None before training, or if a factor's commands are lost. Thread-safe."""
         factors = self._factors[name]
         if command_id in factors:
             return True
@@ -166,8 +164,7 @@ class AppliedChanges:
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
         """Return the factors after one more command, or without ``undo_of``'s. Raises Rejected if out of bounds.
 
-        If ``undo_of`` is not recorded, a resumed training applies ``factor``, as the record may be lost; a new one
-        ignores it.
+        If ``undo_of`` is not recorded, a resumed training applies ``factor``; a new one ignores it.
         """
         factors = dict(self._factors[name])
         if undo_of in factors:
@@ -187,7 +184,7 @@ class AppliedChanges:
     def set_workers(self, workers: int | None, step: int, at_most: bool = False) -> None:
         """Record the data loader workers, None for the script's own.
 
-        With ``at_most``, a restarted script with fewer keeps its own.
+        With ``at_most``, a restarted script keeps fewer.
         """
         self._trial = self._trial.with_changes({WORKERS} if workers is not None else set(), step)
         self.workers, self.workers_at_most = workers, at_most and workers is not None
@@ -199,7 +196,7 @@ class AppliedChanges:
         return min(self.workers, script) if self.workers_at_most else self.workers
 
     def checkpoint_written(self, step: int) -> None:
-        """End the trial of changes at the first checkpoint of another step."""
+        """End the trial at the first checkpoint of another step."""
         if self._trial.is_passed(step):
             self._trial = ChangeTrial()
             self.save()
@@ -215,7 +212,7 @@ class AppliedChanges:
             log.warning("%s cannot be written; a restart will forget the changes: %s", self._file, error)
 
     def state(self) -> dict[str, Any]:
-        """Return all active changes as JSON values with the file's keys; ``left_out`` holds `skipped`."""
+        """Return all active changes with the file's keys; ``left_out`` holds `skipped`."""
         return {
             **self._factors,
             "workers": self.workers,
@@ -225,13 +222,13 @@ class AppliedChanges:
         }
 
     def went_back(self, step: int) -> None:
-        """Record a rollback to ``step``, so that the next later checkpoint ends the trial."""
+        """Record a rollback, so that the next later checkpoint ends the trial."""
         if self._trial.changes and step < self._trial.step:
             self._trial = replace(self._trial, step=step)
             self.save()
 
     def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
-        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed.
+        """Restore changes after a restart, from the file or a checkpoint's `state`. Return whether either existed.
 
         A checkpoint's ``step`` after the last change ends the trial.
         """
@@ -279,7 +276,7 @@ class AppliedChanges:
         self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file at the first checkpoint; before, the user may only have forgotten to
+        """Overwrite an earlier training's file at the first checkpoint; before, the user may have forgotten to
         resume.
         """
         if self._is_new and self._file is not None and self._file.exists():
@@ -299,7 +296,7 @@ class AppliedChanges:
 def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down: bool = False) -> int:
     """Return ``base`` times the factors; ``round_down`` allows a fraction.
 
-    Raises Rejected, naming ``name``, if not whole, below 1 or above `LARGEST_GROWTH` times ``base``.
+    Raises Rejected if not whole, below 1 or above `LARGEST_GROWTH` times ``base``.
     """
     exact = Fraction(base)
     for factor in factors.values():

@@ -23,7 +23,7 @@ from trainmedic.wire import envelope
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
-"""Newest checkpoints that stay: the newest may hold the fault to undo."""
+"""The newest may hold the fault to undo."""
 _LARGEST_MARK = 1 << 20
 _KEPT = ".trainmedic-rank-{rank:05d}.json"
 
@@ -32,16 +32,16 @@ _KEPT = ".trainmedic-rank-{rank:05d}.json"
 class SavedCheckpoint:
     step: int
     at: datetime
-    """Time of completion, in aware UTC."""
+    """Completion, in aware UTC."""
     path: Any
-    """A path, or any value that its owner loads it by."""
+    """A path, or any value for loading."""
     complete: bool = True
     health: CheckpointHealth | None = None
     """None if it was not recorded."""
 
     @property
     def name(self) -> str:
-        """The name in answers: the last part of the path, or the value as text."""
+        """The path's last part, or the value as text."""
         return str(getattr(self.path, "name", self.path))
 
 
@@ -51,7 +51,7 @@ def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> S
 
 
 def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """Return checkpoints for `rollback`, ordered at `step`, newest first: the next can replace an unloadable one.
+    """Return checkpoints for `rollback`, ordered at `step`, newest first.
 
     Excludes incomplete ones and later steps', which belong to another training. Raises Rejected.
     """
@@ -71,7 +71,7 @@ def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) 
 
 
 def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Sort complete checkpoints by time of writing: after a rollback a step occurs twice."""
+    """Sort complete checkpoints by time, because a step can occur twice."""
     complete = [checkpoint for checkpoint in found if checkpoint.complete]
     return sorted(complete, key=lambda checkpoint: (checkpoint.at, checkpoint.step), reverse=True)
 
@@ -97,9 +97,7 @@ def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 
 
 def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]]) -> list[SavedCheckpoint]:
-    """Return rank 0's `find()` on all ranks. Raises its errors, NotAgreed, and Unsupported for a path that cannot be
-    sent.
-    """
+    """Return rank 0's `find()` on all ranks. Raises its errors, NotAgreed, Unsupported."""
     if group.world_size == 1:
         return list(find())
     return [from_json(fields) for fields in group.choose(lambda: [to_json(checkpoint) for checkpoint in find()])]
@@ -122,12 +120,12 @@ def from_json(fields: Mapping[str, Any]) -> SavedCheckpoint:
 
 
 def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
-    """Mark a checkpoint as complete, with `facts`, as the last act of writing it. Raises OSError."""
+    """Mark a completely written checkpoint, with `facts`. Raises OSError."""
     _write(checkpoint / COMPLETE, facts)
 
 
 def completion(checkpoint: Path) -> Mapping[str, Any] | None:
-    """Return the facts of the completion mark; None if missing or malformed."""
+    """Return the completion mark's facts, or None."""
     return _read(checkpoint / COMPLETE)
 
 

@@ -1,7 +1,7 @@
 """Choice of a rollback's checkpoint.
 
 It is the newest healthy one a margin before the fault (`_margin`), if any. If the fault returned after a rollback, it
-is older than that rollback's. Pure, so that any thread can call it.
+is older than that rollback's. Pure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trainmedic.recovery.health import Onset, problem
 from trainmedic.recovery.rollback_budget import RollbackCount
 
 MARGIN = 5
-"""Steps before the fault in which checkpoints are avoided: a higher loss shows earlier steps' effect."""
+"""Steps before the fault: a higher loss shows earlier steps' effect."""
 _SHORT_MARGIN = 2
-"""The margin where five steps would cost many: weights are good only if a loss from them was."""
+"""Used where five steps would cost many."""
 _MOST_TOLD = 20
 
 
@@ -34,7 +34,7 @@ class PassedOver:
 @dataclass(frozen=True)
 class Choice:
     candidates: tuple[SavedCheckpoint, ...]
-    """At least one, best first; the next replaces one that fails to load."""
+    """At least one, best first."""
     passed_over: tuple[PassedOver, ...] = ()
 
     @property
@@ -52,9 +52,8 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault.
-
-    Raises Rejected if none is suitable and healthy.
+    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault. Raises Rejected if none is
+    suitable and healthy.
     """
     fitting = checkpoints.candidates(present, rollback, step)
     # By identity: the path of a user's own checkpoint may be unhashable.
@@ -103,7 +102,7 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Return reasons for checkpoints within the margin, by identity; empty if there are no others."""
+    """Return reasons for checkpoints within the margin, by identity, if there are others."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)
@@ -117,17 +116,14 @@ def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[i
 
 
 def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
-    """Return the margin in steps: five, or two if five would cost more than ten and the losses show the exact start.
-
-    If the fault returns, the next rollback goes further.
-    """
+    """Return the margin in steps: five, or two if five would cost more than ten and the losses show the exact start."""
     is_exact = onset.is_rise and onset.shown_at == onset.step
     is_cheap = any(MARGIN <= onset.step - checkpoint.step <= 2 * MARGIN for checkpoint in healthy)
     return MARGIN if is_cheap or not is_exact else _SHORT_MARGIN
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Return the reasons for those used by rollbacks for the same fault, by identity; empty if none is older."""
+    """Return the reasons for those used by rollbacks for the same fault, by identity, if one is older."""
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {

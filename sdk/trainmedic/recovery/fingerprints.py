@@ -1,7 +1,7 @@
 """Fingerprints of batches: type, shape and an evenly spread sample of each value.
 
-Only the sample is copied at once, as a step may change its batch; this takes microseconds and waits for no device.
-Hashing many later is cheaper: a step leaves the CPU caches cold.
+Only the sample is copied at once, which takes microseconds and waits for no device. Hashing many later is cheaper: a
+step leaves the CPU caches cold.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
 _WHOLE = 128
-"""Tensors of up to this many numbers are used whole, larger ones by half as many or more."""
+"""Numbers of a tensor used whole; larger ones are sampled."""
 _SAMPLED = _WHOLE // 2
 _LONGEST_TEXT = 4096  # most characters of a text
 _MOST_LEAVES = 128  # most values of one batch
@@ -24,7 +24,7 @@ _Leaves = List[Any]  # bytes; immutable numbers, texts, types and shapes; tensor
 
 
 class Unread:
-    """A fingerprint to compute later from copied samples."""
+    """Fingerprint to compute later from copied samples."""
 
     __slots__ = ("_leaves", "is_here")
 
@@ -34,7 +34,7 @@ class Unread:
         """True if reading waits for no device."""
 
     def read(self) -> Optional[int]:
-        """Return the hash, after waiting for the device. None if the device no longer provides the samples."""
+        """Return the hash, after waiting for the device, or None."""
         try:
             content = b"\0".join([leaf if type(leaf) is bytes else _as_bytes(leaf) for leaf in self._leaves])
         except RuntimeError:
@@ -43,7 +43,7 @@ class Unread:
 
 
 def fingerprint(batch: Any) -> Fingerprint:
-    """Copy the samples of a batch. Hash them later with `read`."""
+    """Copy the samples of a batch, for `read`."""
     leaves: _Leaves = []
     try:
         content = _walk(batch, leaves, 0)
@@ -68,16 +68,15 @@ def _as_bytes(leaf: Any) -> bytes:
 
 @lru_cache(maxsize=64)
 def _name_of(dtype: Any) -> bytes:
-    """Return the type's `repr`, which NumPy computes slowly."""
+    """NumPy computes `repr` slowly."""
     return repr(dtype).encode()
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""Extent of sampling: nothing but types, plain values, arrays, or arrays on a device."""
+"""Extent of sampling: only types, plain values, arrays, or arrays on a device."""
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
-    """Return the extent of sampling."""
     if len(leaves) >= _MOST_LEAVES or depth > _DEEPEST:
         return _NOTHING
     kind = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
@@ -111,7 +110,7 @@ _NUMBERS = (bool, int, float, complex, type(None))
 
 @lru_cache(maxsize=256)
 def _kind_of(kind: type) -> int:
-    """Classify a type; cached, as consecutive batches have the same types."""
+    """Classify a type, cached."""
     if hasattr(kind, "dtype") and hasattr(kind, "shape"):
         return _IS_ARRAY
     for number, kinds in (

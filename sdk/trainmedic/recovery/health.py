@@ -24,7 +24,7 @@ REPORTS = 100
 """Last reports that a loss is compared with."""
 _LOOKED_AT = 3 * REPORTS  # reports to search for those before a rise
 FEWEST = 20
-"""With fewer reports the spread is unknown and nothing is unhealthy."""
+"""With fewer reports nothing is unhealthy."""
 
 _Factors = tuple[float, float]
 """Limits above the median, in standard deviations and as a part of it; the larger counts."""
@@ -33,25 +33,24 @@ _ILL = (6.0, 0.25)
 """A loss is unhealthy above its median by six standard deviations and by 25 %.
 
 Normal noise exceeds the first once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant losses.
-A false alarm costs steps, a miss the repair.
 """
 _RAISED = (3.0, 0.1)
-"""Limits for the reports around an unhealthy one in a rise: losses do not always jump at once."""
+"""Limits around an unhealthy report in a rise: losses do not always jump at once."""
 _NORM_FACTOR = 10.0
 """A gradient norm above ten times its median has moved the weights too far."""
 _REFRESH, _REFRESH_FALLING = 25, 5
-"""Reports between computations of the limits, in general and while losses fall."""
+"""Reports between computations of the limits."""
 _CALM = 3  # consecutive reports at the usual level that end a rise
 _LONGEST_RISE = 300.0
-"""In seconds. Alerts begin within that time; a longer rise is a new level, as of other data."""
+"""Seconds; a longer rise is a new level, as of other data."""
 _OFF_SCHEDULE = 0.05
-"""Largest relative deviation of the learning rate from its schedule; the limit of the alert TrainingLearningRateOff."""
+"""Relative deviation of the learning rate; the limit of the alert TrainingLearningRateOff."""
 _SAID = ("finite", "ranks_agree", "on_schedule")
 
 
 @dataclass(frozen=True)
 class CheckpointHealth:
-    """State of a training at a checkpoint; None means unknown."""
+    """State of a training; None means unknown."""
 
     loss: float | None = None
     """The last reported loss; NaN if not finite."""
@@ -60,7 +59,7 @@ class CheckpointHealth:
     loss_spread: float | None = None
     """Median absolute deviation of these losses, from their trend if they fall."""
     grad_norm: float | None = None
-    """The last reported gradient norm; NaN if not finite, as is usual in half precision."""
+    """The last reported gradient norm; NaN if not finite."""
     grad_norm_median: float | None = None
     reports: int = 0
     """Number of losses behind the median."""
@@ -69,7 +68,7 @@ class CheckpointHealth:
     ranks_agree: bool | None = None
     """True if replicated state was equal on all ranks; False only if it had been before."""
     on_schedule: bool | None = None
-    """True if the learning rate followed its schedule; None also after a long, possibly intended deviation."""
+    """True if the learning rate followed its schedule; None also after a long deviation."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object in which NaN is a string."""
@@ -80,7 +79,7 @@ class CheckpointHealth:
 
     @classmethod
     def from_json(cls, members: Any) -> CheckpointHealth | None:
-        """Parse the output of `to_json`; None for anything else, such as an earlier version's."""
+        """Parse the output of `to_json`; None for anything else."""
         if not isinstance(members, dict):
             return None
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
@@ -101,11 +100,11 @@ class Onset(NamedTuple):
     is_rise: bool
     """True if the losses show it; False if it is the alert's step."""
     shown_at: int
-    """First step certainly affected; many may lie between two reports."""
+    """First step certainly affected."""
 
 
 def problem(health: CheckpointHealth | None) -> str:
-    """Return why a checkpoint is unhealthy; empty if nothing shows that."""
+    """Return why a checkpoint is unhealthy, or ""."""
     if health is None:
         return ""
     if health.finite is False:
@@ -132,7 +131,7 @@ def problem(health: CheckpointHealth | None) -> str:
 
 
 def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHealth:
-    """Judge the training's health for a checkpoint written now. Wait for the device of the reported tensors."""
+    """Judge the training's health for a checkpoint written now, after waiting for the device."""
     record = progress.record.read()[-_LOOKED_AT:]
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]
@@ -161,9 +160,9 @@ def _is_on_schedule(progress: Progress) -> bool | None:
 
 
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
-    """Return the start of the fault; None if unknown.
+    """Return the start of the fault, or None.
 
-    It is the start of the rise that lasted when the alert began (now, if that is unknown), else the alert's step.
+    It is the start of the rise that lasted when the alert began (now, if unknown), else the alert's step.
     """
     record = progress.record.read()
     if rollback.before is None:
@@ -188,10 +187,9 @@ def _latest(progress: Progress, last: ReportedValues) -> ReportedValues:
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """Return the rise at the end of the record; None without one.
+    """Return the rise at the end of the record, or None.
 
-    It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it, so
-    that a long one does not become usual.
+    It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []
@@ -240,7 +238,7 @@ class _UsualLosses:
 
 
 def _limit(median: float, spread: float, factors: _Factors) -> float | None:
-    """Return the loss above which chance is excluded; None without spread or size."""
+    """Return the loss above which chance is excluded, or None."""
     deviations, part = factors
     room = max(deviations * _NORMAL * spread, part * abs(median))
     return median + room if room > 0 else None

@@ -1,5 +1,3 @@
-"""The number of data loader workers that a command requests, agreed by all ranks."""
-
 from __future__ import annotations
 
 from trainmedic.errors import Rejected
@@ -10,9 +8,9 @@ from trainmedic.recovery.changes import check_workers
 
 def agreed_workers(command: JobCommand, present: int) -> int:
     """Return each data loader's workers, agreed by all ranks; ``present`` is this rank's number. Raises Rejected on all
-    ranks together.
+    ranks.
 
-    With ``at_most`` all must have the same number, as the undo restores rank 0's.
+    With ``at_most`` all must have the same number, for the undo.
     """
     parameters = command.parameters
     assert isinstance(parameters, DataloaderWorkers)

@@ -29,7 +29,7 @@ class LoopRestart:
     previous: Mapping[str, Any] = field(default_factory=dict)
     """The former ``settings``, known to work."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """The answer's part known before the loop runs."""
+    """The answer's part known before."""
     trouble_at: int | None = None
     """First untrusted step of a rollback; None if unknown."""
     others: tuple[SavedCheckpoint, ...] = ()
@@ -40,7 +40,7 @@ class LoopRestart:
         return self.command is not None and self.command.action == "job.rollback"
 
     def to_next_best(self, why: str) -> LoopRestart:
-        """Return the same rollback to the first of ``others``; ``why`` is reported."""
+        """Return the same rollback to the first of ``others``, with the reason ``why``."""
         best, *rest = self.others
         unusable = [*self.output.get("unusable", ()), why]
         output = {**self.output, **told(best), "unusable": unusable}

@@ -9,24 +9,22 @@ import math
 from typing import Sequence
 
 HORIZON = 600.0
-"""Seconds that the kept checkpoints should reach back; an alert's rollback takes about two minutes."""
+"""Seconds that the kept checkpoints reach back; an alert's rollback takes about two minutes."""
 FIRST_INTERVAL = 10
-"""Steps between copies until their cost is known, if the user leaves the choice."""
+"""Steps between copies until their cost is known."""
 _REPLICA_REST = 4  # times the duration of a copy to another node, so that one is always complete
 _SHARE, _LARGE_SHARE, _FIXED = 0.0015, 0.008, 0.000_15
 
 
 def budget_per_step(step_seconds: float, share: float | None = None) -> float:
-    """Return the seconds of a step that copies may cost on average: ``share`` of it, or 0.8 % of 10 ms, 0.15 % of 100
-    ms.
-    """
+    """Return the seconds of a step that copies may cost: ``share`` of it, or 0.8 % of 10 ms, 0.15 % of 100 ms."""
     if share is not None:
         return step_seconds * share
     return max(_SHARE * step_seconds, min(_LARGE_SHARE * step_seconds, _FIXED))
 
 
 class MemoryCadence:
-    """The steps of copies: multiples of ``interval``, at least ``every`` (None: by cost).
+    """Steps of copies: multiples of ``interval``, at least ``every`` (None: by cost).
 
     ``replica_every``: seconds between copies to another node.
     """
@@ -35,9 +33,9 @@ class MemoryCadence:
         self.every = every or 1
         self.interval = every or FIRST_INTERVAL
         self.horizon = 0
-        """Steps that the kept checkpoints should reach back; 0 while unknown."""
+        """Steps that the kept checkpoints reach back; 0 while unknown."""
         self.replica_steps = 0
-        """Checkpoints at multiples of this are copied to another node; 0 while unknown."""
+        """Multiples of this are copied to another node; 0 while unknown."""
         self._replica_every = replica_every
         self._share = share
 
@@ -45,9 +43,7 @@ class MemoryCadence:
         return (step // self.interval + 1) * self.interval
 
     def adapt(self, cost: float, step_seconds: float) -> bool:
-        """Set the interval from the seconds of a copy and a step; return whether it changed. Small differences do not
-        count.
-        """
+        """Set the interval from the seconds of a copy and a step; return whether it changed much."""
         self.horizon = math.ceil(HORIZON / step_seconds)
         fitting = math.ceil(cost / budget_per_step(step_seconds, self._share))
         interval = self.every * max(math.ceil(fitting / self.every), 1)

@@ -15,17 +15,17 @@ from trainmedic.recovery.memory_cadence import dispensable
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 
 LEAST = 2
-"""Fewest slots: one is complete while the other is written."""
+"""One is complete while the other is written."""
 _SPARE = 1 / 16
 _ROUND = 1 << 16
 
 
 class SlotPool:
-    """At most ``wanted`` slots of together ``limit`` bytes, in ``directory``, or in private memory if None."""
+    """At most ``wanted`` slots of together ``limit`` bytes, in ``directory`` or, if None, in private memory."""
 
     def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
         self.problem = ""
-        """Why there are no slots; empty if there are or may be some."""
+        """Reason for no slots, or ""."""
         self.kept: set[str] = set()
         """IDs of checkpoints that stay."""
         self._wanted = max(wanted, LEAST)
@@ -59,7 +59,6 @@ class SlotPool:
 
     @contextlib.contextmanager
     def using(self, slot: Slot) -> Iterator[Slot]:
-        """Protect a slot from being overwritten within the context."""
         self.hold(slot)
         try:
             yield slot
@@ -67,7 +66,6 @@ class SlotPool:
             self.release(slot)
 
     def hold(self, slot: Slot) -> None:
-        """Protect a slot from being overwritten until `release`."""
         with self._lock:
             slot.users += 1
 
@@ -76,7 +74,7 @@ class SlotPool:
             slot.users -= 1
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
-        """Return a slot for the checkpoint of ``step``, until `release`; None if none is free."""
+        """Return a slot for ``step``, until `release`, or None."""
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
@@ -131,7 +129,7 @@ class SlotPool:
                 self._remove(slot)
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
-        """Choose among idle slots of at least ``size`` bytes, unhealthy ones first."""
+        """Choose an idle slot of at least ``size`` bytes, unhealthy ones first."""
         complete = self.complete()
         for slot in complete:
             if slot in idle and slot.size >= size and slot.mark is not None and _is_ill(slot.mark):

@@ -1,7 +1,7 @@
 """Slots in host memory, one per in-memory checkpoint, which can outlive the process.
 
-Each is a mapped file in ``/dev/shm``, or private without it. Its mark file is written last and removed first. Only this
-user has access; links and other users' files are rejected.
+Each is a mapped file in ``/dev/shm``, or private. Its mark file is written last and removed first. Only this user has
+access; links and other users' files are rejected.
 
 ::
 
@@ -33,7 +33,7 @@ except ImportError:  # Windows has no shared memory of this kind
     fcntl = None  # type: ignore[assignment]
 
 ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
-"""Variable for a directory other than ``/dev/shm``."""
+"""Variable for another directory than ``/dev/shm``."""
 STALE_AFTER = 3600.0
 """Seconds, for trainings without a live process."""
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
@@ -42,7 +42,7 @@ _CHUNK = 1 << 26
 _VERSION = 1
 _LOCK = "lock"
 _HELD: set[tuple[int, str]] = set()
-"""Locks of this process by process ID, as a fork copies this set."""
+"""Locks of this process by process ID, because a fork copies this set."""
 
 
 class UntrustedMemory(TrainmedicError):
@@ -52,7 +52,7 @@ class UntrustedMemory(TrainmedicError):
 @dataclass(frozen=True)
 class SlotMark:
     set_id: str
-    """ID of the checkpoint of all ranks; this slot is one rank's part."""
+    """ID of the checkpoint of all ranks."""
     step: int
     at: str
     """Time of the state, in the envelope's format."""
@@ -61,7 +61,7 @@ class SlotMark:
     size: int
     """Bytes in use."""
     structure: int
-    """Offset of the last part, which describes the bytes before it."""
+    """Offset of the last part, which describes the others."""
     checksum: int
     """CRC-32 of the bytes in use."""
     health: Mapping[str, Any] | None = None
@@ -86,14 +86,14 @@ class SlotMark:
 
 
 class Slot:
-    """Memory of ``size`` bytes for one checkpoint, in a new file or anonymous. Raises OSError."""
+    """Memory of ``size`` bytes, in a new file or anonymous. Raises OSError."""
 
     def __init__(self, size: int, file: Path | None, existing: mmap.mmap | None = None) -> None:
         self.size = size
         self.file = file
         self.mark: SlotMark | None = None
         self.users = 0
-        """Readers and writers; above 0 the slot is not reused."""
+        """Readers and writers, which prevent reuse."""
         self.cache: Any = None
         if existing is not None:
             self.memory = existing
@@ -178,9 +178,9 @@ def replica_directory(node: Path, rank: int) -> Path:
 
 
 class DirectoryLock:
-    """Exclusive use of a directory. Raises UntrustedMemory if another process holds it for ``patience`` seconds.
+    """Exclusive use of a directory. Raises UntrustedMemory after ``patience`` seconds.
 
-    Not inherited by forks: data loader workers outlive a killed process, whose successor needs the lock.
+    Not inherited by forks: data loader workers outlive a killed process.
     """
 
     def __init__(self, directory: Path, patience: float = 5.0) -> None:
@@ -204,7 +204,7 @@ class DirectoryLock:
 
 
 def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
-    """Yield the file and mark of each complete checkpoint on a node, from any rank."""
+    """Yield file and mark of each complete checkpoint on a node."""
     for mark_file in sorted(node.glob("*/slot-*.json")):
         file = mark_file.with_suffix("")
         try:

@@ -1,4 +1,4 @@
-"""Pause of a training loop at a step boundary. Handlers start and end it; the loop calls `LoopPause.wait`."""
+"""Pause of a training loop at a step boundary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_INTERVAL = 0.05  # seconds between two polls for commands
 
 
 class LoopPause:
-    """The pause of one job, counted in polls instead of time, so that all ranks leave it at the same step."""
+    """Counted in polls instead of time, so that all ranks leave it at the same step."""
 
     def __init__(self, medic: Medic, sleep: Callable[[float], None] = time.sleep) -> None:
         self._medic = medic
@@ -27,11 +27,11 @@ class LoopPause:
         return self._polls_left > 0
 
     def is_in_force(self, command_id: str) -> bool:
-        """Return whether a pause lasts that this command began or extended. Thread-safe."""
+        """Return whether a pause by this command lasts. Thread-safe."""
         return self.lasts and command_id in self._begun_by
 
     def start(self, longest: timedelta, command_id: str) -> Mapping[str, Any]:
-        """Begin a pause of at most ``longest``, or set a new end for the present one."""
+        """Begin a pause of at most ``longest``, or set a new end."""
         self._begun_by = {*(self._begun_by if self.lasts else ()), command_id}
         self._polls_left = math.ceil(longest.total_seconds() / _POLL_INTERVAL)
         return {"max_seconds": longest.total_seconds()}

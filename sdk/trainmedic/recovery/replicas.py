@@ -1,7 +1,6 @@
 """Copies of in-memory checkpoints on another node, over TCP.
 
-Requests and data are authenticated with a secret from the ranks' store; access to that is access to the training.
-Partial data is discarded.
+Requests and data are authenticated with a secret from the ranks' store. Partial data is discarded.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from trainmedic.recovery.memory_slots import SlotMark
 log = logging.getLogger("trainmedic")
 
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
-"""Variable with the address at which other nodes reach this one. Default: the one that routes to MASTER_ADDR."""
+"""Variable with this node's address for other nodes. Default: the one that routes to MASTER_ADDR."""
 _SECONDS = 20.0  # without a byte, until a connection is closed
 _MOST_AT_ONCE = 16
 _LONGEST_LINE = 1 << 16
@@ -37,7 +36,7 @@ _ELSEWHERE = "10.255.255.255"  # any address on another machine; nothing is sent
 Address = tuple[str, int]
 Found = tuple[SlotMark, memoryview]
 Find = Callable[[Mapping[str, Any]], AbstractContextManager[Found | None]]
-"""Returns the requested data, protected from being overwritten within the context."""
+"""Returns the requested data, protected within the context."""
 
 
 class NotFetched(TrainmedicError):
@@ -45,7 +44,7 @@ class NotFetched(TrainmedicError):
 
 
 class ReplicaServer:
-    """Serves other nodes in its own threads. Raises OSError if no port is available."""
+    """Serves other nodes in threads. Raises OSError without a port."""
 
     def __init__(self, secret: bytes, find: Find) -> None:
         places = threading.BoundedSemaphore(_MOST_AT_ONCE)
@@ -110,7 +109,6 @@ def fetch(
 
 
 def own_host() -> str:
-    """Return the address at which other nodes reach this one: as configured, else that of the route to the master."""
     named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
     if named:
         return named
@@ -163,7 +161,7 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
 
 
 def ring(nodes: Mapping[int, str], rank: int) -> list[int]:
-    """Return the ranks whose copies `rank` keeps: the preceding node's; empty with one node."""
+    """Return the ranks whose copies `rank` keeps: the preceding node's."""
     by_node: dict[str, list[int]] = {}
     for other in sorted(nodes):
         by_node.setdefault(nodes[other], []).append(other)

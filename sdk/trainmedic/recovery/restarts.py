@@ -6,8 +6,8 @@ answer is ``applied`` after the first new step, or ``failed``.
 - The next older checkpoint replaces a damaged or unloadable one.
 - After an exception, the loop restarts from the newest one, a limited number of times without progress.
 - A hanging loop is interrupted for a feasible rollback.
-- Several ranks restart together from one checkpoint. The launcher handles their crashes and hangs, as other ranks wait
-  in a collective.
+- Several ranks restart together from one checkpoint. The launcher handles their crashes and hangs, because other ranks
+  wait in a collective.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """How often a loop of one rank is restarted; with several a crash is left to the launcher."""
+    """Limits for a loop of one rank; with several a crash is left to the launcher."""
 
     retries: int = 3
     delay: float = 10.0
     rollbacks: int | None = LIMIT
-    """The rollback budget; None for no limit."""
+    """None for no limit."""
 
 
 def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Callable[[Path], bool]) -> None:
@@ -111,7 +111,7 @@ class LoopRestarter:
 
     @property
     def starting(self) -> LoopRestart | None:
-        """The restart that the present loop began with; None for the first."""
+        """The present loop's restart; None for the first."""
         return self._starting
 
     def has_loaded(self) -> None:
@@ -138,7 +138,7 @@ class LoopRestarter:
                 answer(restart.command, {**restart.output, **output})
 
     def arm(self) -> None:
-        """Allow interrupting the loop, if it hangs, until `disarm`."""
+        """Allow interrupting a hanging loop until `disarm`."""
         if self._interrupter is not None:
             self._interrupter.arm()
 
@@ -154,7 +154,7 @@ class LoopRestarter:
         self._leave_window()
 
     def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
-        """Call `attempt` until it ends without a requested restart; return its result, or raise its error."""
+        """Call `attempt` until it ends without a requested restart; return or raise its end."""
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
             if self._interrupter.works:
@@ -187,7 +187,7 @@ class LoopRestarter:
                 self._interrupter = None
 
     def _is_worth_interrupting(self) -> bool:
-        """Return whether a feasible rollback waits. Called by the interrupter's thread; changes nothing."""
+        """Return whether a feasible rollback waits. The interrupter's thread calls it."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -198,7 +198,7 @@ class LoopRestarter:
         return False
 
     def _after_interruption(self, interruption: Interrupted) -> LoopRestart:
-        """Return the restart for the rollback that caused the interruption, or as after a crash if it was refused."""
+        """Return the restart for the rollback that caused the interruption, or as after a crash."""
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
         _free_frames(interruption)
@@ -291,7 +291,7 @@ class LoopRestarter:
             restart.command.failed(reason)
 
     def _enter_window(self) -> None:
-        """Open a window up to the first step, so that this time does not count as a hang."""
+        """Open a window up to the first step, which is no hang."""
         if self._window is None:
             self._window = self._medic.window(REPAIR).__enter__()
 
@@ -302,6 +302,6 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Free the loop's tensors, which the traceback's frames hold."""
+    """Free tensors that the traceback's frames hold."""
     error.__traceback__ = None
     gc.collect()

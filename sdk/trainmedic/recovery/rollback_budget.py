@@ -23,7 +23,7 @@ LIMIT = 3
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Rollbacks that belong together: earliest step reached, latest step left, and number."""
+    """Earliest step reached, latest step left, and number of rollbacks that belong together."""
 
     root_step: int = -1
     furthest_step: int = -1
@@ -87,7 +87,7 @@ class RollbackBudget:
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """Read the count: 0 for an unreadable file, so that the job can still be repaired."""
+    """Read the count, 0 if unreadable, so that the job can be repaired."""
     if file is None:
         return RollbackCount()
     try:

@@ -1,4 +1,4 @@
-"""Iterations or batches skipped by rollbacks, recorded for restarts."""
+"""Skipped iterations or batches, recorded for restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("trainmedic")
 FILE = ".trainmedic-skipped.json"
 
 Ranges = list[tuple[int, int]]
-"""Half-open ranges of skipped numbers."""
+"""Half-open ranges of numbers."""
 
 
 def contains(ranges: Ranges, number: int) -> bool:
@@ -22,7 +22,7 @@ def contains(ranges: Ranges, number: int) -> bool:
 
 
 def read(directory: Path) -> Ranges:
-    """Return the recorded ranges; empty if missing or unreadable."""
+    """Return the recorded ranges, if readable."""
     file = directory / FILE
     try:
         return [(int(start), int(stop)) for start, stop in json.loads(file.read_bytes())]

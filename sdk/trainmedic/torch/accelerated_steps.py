@@ -8,9 +8,8 @@ from trainmedic.errors import ConfigurationError
 
 
 class AcceleratedSteps:
-    """Steps with an ``accelerator``, or None. If it ``leads``, it sets ``accumulation`` (None: unknown).
-
-    Raises ConfigurationError if it contradicts the script.
+    """Steps with an ``accelerator``, or None. If it ``leads``, it sets ``accumulation`` (None: unknown). Raises
+    ConfigurationError if it contradicts the script.
     """
 
     def __init__(self, accelerator: Any = None, accumulation: int | None = None) -> None:
@@ -38,7 +37,7 @@ class AcceleratedSteps:
 
     @property
     def is_update(self) -> bool:
-        """Return whether the batch completes a step, within ``accelerator.accumulate``."""
+        """Return whether the batch completes a step."""
         return bool(self._accelerator.sync_gradients)
 
     def set_accumulation(self, batches: int) -> None:

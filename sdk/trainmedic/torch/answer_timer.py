@@ -1,17 +1,15 @@
-"""Time limit for answers that wait for the loop, because a hanging loop never answers."""
-
 from __future__ import annotations
 
 import threading
 from typing import Callable
 
 _GRACE = 1.0
-"""Extra seconds, as a working loop answers at the limit."""
+"""Seconds, because a working loop answers at the limit."""
 
 
 class AnswerTimer:
-    """Calls a function in its own thread at the limit, as a hanging loop never answers. ``lock`` excludes the training
-    thread.
+    """Calls a function in its own thread at the limit, because a hanging loop never answers. ``lock`` excludes the
+    training thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of `attach` for parts that no checkpoint could restore."""
+"""Checks of `attach` for parts that no checkpoint restores."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _check_form(name: str, optimizer: Any) -> None:
 
 
 def _in_its_place(optimizer: Any) -> str:
-    """Return advice for an optimizer without groups, such as modded-nanogpt's ``NorMuonAndAdam``."""
+    """Return advice for an optimizer without groups."""
     attributes = getattr(optimizer, "__dict__", {}).items()
     holding = [name for name, value in attributes if isinstance(value, Mapping) and _holds_state(value)]
     state = f"its state ({', '.join(holding[:3])})" if holding else "its state"
@@ -78,9 +78,7 @@ def _holds_state(value: Mapping[Any, Any]) -> bool:
 
 
 def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
-    """Return identities and addresses of saved tensors outside modules, such as full-precision copies in optimizer
-    states.
-    """
+    """Return identities and addresses of saved tensors outside modules, such as full-precision copies."""
     states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
     kept: set[int] = set()
     for tensor in tensors_in([*states, *carried]):
@@ -89,7 +87,7 @@ def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
 
 
 def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> None:
-    """`lost` are those that are not saved."""
+    """`lost`: parameters that are not saved."""
     if count and len(lost) == count:
         raise ConfigurationError(
             f"{name}: none of its {count} parameters is one of the model's: it is the optimizer of another "

@@ -1,6 +1,6 @@
 """Boundary between steps, for commands and checkpoints.
 
-Most have nothing to do and cost the memory they read, as the step leaves CPU caches cold.
+Most have nothing to do and cost the memory they read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class BoundaryWatches:
-    """Observers of steps until they have seen enough."""
+    """Observers of steps."""
 
     verification: RollbackVerification
     rates: RateCommands
@@ -47,7 +47,7 @@ class BoundaryWatches:
 class StepBoundary:
     """Boundaries of one training, with a checkpoint every ``every`` steps (None: never).
 
-    ``begin`` and ``end`` enclose work that may be interrupted if it hangs.
+    ``begin`` and ``end`` enclose work that may be interrupted.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class StepBoundary:
         self._medic.report(number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, number: int, is_update: bool, is_reported: bool) -> None:
-        """Count a batch. After a step's last one, cross the boundary if anything is due."""
+        """Count a batch. After a step's last one, cross the boundary if due."""
         training = self.training
         if not is_update:
             training.batches_done += 1
@@ -166,7 +166,6 @@ class StepBoundary:
             self.cross()
 
     def step_was_interrupted(self) -> None:
-        """Cross the boundary after an interrupted step, whose partial effects are unknown."""
         training = self.training
         log.warning("%s: step %d hung and was interrupted", self._medic.job, training.global_step + 1)
         training.current_checkpoint = None
@@ -209,7 +208,7 @@ class StepBoundary:
             raise training.broken
 
     def _is_between_updates(self) -> bool:
-        """Return whether the loop seems to accumulate for its first update: gradients would be missing."""
+        """Return whether the loop seems to accumulate for its first update."""
         steps = self._watches.steps
         is_first = self._waits_for_updates and not steps.count and steps.without < SILENT
         return is_first and has_gradients(self.training.rate.optimizers)
@@ -227,9 +226,7 @@ class StepBoundary:
             log.error("%s: the interrupted step was not rolled back; training continues without it", self._medic.job)
 
     def _is_worth_interrupting(self) -> bool:
-        """Return whether a feasible command waits that helps a hanging loop. Called by the interrupter's thread;
-        changes nothing.
-        """
+        """Return whether a feasible command waits that helps a hanging loop. The interrupter's thread calls it."""
         for command in self._medic.unanswered():
             if command.action == "job.stop":
                 return True

@@ -37,7 +37,7 @@ _MOST_AT_START = 100  # members of a recorded list or dict without tensors
 
 @dataclass(frozen=True)
 class _Named:
-    """A value named by the user, with its setter if it cannot change in place."""
+    """Value named by the user, with its setter if it cannot change in place."""
 
     get: Callable[[], Any]
     put: Callable[[Any], None] | None
@@ -55,7 +55,7 @@ class CarriedState:
     _told: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
-        """Record attributes without tensors, and log the carried state."""
+        """Record attributes without tensors."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
@@ -74,7 +74,7 @@ class CarriedState:
             log.log(level, "checkpoints also hold carried state, %.1f MiB: %s", size / 2**20, names)
 
     def take(self) -> dict[str, carried_values.Held]:
-        """Return copies of all values by name; those that cannot be copied are logged once."""
+        """Return copies of all values by name, except those that cannot be copied."""
         taken = {}
         for name, value in self._values():
             try:
@@ -106,7 +106,7 @@ class CarriedState:
         return outcome if compared else {}
 
     def _is_first(self, name: str, owner: Any, attribute: str) -> bool:
-        """Return whether an attribute is the initial one, which the model needs regardless of the checkpoint."""
+        """Return whether an attribute is the initial one, which the model needs."""
         first = self._first.get(name)
         return first is not None and first() is getattr(owner, attribute)
 
@@ -148,7 +148,7 @@ class CarriedState:
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
-        """Restore one value; return whether its place still exists."""
+        """Restore a value; return whether its place exists."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
@@ -192,7 +192,7 @@ class _Known:
         self._storages = {storage for each in held if (storage := _storage(each))}
 
     def is_carried(self, value: Any) -> bool:
-        """Return whether the value is separate state: unknown tensors or a generator."""
+        """Return whether the value is separate state."""
         if carried_values.is_random(value):
             return True
         tensors = list(carried_values.tensors_in(value))
@@ -223,7 +223,7 @@ def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _N
 
 
 def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
-    """Return all of ``also`` as carried values, for frameworks that write checkpoints. Raises ConfigurationError."""
+    """Return all of ``also`` as carried values. Raises ConfigurationError."""
     objects, named = named_by_user(also)
     for name, part in StateParts(**objects).by_name.items():
         named[name] = by_state(part)
@@ -255,7 +255,7 @@ def _named(name: str, value: Any) -> _Named:
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Return a getter without a reference if possible, as tensors may be large."""
+    """Return a getter, weak if possible."""
     try:
         return weakref.ref(value)
     except TypeError:  # list or dict
@@ -271,7 +271,7 @@ def _is_part(value: Any) -> bool:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Return the random generators of the data set or drawing function in this process."""
+    """Return the random generators of the data set or drawing function."""
     if getattr(loader, "num_workers", 0):
         return {}  # workers have copies seeded by batch position
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
@@ -319,7 +319,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _owners(parts: StateParts) -> dict[str, Any]:
-    """Return the modules to search, by name; optimizers' attributes are in their state (``optimizer_attributes``)."""
+    """Return the modules to search, by name."""
     owners: dict[str, Any] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():
@@ -329,7 +329,7 @@ def _owners(parts: StateParts) -> dict[str, Any]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Return whether the class has no user code. Subclasses by ``fully_shard`` have."""
+    """Return whether the class has no user code."""
     beside = (nn.Module, Generic, object)
     return kind is not nn.Module and all(
         base in beside or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__
@@ -345,7 +345,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _without_tensors(value: Any) -> carried_values.Held | None:
-    """Return a copy of a plain, small value without tensors; else None."""
+    """Return a copy of a small value without tensors, or None."""
     is_plain = value is None or isinstance(value, (bool, int, float))
     is_container = isinstance(value, (list, tuple, dict, deque)) and len(value) <= _MOST_AT_START
     if not is_plain and (not is_container or any(True for _ in carried_values.tensors_in(value))):
@@ -357,7 +357,7 @@ def _without_tensors(value: Any) -> carried_values.Held | None:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Return whether it consists of numbers only; booleans and texts are settings."""
+    """Return whether it consists of numbers; booleans and texts are settings."""
     if isinstance(value, (list, tuple, deque)):
         return bool(value) and all(map(_holds_numbers, value))
     if isinstance(value, dict):

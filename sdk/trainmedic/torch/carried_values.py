@@ -41,7 +41,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory was freed, as by FSDP between steps; reading it would crash the process."""
+    """Return whether a tensor's memory was freed, as by FSDP; reading it would crash."""
     if tensor.layout != torch.strided or not tensor.numel():
         return False
     last = tensor.storage_offset() + sum(
@@ -78,7 +78,7 @@ def take(value: Any) -> Held:
 
 
 def put_back(present: Any, held: Held) -> Any:
-    """Return the restored value: `present` changed in place, if possible."""
+    """Return the restored value: `present` in place, if possible."""
     kind, content = held
     if kind == _TENSOR:
         return _put_tensor(present, *content)
@@ -96,7 +96,7 @@ def put_back(present: Any, held: Held) -> Any:
 
 
 def is_same(one: Held, other: Held) -> bool:
-    """Return whether two held values are equal, bit by bit for tensors and arrays."""
+    """Return whether two held values are equal, bit by bit."""
     if one[0] != other[0]:
         return False
     mine, theirs = one[1], other[1]
@@ -195,7 +195,6 @@ class _Access(NamedTuple):
 
 
 def _numpy_state(value: Any) -> _Access | None:
-    """Return access to a NumPy generator's state; None for other values."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None

@@ -1,6 +1,6 @@
 """Preservation of the global batch, micro-batch × accumulation × ranks, when the number of ranks changes.
 
-Learning rates are chosen for it; the accumulation compensates if possible.
+The accumulation compensates if possible.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ class GlobalBatchLost(ValueError):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Components of an optimizer step, without changes by commands."""
+    """Components of an optimizer step without commands."""
 
     micro_batch: int | None
-    """Samples per batch and rank; None if unknown."""
+    """Samples per batch and rank, or None."""
     accumulation: int
     ranks: int
     given: int
-    """The script's own accumulation; differs after a change of ranks."""
+    """The script's own accumulation."""
 
     def plain(self) -> dict[str, int | None]:
         numbers = {"accumulation": self.accumulation, "ranks": self.ranks, "given": self.given}
@@ -30,7 +30,6 @@ class GlobalBatch:
 
     @classmethod
     def of(cls, kept: Any) -> GlobalBatch | None:
-        """Parse the output of `plain`; None for an earlier release's."""
         if not isinstance(kept, Mapping):
             return None
         micro_batch = kept.get("micro_batch")
@@ -44,7 +43,7 @@ class GlobalBatch:
 def accumulation_to_go_on_with(then: GlobalBatch, now: GlobalBatch, accumulates: bool) -> int:
     """Return the accumulation to continue with. Raises GlobalBatchLost.
 
-    `accumulates`: the loop supports any accumulation.
+    `accumulates`: the loop supports any.
     """
     if then.ranks == now.ranks:
         # An earlier adjustment stays valid unless the script's accumulation changed.

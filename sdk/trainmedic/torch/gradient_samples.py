@@ -1,6 +1,5 @@
-"""Sampled gradient norms of each update: evidence of training independent of the loop's reports.
-
-From few parameters in the steps after a checkpoint.
+"""Gradient norms of each update, sampled from few parameters in the steps after a checkpoint: evidence independent of
+the loop's reports.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class GradientSamples:
         self._works = True
 
     def take(self, optimizer: Any) -> None:
-        """Sample an optimizer's gradients right before its update; log errors."""
+        """Sample gradients right before an update; log errors."""
         training = self._training
         if not self._works or training.global_step >= training.loss_log.until:
             return
@@ -61,7 +60,7 @@ def _part(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _with_half(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the numbers and their first half: a loop may scale each gradient to the same norm."""
+    """Yield the numbers and their first half, because a loop may scale each gradient to one norm."""
     yield numbers
     if numbers.numel() > 1:
         yield numbers[: numbers.numel() // 2]

@@ -221,7 +221,7 @@ class CommandHandlers:
 
 
 def _accelerator() -> Any:
-    """Return the device module whose allocator caches memory; None without one."""
+    """Return the device module whose allocator caches memory, or None."""
     if torch.cuda.is_available():
         return torch.cuda
     if hasattr(torch, "xpu") and torch.xpu.is_available():

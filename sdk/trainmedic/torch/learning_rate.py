@@ -1,8 +1,7 @@
 """Scaling of the learning rate, kept over schedulers, rollbacks and restarts.
 
-The values that PyTorch's schedulers compute from are scaled too. Other schedulers become subclasses whose ``step`` sees
-unscaled rates. A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``);
-otherwise its rate stays.
+Values from which PyTorch's schedulers compute are scaled too. Other schedulers' ``step`` sees unscaled rates. A loop
+that sets the rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``); otherwise its rate stays.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from trainmedic.errors import Rejected
 from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
 
 MARK = "trainmedic_lr_scale"
-"""Key of the scale in the optimizer's groups, and so in each saved state."""
+"""Key of the scale in the optimizer's groups."""
 
 # Values that PyTorch's schedulers compute from; in groups, those of OneCycleLR and SWALR.
 _IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -29,7 +28,7 @@ Name = Hashable
 
 
 class _RateSlot:
-    """An entry of a container that holds a rate. ``name`` is unique."""
+    """Entry of a container with a rate. ``name`` is unique."""
 
     __slots__ = ("_container", "_key", "name")
 
@@ -57,10 +56,7 @@ class _Watched(NamedTuple):
 
 
 class LearningRate:
-    """Learning rate of optimizers and schedulers.
-
-    ``scale`` is the present factor; 1.0 leaves everything bitwise unchanged.
-    """
+    """``scale`` is the present factor; 1.0 leaves everything bitwise unchanged."""
 
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
         self.optimizers = list(_several(optimizer))
@@ -90,12 +86,12 @@ class LearningRate:
 
     @property
     def present(self) -> Number:
-        """First group's rate as stored: a number or an unread tensor."""
+        """First group's rate: a number or an unread tensor."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
     def expected(self) -> Number | None:
-        """First group's scaled scheduled rate; None without a schedule."""
+        """First group's scaled scheduled rate, or None."""
         return self.schedule.rate
 
     def asked_scale(self) -> float:
@@ -109,12 +105,12 @@ class LearningRate:
         return value if self.scale == 1.0 else value * self.scale
 
     def watch(self, before: float) -> None:
-        """Record the present rates, so that `overwritten` can compare. ``before`` is the former scale."""
+        """Record the present rates for `overwritten`. ``before``: former scale."""
         self._watched, self._returned = _Watched(self.values, self.scale / before), False
 
     def overwritten(self) -> tuple[float, float] | None:
-        """Return the first rate that the loop has set without the factor since `watch`, and the expected rate. None if
-        there is no such rate.
+        """Return the first rate that the loop has set without the factor since `watch`, and the expected rate, or
+        None.
         """
         if self._returned or (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
@@ -142,7 +138,7 @@ class LearningRate:
         self._written.clear()
 
     def _without_change(self, number: int, rate: float, scale: float) -> float:
-        """Return a group's rate without the observed change."""
+        """Return a group's rate without the change."""
         expected, ratio = self._watched
         if ratio == 1.0 or number >= len(expected) or not self._is_nearer(rate, expected[number]):
             return rate
@@ -160,7 +156,7 @@ class LearningRate:
         return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
 
     def _is_nearer(self, found: float, expected: float) -> bool:
-        """Return whether a rate set by the loop is nearer to the scaled than to the former one."""
+        """Return whether a rate of the loop is nearer to the scaled than to the former one."""
         before = expected / self._watched.ratio
         if min(found, expected, before) <= 0.0:
             return True
@@ -179,7 +175,7 @@ class LearningRate:
         self._rescale(self.scale, scale)
 
     def loaded(self, held: float | None = None, scale: float | None = None) -> None:
-        """Rescale after a load of states scaled by ``held`` (default: their groups' scale). ``scale``: a new one."""
+        """Rescale states loaded with the scale ``held``, by default their groups'. ``scale``: a new one."""
         if held is None:
             held = self._marked()
         if scale is None:
@@ -278,14 +274,13 @@ def _following(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flat(schedulers: Iterable[Any]) -> Iterator[Any]:
-    """Yield the schedulers and those in ChainedScheduler and SequentialLR."""
+    """Yield schedulers, also those in ChainedScheduler and SequentialLR."""
     for scheduler in schedulers:
         yield scheduler
         yield from _flat(getattr(scheduler, "_schedulers", ()))
 
 
 def _several(members: Any) -> Sequence[Any]:
-    """Return the objects of an argument: none, one, or a list or dict."""
     if members is None:
         return ()
     if isinstance(members, Mapping):
@@ -312,7 +307,7 @@ def _check(scale: float, values: Sequence[float]) -> None:
 
 
 def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
-    """Return the answer for a changed rate: the first group's, all if they differ, and the scale."""
+    """Return the answer: the first group's change, all if they differ, and the scale."""
     output: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
     if len(set(after)) > 1:
         output["groups"] = [{"before": old, "after": new} for old, new in zip(before, after, strict=True)]

@@ -1,5 +1,3 @@
-"""Comparability and tolerance of the losses after a rollback."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Return:
     has_random: bool = True
     """True if it holds this rank's random state."""
     is_replay: bool = False
-    """True if the loop may draw the same batches unobserved."""
+    """True if the loop may draw the same batches."""
 
 
 def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) -> LossComparison:

@@ -21,7 +21,7 @@ log = logging.getLogger("trainmedic")
 _MARK = "__kind"
 _PARAMETER = "parameter"
 HOOK = ".comm_hook."
-"""In the names of communication hooks' states."""
+"""Part of communication hooks' names."""
 _PLAIN = (bool, int, float, str, type(None))
 _OF_PYTORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
 Attributes = dict[str, dict[str, Any]]
@@ -55,7 +55,7 @@ class OptimizerAttributes:
     def restore(self, held: Attributes) -> None:
         """Restore `capture`'s output, and initial values for other changes.
 
-        A hook's state fits only its process's bucket layout, and otherwise restarts.
+        A hook's state fits only its process's bucket layout.
         """
         self.not_restored = frozenset(
             name for name, inner in held.items() if inner.get("process", self._process) != self._process
@@ -80,7 +80,7 @@ class OptimizerAttributes:
         return {key: value for key, value in values.items() if key not in at_start or at_start[key] != value}
 
     def mismatch(self, held: Attributes) -> str:
-        """Return why `held` cannot be restored; empty if it can."""
+        """Return why `held` cannot be restored, or ""."""
         holders = self._holders()
         for name in held:
             if name not in holders:
@@ -91,7 +91,7 @@ class OptimizerAttributes:
         return ""
 
     def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
-        """{name: (object, parameters that may be keys in it)}."""
+        """Return objects by name, with parameters that may be keys in them."""
         holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
@@ -170,7 +170,7 @@ class _Holder:
         return key
 
     def _put(self, present: Any, value: Any) -> Any:
-        """Return the value to set; tensors and generators stay the same objects."""
+        """Return the value to set, in the same tensors and generators."""
         if isinstance(value, torch.Tensor):
             if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
                 with torch.no_grad():

@@ -1,7 +1,7 @@
 """State of one optimizer of any class: read, loaded and inspected.
 
 - Each rank saves its own entries of a ``ZeroRedundancyOptimizer``.
-- A wrapper that shares its inner optimizer's ``param_groups`` shares them after a load too.
+- A wrapper shares its inner optimizer's ``param_groups`` after a load too.
 - A parameter's number is its position in the optimizer.
 """
 
@@ -15,7 +15,7 @@ _ZERO = "ZeroRedundancyOptimizer"
 
 
 def is_zero_redundancy(part: Any) -> bool:
-    """Check for PyTorch's ZeRO-1 by name, as importing it takes seconds."""
+    """Check by name, because importing takes seconds."""
     return any(kind.__name__ == _ZERO for kind in type(part).__mro__)
 
 
@@ -50,9 +50,7 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the parameter groups to ``saved`` after a load, in the tensor objects of ``before``, the `settings_of` before
-    it.
-    """
+    """Set the parameter groups to ``saved``, in the tensor objects of ``before``, an earlier `settings_of`."""
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)
@@ -77,7 +75,7 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    """Yield the optimizers in the attributes of `part`, or in lists and mappings there, with their names."""
+    """Yield the optimizers in `part`'s attributes, or in lists and mappings there, with names."""
     for name, value in getattr(part, "__dict__", {}).items():
         members: Mapping[Any, Any] = {}
         if isinstance(value, Mapping) and name not in ("state", "defaults"):
@@ -92,7 +90,7 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return the inner optimizers whose state is not the wrapper's own. Accelerate's wrapper has none."""
+    """Return the inner optimizers whose state is not the wrapper's."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)
@@ -104,7 +102,7 @@ def is_standard(part: Any) -> bool:
 
 
 def live_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
-    """Return a standard optimizer's state by parameter, as its next step reads it."""
+    """Return a standard optimizer's state by parameter."""
     inner = optimizer.optim if is_zero_redundancy(optimizer) else optimizer  # type: ignore[attr-defined]
     state: Mapping[Any, Any] = inner.state
     return state
@@ -115,7 +113,7 @@ def _groups(part: Any) -> Any:
 
 
 def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
-    """Load this rank's entries; PyTorch's own method would also move other ranks' here."""
+    """Load this rank's entries; PyTorch's own method would move other ranks' here."""
     parameters, owned = parameters_of(part), owned_numbers(part)
     part.optim.state.clear()
     for number, values in state["state"].items():
@@ -129,7 +127,7 @@ def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
 
 
 def _placed(value: Any, parameter: torch.Tensor) -> Any:
-    """Return a copy on the parameter's device; scalars, such as Adam's step count, stay on the CPU."""
+    """Return a copy on the parameter's device; scalars stay on the CPU."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)

@@ -1,6 +1,6 @@
 """Hooks on the optimizers: number of steps, used rates, and boundaries after updates.
 
-A loop may accumulate undeclared. Checkpoints lack gradients, so they need boundaries after an update.
+A loop may accumulate undeclared, and checkpoints lack gradients, so they need boundaries after an update.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 SILENT = 100
 """Steps without an update until a warning."""
 _HOOKS = "_optimizer_step_pre_hooks"
-"""Attribute of `register_step_pre_hook`; missing if a wrapper skips its base class's constructor."""
+"""Attribute of `register_step_pre_hook`, which some wrappers lack."""
 _MOST = 256
 
 
@@ -27,7 +27,7 @@ class OptimizerSteps:
         self.period = 1
         """Boundaries between the last two updates."""
         self.observer: Callable[[], None] | None = None
-        """Called right after an update, with the rates it used; a closure may set them just before."""
+        """Called right after an update, with the rates it used."""
         self.sampler: Callable[[Any], None] | None = None
         """Called with the optimizer right before its update."""
         self._last = 0
@@ -69,7 +69,6 @@ def has_gradients(optimizers: Sequence[Any]) -> bool:
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside wrappers, such as Accelerate's or PyTorch's for local SGD."""
     while (inner := _inner(optimizer)) is not None:
         optimizer = inner
     return optimizer

@@ -1,4 +1,4 @@
-"""States and seeds of random generators, as plain values: Python, NumPy if loaded, PyTorch on the CPU and used GPUs."""
+"""States and seeds of random generators: Python, NumPy if loaded, PyTorch on the CPU and used GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def restore(state: Mapping[str, Any]) -> None:
 
 
 def seed(value: int) -> None:
-    """Seed the CPU generators, in a worker process or inside `preserved`."""
+    """Seed the CPU generators, in a worker process or `preserved`."""
     random.seed(value)
     torch.default_generator.manual_seed(value)
     numpy = _numpy()
@@ -82,5 +82,4 @@ def mixed_seed(*numbers: int) -> int:
 
 
 def _numpy() -> Any:
-    """Return NumPy if loaded; otherwise the training does not use it."""
     return sys.modules.get("numpy")

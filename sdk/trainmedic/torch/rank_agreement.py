@@ -1,4 +1,4 @@
-"""Calls whose success all ranks agree on, made by all in the same order."""
+"""Calls whose success all ranks agree on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class FailedOnSomeRanks(TrainmedicError):
 
 
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
-    """Call `act` and return its result once it succeeded everywhere.
+    """Return `act`'s result once it succeeded everywhere.
 
-    Raises FailedOnSomeRanks on all ranks if one failed, NotAgreed if unknown.
+    Raises FailedOnSomeRanks on all ranks, NotAgreed if unknown.
     """
     result: Any = None
     fault: Exception | None = None
@@ -34,7 +34,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """Return which ranks failed and the first reason; empty if none. Raises NotAgreed if a rank is missing."""
+    """Return which ranks failed and the first reason, or "". Raises NotAgreed if a rank is missing."""
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
         raise NotAgreed(f"{ranks_named(missing)} did not report")

@@ -1,4 +1,4 @@
-"""The command ``job.scale_lr``, answered after observing the rate of two updates and the next boundary.
+"""The command ``job.scale_lr``, answered after observing two updates and the next boundary.
 
 A loop may set its rate at each step, or step a scheduler unknown to `attach`. If it has set another rate, the answer is
 ``failed`` and the former scale is restored. Changes before that are observed together.
@@ -28,7 +28,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 _UPDATES = 2
-"""Updates to observe: an unknown scheduler changes the rate after the first."""
+"""An unknown scheduler changes the rate after the first."""
 _BOUNDARIES = 16
 _LONGEST, _RESERVE = 30.0, 5.0  # seconds, as in ``verification``
 _NO_UPDATE = "the loop made no update since"
@@ -76,7 +76,7 @@ class _Watch:
 class RateCommands:
     """Changes of the learning rate. Training thread only.
 
-    ``how`` is advice for loops that set their rate themselves.
+    ``how``: advice for loops that set their rate.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class RateCommands:
             self._timer.start(min(each.until for each in self._pending) - self._now(), self._time_is_up)
 
     def begin_again(self, steps: OptimizerSteps | None = None) -> None:
-        """Observe pending changes again after a load. ``steps`` belongs to a restarted loop."""
+        """Observe pending changes again after a load. ``steps``: a restarted loop's."""
         with self._timer.lock:
             if steps is not None:
                 self._steps = steps
@@ -187,7 +187,7 @@ class RateCommands:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all. Without enough updates, observe further for a correction in the log."""
+        """Answer all. Without enough updates, observe further for a correction."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self._pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -217,7 +217,7 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _give_up(self, watch: _Watch) -> str:
-        """Undo the scale, as the loop sets the rate, which stays; return the reason.
+        """Undo the scale, because the loop sets the rate; return the reason.
 
         Undone changes stay undone.
         """

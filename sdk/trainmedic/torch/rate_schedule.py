@@ -19,7 +19,7 @@ _IN_A_ROW = 3  # readings
 
 
 class RateSchedule:
-    """Schedule of an optimizer's first group, among the `schedulers` that the loop steps.
+    """Schedule of an optimizer's first group, among the `schedulers`.
 
     No rate is expected until the optimizer followed it for some readings: a loop may set its own warmup.
     """
@@ -33,7 +33,7 @@ class RateSchedule:
 
     @property
     def is_followed(self) -> bool:
-        """Return whether the optimizer has followed it long enough for a deviation to be a fault."""
+        """Return whether a deviation is a fault, because the optimizer has followed it."""
         return self._agreed >= _IN_A_ROW
 
     def was_followed(self) -> None:
@@ -42,7 +42,6 @@ class RateSchedule:
 
     @property
     def rate(self) -> Any:
-        """The scheduled rate, a number or tensor; None if unknown or not followed yet."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)
@@ -68,7 +67,6 @@ def _moves(scheduler: Any, optimizer: Any) -> bool:
 
 
 def _scheduled_rate(scheduler: Any) -> Any:
-    """Return the present step's rate, from its number if possible."""
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
     by_number = getattr(scheduler, "_get_closed_form_lr", None)

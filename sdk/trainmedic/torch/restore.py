@@ -1,6 +1,6 @@
 """Return to a checkpoint by a rollback or after a restart, the same on all ranks.
 
-The interrupter's thread calls `CheckpointRestore.choose`; all else runs in the training thread.
+The interrupter's thread calls `CheckpointRestore.choose`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CheckpointRestore:
             disk.check_rank_count = training.check_rank_count
 
     def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Return a rollback's checkpoints if the fault began at ``onset``. Raises Rejected."""
+        """Return checkpoints for a fault that began at ``onset``. Raises Rejected."""
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)
@@ -182,7 +182,7 @@ class CheckpointRestore:
     def _load(
         self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
     ) -> tuple[LoadedCheckpoint, dict[str, Any]]:
-        """Load the first loadable candidate and continue from it; return it and the answer's output."""
+        """Continue from the first loadable candidate; return it and the answer's output."""
         loaded = self._loading.load_first(candidates, group)
         fault: Exception | None = None
         output: dict[str, Any] = {}
@@ -197,7 +197,7 @@ class CheckpointRestore:
         return loaded, output
 
     def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
-        """After a restart, read changes and rollback count, on all ranks from rank 0."""
+        """Read changes and rollback count after a restart, from rank 0."""
         changes, budget = self._training.changes, self._training.budget
         changes.recall(None if loaded.kept is None else loaded.kept.get("changes"), loaded.checkpoint.step)
         if group.world_size > 1:
@@ -252,7 +252,7 @@ class CheckpointRestore:
         return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
 
     def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
-        """Begin to compare the batches, if they should agree; ``left_out`` of them are skipped now."""
+        """Begin to compare the batches; ``left_out`` are skipped now."""
         training, batch_log = self._training, self._training.batch_log
         batches = (kept or {}).get("batches")
         if resumed:
@@ -314,7 +314,6 @@ class CheckpointRestore:
 
 
 def _already_there(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
-    """Return the checkpoints in our own directory at the start."""
     disk = on_disk(storage)
     if not isinstance(disk, CheckpointDirectory):
         return frozenset()

@@ -218,7 +218,6 @@ class Run:
         self._save_at_start()
 
     def _count_drawn(self) -> None:
-        """Warn once if batches are drawn without steps."""
         self._drawn_without_step += 1
         if self._drawn_without_step > _DRAWN_WITHOUT_STEP:
             self._drawn_without_step = -1
@@ -235,7 +234,7 @@ class Run:
         self._saves_at_start = False
 
     def _begin_memory(self, resumes: bool) -> None:
-        """Reserve memory for in-memory checkpoints, once; training continues without it."""
+        """Reserve memory once; training continues without it."""
         training, start = self.training, self._memory_start
         memory, storage = training.memory, on_disk(training.storage)
         if start is None or memory is None or storage is None or memory.pool is not None:

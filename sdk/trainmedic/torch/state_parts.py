@@ -1,4 +1,4 @@
-"""The checkpointed parts of a plain PyTorch training: model, optimizer and others with state."""
+"""Checkpointed parts of a plain PyTorch training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainmedic.torch.tensor_names import named_as, plain_name
 log = logging.getLogger("trainmedic")
 
 ATTRIBUTES = ".attributes"
-"""Name of the state outside the ``state_dict`` of optimizers and communication hooks."""
+"""State outside the ``state_dict`` of optimizers and communication hooks."""
 
 
 class StateParts:
@@ -40,7 +40,7 @@ class StateParts:
         self._attributes = OptimizerAttributes(self.by_name)
 
     def capture(self) -> dict[str, Any]:
-        """Return the states, which share memory with the parts: write them before training continues."""
+        """Return the states, which share memory with the parts."""
         states = {name: state_of(part) for name, part in self.by_name.items()}
         attributes = self.attributes()
         return {**states, ATTRIBUTES: attributes} if attributes else states
@@ -52,7 +52,7 @@ class StateParts:
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """Return why `states` cannot be restored; empty if nothing shows that."""
+        """Return why `states` cannot be restored, or ""."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
@@ -76,7 +76,7 @@ class StateParts:
                 load_state(part, state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the modules' persistent buffers, by names of module and buffer."""
+        """Return the modules' persistent buffers, by module and buffer."""
         buffers = {}
         for name, module in self.modules().items():
             kept = module.state_dict().keys()
@@ -84,7 +84,7 @@ class StateParts:
         return buffers
 
     def buffers_of(self, states: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the same from the output of `capture`."""
+        """Return the same from `capture`'s output."""
         return {
             name: {plain_name(key): states[name][key] for key, _ in module.named_buffers() if key in states[name]}
             for name, module in self.modules().items()
@@ -99,7 +99,7 @@ class StateParts:
                         buffer.copy_(buffers[plain_name(key)])
 
     def extra_states(self) -> dict[str, dict[str, Any]]:
-        """Return the modules' ``get_extra_state`` by part and module, such as FP8 maxima. Shares their memory."""
+        """Return the modules' ``get_extra_state`` by part and module, sharing memory."""
         return {
             name: {own: _detached(each.get_extra_state()) for own, each in _with_extra_state(module)}
             for name, module in self.modules().items()
@@ -113,7 +113,7 @@ class StateParts:
                     each.set_extra_state(held[name][own])
 
     def forget_gradients(self) -> None:
-        """Drop the gradients of an incomplete step, which may be NaN."""
+        """Drop the gradients of an incomplete step."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
@@ -126,7 +126,7 @@ class StateParts:
         return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
 
     def of_optimizers(self) -> dict[str, Any]:
-        """Return optimizers and parts given as such, of any class."""
+        """Return optimizers and parts given as such."""
         return {
             name: part
             for name, part in self.by_name.items()
@@ -150,7 +150,7 @@ def is_sharded(parts: StateParts) -> bool:
 
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
-    """Check for the older ``FullyShardedDataParallel`` by name, as importing it takes seconds."""
+    """Check for the older FSDP by name, because importing takes seconds."""
     wrapped = (module for part in parts.modules().values() for module in part.modules())
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in wrapped)
 
@@ -204,21 +204,19 @@ def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
 
 
 def drop_noted_steps(part: Any) -> None:
-    """Make the gradient scaler forget what it unscaled: it refuses a second time in a step, and an abandoned one has no
-    end.
-    """
+    """Make the gradient scaler forget an abandoned step, in which it unscaled already."""
     for scaler in _scalers(part):
         with contextlib.suppress(AssertionError):  # nothing scaled yet
             scaler.update(scaler.get_scale())  # setting a scale clears its record
 
 
 def begins_anew(part: Any, state: Any) -> bool:
-    """Return whether `state` is a disabled gradient scaler's, but the present one is enabled: loading would raise."""
+    """Return whether `state` is a disabled gradient scaler's, but the present one is enabled."""
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 
 
 def _scalers(part: Any) -> Iterator[torch.amp.GradScaler]:
-    """Yield the gradient scaler that `part` is or holds, as timm's and Accelerate's wrappers do."""
+    """Yield the gradient scaler that `part` is or holds."""
     for candidate in (part, *getattr(part, "__dict__", {}).values()):
         if isinstance(candidate, torch.amp.GradScaler):
             yield candidate

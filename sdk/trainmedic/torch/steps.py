@@ -121,7 +121,7 @@ class Step:
 
 
 def _scaler(parts: StateParts) -> Any:
-    """Return the gradient scaler; None without one. Raises ConfigurationError if ambiguous."""
+    """Return the gradient scaler, or None. Raises ConfigurationError if ambiguous."""
     if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
             "step.backward() and step.update() support one gradient scaler; with several, call them yourself"
@@ -130,7 +130,7 @@ def _scaler(parts: StateParts) -> Any:
 
 
 def _step_schedulers_and_emas(parts: StateParts) -> None:
-    """Step the schedulers, and update the EMAs. Each of several EMAs follows the model of the same name."""
+    """Step the schedulers, and update each EMA by the model of the same name."""
     for name, part in parts.by_name.items():
         kind = name.partition(".")[0]
         if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):

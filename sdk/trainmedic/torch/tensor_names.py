@@ -1,4 +1,4 @@
-"""Names of a module's tensors without ``torch.compile``'s ``_orig_mod.``, so that checkpoints fit both."""
+"""Names of a module's tensors without ``torch.compile``'s ``_orig_mod.``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def plain_name(name: str) -> str:
 
 
 def named_as(names: Iterable[str], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a module's state with the names in `names`, as far as only compilation differs."""
+    """Return a state with `names`, as far as only compilation differs."""
     names = list(names)
     if state.keys() == set(names):
         return state

@@ -1,4 +1,4 @@
-"""State of a training, shared by a run's parts on the training thread."""
+"""State of a training. Training thread only."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class TrainingState:
     parts: StateParts
     rate: LearningRate
     batch_source: BatchSource | None
-    """None if the loop reads its data itself."""
+    """None if the loop reads its data."""
     storage: CheckpointStorage | None
-    """None without checkpoints, and so without rollbacks."""
+    """None without checkpoints and rollbacks."""
     budget: RollbackBudget
     changes: AppliedChanges
     accumulation: int
@@ -53,19 +53,19 @@ class TrainingState:
     memory: MemoryCheckpoints | None = None
     """None without in-memory checkpoints."""
     accumulates: bool = False
-    """True if the loop heeds ``Step.is_update`` and so supports any accumulation."""
+    """True if the loop heeds ``Step.is_update``, and so supports any accumulation."""
     keep_global_batch: bool | None = None
     """With another number of ranks: None if possible, True or refuse, False never."""
 
     rank_comparison: RankComparison = field(init=False)
     script_accumulation: int = field(init=False)
-    """Batches per optimizer step without commands, adjusted to the number of ranks."""
+    """Batches per optimizer step without commands."""
     given_accumulation: int = field(init=False)
-    """The accumulation that the script asked for."""
+    """Accumulation that the script asked for."""
     script_batch_size: int | None = field(init=False)
-    """The script's loader's; None if unknown or fixed."""
+    """Batch size of the script's loader; None if unknown or fixed."""
     script_workers: int | None = field(init=False)
-    """The script's loader's; None if fixed."""
+    """Workers of the script's loader; None if fixed."""
 
     global_step: int = 0
     """Completed optimizer steps; a rollback decreases it."""
@@ -89,7 +89,7 @@ class TrainingState:
     was_interrupted: bool = False
     """True if the last step was interrupted, so that the state is incomplete."""
     broken: HalfLoaded | None = None
-    """A partial load that ends the training; nothing is saved after it."""
+    """A partial load, after which nothing is saved."""
 
     def __post_init__(self) -> None:
         # With an averager (``PostLocalSGDOptimizer``) the ranks differ between averages.
@@ -106,7 +106,7 @@ class TrainingState:
         return GlobalBatch(self.script_batch_size, self.script_accumulation, ranks, self.given_accumulation)
 
     def accumulation_after(self, kept: Mapping[str, Any] | None) -> int:
-        """Return the script's accumulation after a resume from a checkpoint's state.
+        """Return the script's accumulation after a resume.
 
         Raises GlobalBatchLost if the global batch must be kept but cannot.
         """
@@ -131,7 +131,7 @@ class TrainingState:
             raise UnusableCheckpoint(str(error)) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a checkpoint's content besides the parts; ``feed`` is the batch source's state."""
+        """Return a checkpoint's content besides the parts."""
         return {
             "v": 1,
             "step": self.global_step,

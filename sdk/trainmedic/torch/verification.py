@@ -54,7 +54,7 @@ class VerifiedTraining(Protocol):
 
     @property
     def carried_hint(self) -> str:
-        """Advice if different losses follow."""
+        """Advice for different losses."""
         ...
 
 
@@ -65,11 +65,11 @@ class _Pending:
     comparison: BatchComparison
     losses: LossComparison
     until: float
-    """``time.monotonic`` at which it is answered if enough losses were compared."""
+    """``time.monotonic`` of the answer, with enough losses."""
     latest: float
-    """The same without enough losses."""
+    """``time.monotonic`` of the answer, without enough losses."""
     batches: Mapping[str, Any] | None = None
-    """Result of the batches' comparison; None until it has ended."""
+    """Result of the batches' comparison, or None."""
     verdict: str = ""
     """The sent status; empty before."""
 
@@ -83,9 +83,9 @@ class _Pending:
 
 
 class RollbackVerification:
-    """The pending rollback of one training, if any. Training thread only.
+    """The pending rollback of one training. Training thread only.
 
-    ``now`` is a monotonic clock.
+    ``now`` is monotonic.
     """
 
     def __init__(self, training: VerifiedTraining, now: Callable[[], float] = time.monotonic) -> None:
@@ -102,7 +102,7 @@ class RollbackVerification:
     def begin(
         self, command: JobCommand, output: Mapping[str, Any], is_paused: bool, losses: LossComparison = NOTHING
     ) -> None:
-        """Answer a completed rollback now if nothing can be compared, otherwise later."""
+        """Answer now if nothing can be compared, otherwise later."""
         self._training.medic.progress.rollback_not_held = False
         comparison = self._training.batch_log.comparison
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
@@ -118,7 +118,7 @@ class RollbackVerification:
             self._timer.start(latest - now, lambda: self.finish(TOO_SLOW))
 
     def before_draw(self) -> Mapping[str, Any] | None:
-        """Return `batch_drawn`'s input that detects use of random numbers; None if irrelevant."""
+        """Return `batch_drawn`'s input that detects use of random numbers, or None."""
         pending = self._pending
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
@@ -136,9 +136,9 @@ class RollbackVerification:
             self._look()
 
     def finish(self, because: str, is_error: bool = False) -> None:
-        """Answer with what was compared so far.
+        """Answer with what was compared.
 
-        After the loop's own error, possibly the restored state's, this is ``failed`` unless a few losses were compared.
+        After the loop's own error this is ``failed`` unless a few losses were compared.
         """
         with self._timer.lock:
             self._finish(because, is_error)
@@ -148,7 +148,7 @@ class RollbackVerification:
             self._answer(because, is_error)
 
     def end(self, because: str) -> None:
-        """Stop comparing, as different batches follow on purpose; losses must still be finite."""
+        """Stop comparing; losses must still be finite."""
         pending = self._pending
         if pending is not None:
             if pending.batches is None:
@@ -170,7 +170,7 @@ class RollbackVerification:
                 self._answer(TOO_SLOW)
 
     def _answer(self, ended_because: str, is_error: bool = False) -> None:
-        """Answer; later comparisons only serve a correction."""
+        """Answer; later comparisons serve a correction."""
         pending = self._pending
         assert pending is not None
         self._timer.cancel()
@@ -195,7 +195,7 @@ class RollbackVerification:
             self._training.medic.rollback_did_not_hold(command.id, int(output["step"]), reason)
 
     def _reason(self, pending: _Pending, output: Mapping[str, Any], batches: Mapping[str, Any]) -> str:
-        """Return why the rollback does not hold; empty if nothing shows that."""
+        """Return why the rollback does not hold, or ""."""
         others = batches["compared"] - batches["agreed"]
         if others:
             return _what_happened(output, others, batches["compared"])

@@ -21,7 +21,6 @@ _POSITION = "train_state."  # prefix of the names of torchtitan's position
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Return whether torchtitan can resume from it: complete, and with more than weights."""
     try:
         status = (checkpoint / METADATA).stat()
     except OSError:
@@ -34,7 +33,7 @@ def _is_complete(checkpoint: Path) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _holds_position(checkpoint: Path, changed: int, size: int) -> bool:
-    """``changed`` and ``size`` of the metadata are part of the cache's key."""
+    """``changed`` and ``size`` of the metadata are for the cache."""
     try:
         names = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     except Exception as error:  # unpickling a damaged file may raise anything

@@ -1,7 +1,7 @@
 """A torchtitan training that reports, carries out commands, and rolls back within its processes.
 
-``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a local variable. So for a rollback an
-exception ends it between steps, and it is called again with the checkpoint to load.
+``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a local variable. So an exception ends
+it between steps for a rollback, and it is called again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TitanTraining(SelfSavingFramework):
         return self._batches(self._noted(self.to_train_on(iter(loader))))
 
     def continues(self) -> bool:
-        """Replace ``should_continue_training``: return whether there is another step."""
+        """Return whether there is another step."""
         if self._is_loaded:
             self.end_step(self._trainer.step)
         else:
@@ -129,7 +129,7 @@ class TitanTraining(SelfSavingFramework):
         return self._log(step, global_avg_loss, global_max_loss, grad_norm, **more)
 
     def save(self, curr_step: int, last_step: bool = False) -> Any:
-        """Replaces ``CheckpointManager.save``, which is called after each step and may decide not to save."""
+        """Save like ``CheckpointManager.save``, which is called after each step."""
         if not self._saves(curr_step, last_step):
             return self._save(curr_step, last_step)
         is_scaled = self.attachment.live.lr_scale != 1.0

@@ -1,5 +1,3 @@
-"""Connection of a framework's loop to Trainmedic."""
-
 from __future__ import annotations
 
 import functools
@@ -32,10 +30,7 @@ _NEEDS_RESTART = "it needs a restart of the training loop, which is not set up h
 
 
 def log_errors(hook: Hook) -> Hook:
-    """Decorate a hook of an object with a ``medic``: log its errors, so that training continues.
-
-    Only `DamagedCheckpoint` passes: its loaded state is unusable.
-    """
+    """Decorate a hook of an object with a ``medic``: log its errors, except `DamagedCheckpoint`."""
 
     @functools.wraps(hook)
     def guarded(callback: Any, *arguments: Any, **options: Any) -> Any:
@@ -54,7 +49,7 @@ class Attachment:
     """One training's attachment.
 
     ``end_loop`` ends the framework's loop for a rollback. ``restart_handlers`` (by action) need a restartable loop;
-    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run such a loop, for errors.
+    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run such a loop.
     """
 
     def __init__(
@@ -79,8 +74,7 @@ class Attachment:
     def attach(self, loop: TrainerLoop | None) -> None:
         """Set the loop for commands that need a restart.
 
-        None makes them unsupported and answers a waiting rate change: the training has ended, perhaps by an error
-        unknown to the callbacks.
+        None makes them unsupported and answers a waiting rate change.
         """
         self.loop = loop
         if loop is None:
@@ -107,9 +101,9 @@ class Attachment:
         self.live.recall(directory, checkpoint, writes)
 
     def measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
-        """Measure steps, and layers' norms if requested, from now on.
+        """Measure steps, and layers' norms if requested.
 
-        ``trained`` are the models. ``knows_all_waiting`` is False if ranks may wait for each other unobserved.
+        ``trained``: the models. ``knows_all_waiting``: ranks wait for each other only observed.
         """
         models = trained if knows_all_waiting else ()
         self._end_measuring()

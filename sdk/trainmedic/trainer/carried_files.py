@@ -1,7 +1,6 @@
 """Per-rank files ``trainmedic-carried-<rank>.pt`` in a framework's checkpoints.
 
-They hold what Megatron-LM and torchtitan do not save: carried state, which is in no ``state_dict``
-(`torch.carried_state`), and the state of random generators.
+They hold what Megatron-LM and torchtitan do not save: carried state (`torch.carried_state`), and random generators.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FORMAT = 1
 
 class CarriedFiles:
     def __init__(self, rank: int, also: Mapping[str, Any] | None) -> None:
-        """`also` has further state that the user named."""
+        """`also`: further state named by the user."""
         self._file = _FILE.format(rank=rank)
         self._named = by_value(also or {})
         self._carried = CarriedState(named=self._named)
@@ -41,9 +40,9 @@ class CarriedFiles:
         add_file(checkpoint / self._file, held)
 
     def restore(self, checkpoint: Path, with_random: bool = True) -> Mapping[str, Any]:
-        """Restore the state of `save`. Return the comparison that a rollback's answer has as ``verified.carried``.
+        """Restore the state of `save`. Return ``verified.carried``.
 
-        Without stored state, modules get their initial state, as in a new process.
+        Without stored state, modules get their initial state.
         """
         held, why = self._read(checkpoint)
         try:
@@ -72,7 +71,6 @@ class CarriedFiles:
 
 
 def _without_wrappers(model: nn.Module) -> nn.Module:
-    """Return the user's model, which Megatron-LM's wrappers hold as ``module``, next to gradient buffers."""
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
     return model

@@ -10,13 +10,13 @@ _KIND = r"(?:val|valid|validation|eval)[_/.-]"
 _OTHER = re.compile(rf"^{_KIND}(.+)$")
 _NO_RESULT = re.compile(r"(?:^|[_/.-])(?:runtime|(?:samples|steps|tokens)_per_second|time|epoch|step|steps|samples)$")
 _ARGUMENTS = ("loss", "perplexity", "step")
-"""Parameters of `Medic.report_evaluation`, which no metric may be named."""
+"""Parameters of `Medic.report_evaluation`, no names of metrics."""
 _LOSS = re.compile(rf"^{_KIND}(?:.*[_/.-])?loss(?:_epoch)?$")
 _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$")
 
 
 def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) -> tuple[Any, Any]:
-    """Return both by their usual names (the shortest, if there are several), or None.
+    """Return both by their usual names, or None.
 
     With ``is_of_tokens`` the loss is a mean cross entropy of tokens, whose exponential is the perplexity.
     """
@@ -27,7 +27,7 @@ def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) 
 
 
 def other_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further metrics without prefixes such as ``eval_``, except times."""
+    """Return further metrics without prefixes and times."""
     others: dict[str, Any] = {}
     for name, value in metrics.items():
         match = _OTHER.match(name)

@@ -10,21 +10,21 @@ from trainmedic.recovery.loop_restart import LoopRestart
 
 
 class Framework(Protocol):
-    """Interface of one training by a framework. Optional members have defaults."""
+    """Optional members have defaults."""
 
     reads_late: bool = False
-    """True if the batches are known only at the first one, where `TrainerLoop.compare_losses` is then called."""
+    """True if the batches are known only at the first one, which calls `TrainerLoop.compare_losses`."""
     no_restart_because: str = ""
     no_skip_because: str = ""
     writes: bool
 
     @property
     def directories(self) -> list[Path]:
-        """Checkpoint directories; the first gets this package's files and commands' checkpoints."""
+        """Checkpoint directories; the first gets this package's files."""
         ...
 
     def all_checkpoints(self) -> list[SavedCheckpoint]:
-        """Return all checkpoints by ascending step, with foreign and incomplete ones."""
+        """Return all checkpoints by ascending step."""
         ...
 
     def is_complete(self, checkpoint: Path) -> bool: ...
@@ -32,7 +32,7 @@ class Framework(Protocol):
     def step_of(self, checkpoint: Path) -> int: ...
 
     def restart_order(self, present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """Return the complete ones in order of preference after a crash."""
+        """Return the complete ones in order of preference."""
         return healthy_first(present)
 
     def abandoned(self, name: str, number: int) -> str:
@@ -50,14 +50,11 @@ class Framework(Protocol):
     def newly_skipped(self) -> int: ...
 
     def whole_skip(self, batches: int) -> int:
-        """Return ``batches`` to skip, rounded up to what the framework can skip at once."""
+        """Round ``batches`` up to what the framework can skip at once."""
         return batches
 
     def goes_back_to(self, step: int) -> None:
-        """Make the framework itself resume from this step, on the writing rank, before later checkpoints are put aside.
-
-        Raises OSError.
-        """
+        """Make the framework resume from this step, on the writing rank. Raises OSError."""
         return
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:

@@ -1,7 +1,7 @@
 """State that a program's object holds across a restart of its loop: batches, counters, buffers, averages.
 
-A restart in the process reuses objects that a new one would create, so their attributes are restored from the
-checkpoint's copy, or else to their initial state.
+A restart in the process reuses objects, so their attributes are restored from the checkpoint's copy, or else to their
+initial state.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class PutBack:
 
 
 class HeldState:
-    """Data attributes of ``holder``, except ``excluded``, which the framework restores.
+    """Attributes of ``holder``, except ``excluded``, which the framework restores.
 
-    Modules include non-persistent buffers (only these with ``buffers_only``), but nothing that every module has.
+    Modules include non-persistent buffers (only these with ``buffers_only``).
     """
 
     def __init__(self, holder: Any, excluded: Collection[str], buffers_only: bool = False) -> None:
@@ -69,8 +69,7 @@ class HeldState:
     ) -> PutBack:
         """Restore attributes from ``recorded``, or else to their initial state.
 
-        Without ``keeps_batches``, as batches are to be skipped, only counters and averages come from the record. With
-        ``only``, other attributes stay.
+        Without ``keeps_batches`` only counters and averages come from the record. With ``only``, other attributes stay.
         """
         known = dict(recorded or {})
         restored: list[str] = []
@@ -91,7 +90,7 @@ class HeldState:
         return PutBack(tuple(restored), tuple(reset))
 
     def _is_part(self, name: str) -> bool:
-        """Return whether the attribute is now an object of the program, such as an engine created on demand."""
+        """Return whether the attribute is an object of the program, such as an engine."""
         return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
 
     def _members(self) -> dict[str, Any]:
@@ -126,9 +125,7 @@ class HeldState:
 
 
 def assigned_names(kind: type, packages: Collection[str]) -> frozenset[str]:
-    """Return the attributes assigned by base classes of ``kind`` in these packages, which the framework restores or
-    creates itself.
-    """
+    """Return the attributes assigned by ``kind``'s base classes in these packages."""
     own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] in packages]
     stored = (each for owner in own for function in _functions(owner) for each in dis.get_instructions(function))
     return frozenset(str(each.argval) for each in stored if each.opname == "STORE_ATTR")

@@ -1,7 +1,6 @@
 """Copies of plain values: numbers, tensors, arrays, and their containers and small objects.
 
-`packed` copies for ``torch.load(weights_only=True)``; `unpacked` fills existing containers, so that references stay
-valid.
+`packed` copies for ``torch.load(weights_only=True)``; `unpacked` fills existing containers.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ class _Packer:
 
 
 def _is_known(kind: type) -> bool:
-    """Return whether objects of this class consist of their attributes, and its name finds it."""
+    """Return whether objects consist of their attributes, and the class is found by name."""
     own = any(vars(each).get("__slots__") for each in kind.__mro__)
     return kind.__dictoffset__ != 0 and not own and _class(kind.__module__, kind.__qualname__) is kind
 

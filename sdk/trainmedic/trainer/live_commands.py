@@ -1,4 +1,4 @@
-"""Commands without a restart, for any framework: learning rate, pause, and GPU cache."""
+"""Commands without a restart: learning rate, pause, and GPU cache."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LiveCommands:
         """Restore an earlier process's changes, after the first `loop_begins`.
 
         They are in a file in ``directory``, else next to ``checkpoint``, else in the checkpoint's rate; every rank
-        takes rank 0's. Without a checkpoint the training is new, and the record is deleted.
+        takes rank 0's. Without a checkpoint the record is deleted.
         """
         if self._changes is not None:
             return

@@ -1,7 +1,6 @@
-"""Restarts of a framework's training loop, by commands and after a crash.
+"""Restarts of a framework's training loop.
 
-It chooses the checkpoint, renames later ones so that nothing loads them, and counts rollbacks. ``recovery.restarts``
-decides when to restart. The adapters of the frameworks call it.
+It chooses the checkpoint, renames later ones, and counts rollbacks. ``recovery.restarts`` decides when to restart.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class TrainerLoop:
     def __init__(self, medic: Medic, framework: Framework, limits: RestartLimits) -> None:
         self.framework = framework
         self.kept: Mapping[str, Any] | None = None
-        """Trainmedic's own record in the loaded checkpoint; None if it has none."""
+        """Trainmedic's record in the loaded checkpoint, or None."""
         self.meter: StepMeter | None = None
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
         self.proof = RollbackProof(medic, lambda: framework.accumulation)
@@ -49,7 +48,7 @@ class TrainerLoop:
         self._begin_comparison: Callable[[], None] | None = None
 
     def start_fresh(self) -> None:
-        """Begin a new training: ignore the checkpoints that are there, and reset the count of rollbacks."""
+        """Begin a new training: ignore existing checkpoints, and reset the count of rollbacks."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self.framework.all_checkpoints())
         self.budget.reset()
         self._medic.progress.begin_training(time.perf_counter())
@@ -68,7 +67,7 @@ class TrainerLoop:
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """Return the restart's checkpoint, or after a crash the newest one if it is gone. Raises FileNotFoundError."""
+        """Return the restart's checkpoint, or after a crash the newest one. Raises FileNotFoundError."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
@@ -77,7 +76,7 @@ class TrainerLoop:
         return newest
 
     def put_aside(self, after: int) -> None:
-        """Rename the checkpoints of later steps, so that nothing resumes from them. Raises OSError."""
+        """Rename later steps' checkpoints, so that nothing resumes from them. Raises OSError."""
         self.framework.goes_back_to(after)
         renamed = [self._rename(each.path) for each in self.framework.all_checkpoints() if each.step > after]
         if renamed:
@@ -117,13 +116,13 @@ class TrainerLoop:
 
     @functools.cached_property
     def budget(self) -> RollbackBudget:
-        """Count of rollbacks, made at first use: Lightning knows its directories only during fit."""
+        """Made at first use: Lightning knows its directories only during fit."""
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
-        """Record on every rank that the loop begins at that step.
+        """Record that the loop begins at that step, on every rank.
 
-        Raises DamagedCheckpoint if a restart has loaded data that differ from the saved ones.
+        Raises DamagedCheckpoint if a restart has loaded other data than saved.
         """
         self.restarts.has_loaded()
         restart = self.restarts.starting
@@ -138,7 +137,7 @@ class TrainerLoop:
             self.has_gone_back(restart, step, modules.values(), optimizers.values())
 
     def has_gone_back(self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]) -> None:
-        """Begin to compare losses with those before the restart; with `Framework.reads_late`, `compare_losses` does."""
+        """Begin to compare losses, with `Framework.reads_late` in `compare_losses`."""
         self._begin_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
         if not self.framework.reads_late:
             self.compare_losses()
@@ -168,7 +167,7 @@ class TrainerLoop:
         self.proof.finish("the loop restarts for another command" if again else "training ended")
 
     def roll_back(self, command: JobCommand) -> bool:
-        """Choose the checkpoint on all ranks and request a restart (`LoopRestarter.ask`). Raises Rejected."""
+        """Choose the checkpoint on all ranks and request a restart. Raises Rejected."""
         rollback, progress = command.parameters, self._medic.progress
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self.framework.no_skip_because:
@@ -187,8 +186,8 @@ class TrainerLoop:
         return self.restarts.ask(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Choose the checkpoint to go back to. Raises Rejected. The interrupter's thread calls it too, without an onset
-        because it must not read losses.
+        """Choose the checkpoint. Raises Rejected. The interrupter's thread, which must not read losses, passes no
+        onset.
         """
         choice = choose(self._checkpoints(), rollback, self._step, onset, self.budget.spent)
         self.budget.check(choice.best.step, self._step)

@@ -1,5 +1,3 @@
-"""Temporary replacement of a framework's functions and settings."""
-
 from __future__ import annotations
 
 import contextlib
@@ -8,7 +6,6 @@ from typing import Any, Iterator
 
 @contextlib.contextmanager
 def replaced(holder: Any, **members: Any) -> Iterator[None]:
-    """Replace members of an object during the block."""
     before = {name: getattr(holder, name) for name in members}
     own = getattr(holder, "__dict__", {})
     inherited = members.keys() - own.keys()

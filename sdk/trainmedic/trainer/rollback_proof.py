@@ -1,7 +1,6 @@
 """Proof that a rollback went where its answer states.
 
-After a restart each rank compares loaded state, drawn batches and first losses with values stored with the checkpoint.
-The answer waits for it.
+After a restart each rank compares loaded state, batches and first losses with stored values. The answer waits for it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SKIPPED_MORE = "further batches are left out around the end of the epoch"
 class RollbackProof:
     """Proof of one training over all restarts.
 
-    ``accumulation`` returns the batches per step. ``not_comparable`` says why a rank's parameters cannot be compared.
+    ``accumulation`` returns the batches per step. ``not_comparable``: reason if parameters cannot be compared.
     """
 
     storage = True
@@ -79,7 +78,7 @@ class RollbackProof:
         self.batch_log.forget(why)
 
     def resumed(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
-        """Compare state loaded by a new process. Differences are only logged: its script may have changed."""
+        """Compare state loaded by a new process, and log differences."""
         before = None if kept is None or self.not_comparable else kept.get("digests")
         if before and (problem := compare(before, digests(modules, optimizers)).problem):
             message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "
@@ -88,9 +87,7 @@ class RollbackProof:
             )
 
     def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
-        """Compare parameters and optimizer of a restart on every rank; return the difference, the same on all, else
-        empty.
-        """
+        """Compare parameters and optimizer on every rank; return the difference, the same on all, or ""."""
         before = None if kept is None else kept.get("digests")
         group = self.medic.group("verify")
         why = self.not_comparable or ("" if before else _NOT_KEPT)

@@ -1,6 +1,6 @@
 """Common part of Megatron-LM and torchtitan, which write checkpoints themselves.
 
-Saving may return before the checkpoint is complete. Data positions count up, so skipped data are ranges of them.
+Saving may return before the checkpoint is complete. Data positions count up, so skipped data are ranges.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_OURS = ("job.accumulate", "job.scale_batch", "job.dataloader_workers")
 
 
 class SelfSavingFramework(Framework, abc.ABC):
-    """One training with its rollbacks; crashes are left to the launcher.
+    """One training; crashes are left to the launcher.
 
     Each rank stores ``carried`` next to the framework's checkpoints.
     """
@@ -75,7 +75,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.loop.proof.carried = self.carried.restore(checkpoint, with_random)
 
     def leave_out(self, start: int, count: int) -> None:
-        """Skip `count` from `start` on, also after restarts of the job. Raises OSError."""
+        """Skip `count` from `start` on. Raises OSError."""
         if count:
             self.left_out = [*self.left_out, (start, start + count)]
             if self.writes:
@@ -87,7 +87,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.attachment.carry_out(step)
 
     def ends_here(self, has_to_move: bool = False) -> bool:
-        """Return whether to end for good between these steps. Raises LoopEnds for a restart or a move in the data."""
+        """Return whether to end for good. Raises LoopEnds for a restart or a move in the data."""
         if not self.stops and (self.attachment.restart_is_due or has_to_move):
             raise LoopEnds
         return self.stops
@@ -106,7 +106,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self._being_saved = None
 
     def confirm_saved(self) -> None:
-        """Note the ordered checkpoint. Raises TrainmedicError on the writing rank if it is not complete."""
+        """Note the ordered checkpoint. Raises TrainmedicError on the writing rank if incomplete."""
         self.note_saved()
         if self.writes and self._being_saved is not None:
             raise TrainmedicError(f"{self.path_of(self._being_saved[0])} is missing or incomplete")

@@ -1,4 +1,4 @@
-"""Framework-written checkpoints: a directory per step, named by it."""
+"""Framework-written checkpoints: a directory per step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StepDirectories:
     digits: int
     is_complete: Callable[[Path], bool]
     last_change: Callable[[Path, bool], float]
-    """Returns when a checkpoint without a mark was written (Unix time), given its completeness. Raises OSError."""
+    """Returns when a checkpoint without a mark was written (Unix time), by its completeness. Raises OSError."""
 
     def in_directory(self, directory: Path) -> list[SavedCheckpoint]:
         present = []

@@ -1,4 +1,4 @@
-"""Losses of a framework's steps on this rank, unsmoothed and unrounded, to compare after a rollback."""
+"""Unrounded losses of a framework's steps on this rank."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class StepLosses:
         skipped: int,
         trouble_at: int | None,
     ) -> None:
-        """Compare losses after a return to the checkpoint of that step.
+        """Compare losses after a return to that step.
 
-        ``data`` describes the batches in the answer; ``trouble_at`` is the first untrusted step.
+        ``data`` describes the batches; ``trouble_at`` is the first untrusted step.
         """
         self._parts, self.step = [], step
         state, scale = kept or {}, marked_scale(optimizers)

@@ -1,5 +1,3 @@
-"""Growing waits before the next try of something that failed."""
-
 from __future__ import annotations
 
 import random
@@ -22,7 +20,7 @@ class Backoff:
         self._next = first
 
     def next(self) -> float:
-        """Return the seconds to wait now, and lengthen the next wait."""
+        """Return the seconds to wait, and lengthen the next wait."""
         wait = self._next
         self._next = min(wait * self._factor, self._longest)
         return wait * _GENERATOR.uniform(0.5, 1.0) if self._jitter else wait

@@ -1,6 +1,6 @@
-"""Rules by which a receiver applies each command at most once and answers each.
+"""Rules by which a receiver applies each command at most once and answers it.
 
-Records are in Redis for a job (``command_memory``), in SQLite for the node agent.
+Records are in Redis (``command_memory``), in SQLite for the node agent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from trainmedic.wire import envelope
 from trainmedic.wire.reading import read_object
 
 MOST_WAITING = 1000
-"""Most commands that wait in one receiver."""
+"""Commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
-"""Bytes of a record in Redis; a larger one is stored without its outputs."""
+"""Bytes in Redis; a larger record loses its outputs."""
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -28,12 +28,12 @@ class CommandRecord:
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: envelope.utc_now(), compare=False)
-    """When the command was accepted or ended; for a record from Redis, when it was read."""
+    """Acceptance or end of the command; for a record from Redis, its reading."""
     is_ours: bool = True
-    """True if this process entered the command or took it over from an earlier one."""
+    """True if this process entered or took over the command."""
     is_cut: bool = False
     is_forged: bool = False
-    """True if the record was written without the signing key: the outcome is unknown."""
+    """True for a record without the signing key: the outcome is unknown."""
 
     @property
     def is_final(self) -> bool:
@@ -49,7 +49,7 @@ class CommandRecord:
         return CommandRecord(self.status, {}, ranks, is_cut=True)
 
     def encode(self, owner: str) -> bytes:
-        """Return the value for Redis. `owner` is the instance ID of the entering process."""
+        """Return the value for Redis. `owner`: instance ID of the entering process."""
         fields: dict[str, Any] = {"by": owner, "status": self.status, "output": dict(self.output)}
         if self.ranks:
             fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
@@ -60,7 +60,7 @@ class CommandRecord:
     def decode(cls, raw: bytes, owner: str) -> CommandRecord:
         """Return the record in `raw`, as seen by the process `owner`.
 
-        An unreadable one counts as another process's, which prevents a second application.
+        An unreadable one counts as another process's.
         """
         try:
             fields = read_object(raw)
@@ -88,13 +88,13 @@ REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
-    """Send the recorded outcome, or the reason for a refusal, after which the command may come again."""
+    """Send the recorded outcome, or a refusal."""
     CLOSE = enum.auto()
     WAIT = enum.auto()
-    """This process already has the command; the repeat extends its time."""
+    """Wait: the repeat extends the command's time."""
     TAKE_OVER = enum.auto()
     DROP = enum.auto()
-    """Send no answer: the record is forged, and the server reports the outcome as unknown."""
+    """Send no answer: the record is forged."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ def admit(
     refusal: Callable[[], CommandDecision | None],
     claim: Callable[[], CommandRecord | None],
 ) -> CommandDecision:
-    """Decide on a genuine command by its record, and enter it if it is to be applied.
+    """Decide on a genuine command by its record, and enter it.
 
-    ``refusal``, called for new commands in time, returns a refusal's answer. ``claim`` enters the command durably
-    before it starts, or returns an existing record.
+    ``refusal`` returns a new command's refusal. ``claim`` enters the command durably before it starts, or returns an
+    existing record.
     """
     if record is None:
         if now >= command.expires_at:
@@ -145,8 +145,8 @@ class CommandEffect(enum.Enum):
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:
     """Return the effect that a command may have left, by its record.
 
-    ``is_covered``, called without a record: would the receiver have one if the command had come? ``of_failed`` is the
-    effect of one that ended ``failed``.
+    ``is_covered``, called without a record, returns whether the receiver would have one. ``of_failed`` is the effect of
+    one that ended ``failed``.
     """
     if record is None:
         return CommandEffect.NONE if is_covered() else CommandEffect.UNKNOWN

@@ -1,8 +1,8 @@
 """Outcomes of a job's commands, in this process and in Redis, so that each is applied at most once.
 
 A command is entered before the training loop sees it. One that an earlier process did not answer is interrupted and
-never applied again. One that expired unapplied is forgotten, and may come again. Redis can lose records; another key
-states since when and in which run of Redis the memory is complete.
+never applied again. One that expired unapplied may come again. Redis can lose records; another key states since when
+the memory is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 SECONDS = 30 * 24 * 3600
-"""How long Redis stores a record, in seconds: an undo can come days later, when its alert resolves."""
+"""Retention of a record: an undo can come days later, when its alert resolves."""
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
 
@@ -33,7 +33,7 @@ _KEPT_BYTES = 2048
 class CommandMemory:
     """Commands of one receiver. Use Redis from background threads only.
 
-    ``signer`` signs the records, so that other Redis clients cannot fake an outcome.
+    ``signer`` signs the records, against faked outcomes.
     """
 
     def __init__(self, receiver: str, owner: str, signer: Signer | None = None) -> None:
@@ -80,7 +80,7 @@ class CommandMemory:
             return min(self._whole_here_since, self._whole_in_redis_since or self._whole_here_since)
 
     def covers(self, client: redis.Redis, command_id: str) -> bool:
-        """Return whether a command without a record certainly never came. Raises redis-py's errors."""
+        """Return whether a command certainly never came. Raises redis-py's errors."""
         return self.covers_here(command_id) or undoing.is_covered(command_id, self.mark_whole(client))
 
     def covers_here(self, command_id: str) -> bool:
@@ -90,8 +90,7 @@ class CommandMemory:
     def mark_whole(self, client: redis.Redis) -> datetime | None:
         """Store and return since when the memory in Redis is complete; None if that is unknowable.
 
-        Call it whenever Redis connects: a restarted Redis or a promoted replica may lack the last writes. Raises
-        redis-py's errors.
+        Call it whenever Redis connects, because it may lack the last writes. Raises redis-py's errors.
         """
         try:
             info: Any = client.info()
@@ -110,7 +109,7 @@ class CommandMemory:
             return self._whole_in_redis_since
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        """Enter a command to be applied. Return None on success, else its existing record."""
+        """Enter a command. Return None, or its existing record."""
         mine = CommandRecord(envelope.ACCEPTED)
         with self._marking:
             if self._enter(client, command_id, mine):
@@ -125,11 +124,11 @@ class CommandMemory:
             self._enter(client, command_id, CommandRecord(envelope.ACCEPTED), replace=True)
 
     def revoke(self, client: redis.Redis, command_id: str) -> None:
-        """Prevent that a command is ever applied: its undo came first."""
+        """Prevent that a command is ever applied."""
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
-        """Enter a record; return False if Redis has one, which stays unless ``replace``."""
+        """Enter a record. Return False if Redis has one, unless ``replace``."""
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:
@@ -173,7 +172,7 @@ class CommandMemory:
         return CommandRecord.decode(raw, self.owner)
 
     def _since_in(self, value: Any, run: str) -> datetime | None:
-        """Return since when the memory in this run of Redis is complete; None if unknown, or of another run."""
+        """Return since when the memory is complete, or None."""
         if value is None:
             return None
         try:
@@ -184,7 +183,7 @@ class CommandMemory:
 
 
 def _read(client: redis.Redis, key: str) -> bytes | None:
-    """Return a key's value, within bounds; None if it has none. Another type counts as foreign text."""
+    """Return a key's value, within bounds, or None."""
     try:
         value: Any = client.getrange(key, 0, 2 * LARGEST_RECORD)
     except redis.ResponseError as error:

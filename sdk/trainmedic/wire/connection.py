@@ -1,4 +1,4 @@
-"""Connection of a process's background threads to Redis, shared in turns as Redis's clients are limited.
+"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited.
 
 The training thread never uses it; the server only `client_options`.
 """
@@ -29,17 +29,17 @@ log = logging.getLogger("trainmedic")
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
 ANSWER_SECONDS = 5.0
-"""A connection counts as broken after this time without an answer."""
+"""A silent connection then counts as broken."""
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
 ROOM_FOR_SERVERS = 64
-"""Redis clients that agents and jobs leave free for restarting servers."""
+"""Clients that agents and jobs leave free for servers."""
 _WAITS_FOR_ROOM = (10.0, 30.0)
-"""Range of seconds between tries while Redis is full; random, as each of thousands of tries briefly uses a client."""
+"""Random seconds between tries while Redis is full."""
 _MOST_IN_HAND = 1000
 _REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
-"""First words of Redis errors that refuse one command and leave the connection intact."""
+"""First words of errors that leave the connection intact."""
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
@@ -49,9 +49,9 @@ class NoRedisUrl(redis.RedisError):
 
 
 class OutageLog:
-    """One log line when Redis becomes unreachable and one when every connection of the process has recovered.
+    """One log line when Redis becomes unreachable and one when every connection has recovered.
 
-    If Redis refuses a connection, each kind of refusal is logged once.
+    Each kind of refusal is logged once.
     """
 
     def __init__(self, owner: str, meanwhile: str = "training continues") -> None:
@@ -103,7 +103,7 @@ class _Line:
         self.client: redis.Redis | None = None
 
     def take(self, holder: RedisConnection) -> None:
-        """Wait for a turn, in fair order, which a lock does not guarantee."""
+        """Wait for a turn in fair order."""
         with self._changed:
             ticket = self._given
             self._given += 1
@@ -148,7 +148,7 @@ class RedisConnection:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[redis.Redis]:
-        """Yield the client, connected by its first command, for this thread's exclusive use.
+        """Yield the client for this thread's exclusive use.
 
         After a break in any thread, a new client is made and the URL read again. Raises NoRedisUrl, NoRoom.
         """
@@ -199,7 +199,7 @@ class RedisConnection:
         return self._backoff.next()
 
     def cut(self) -> None:
-        """Interrupt this thread's wait for an answer, from another thread, as the process ends."""
+        """Interrupt this thread's wait, as the process ends."""
         line = self._line
         line.is_ending = True
         client = line.client
@@ -218,7 +218,7 @@ class RedisConnection:
 
 
 def takes_no_clients(error: BaseException) -> bool:
-    """Return whether Redis has no slot for another client, which redis-py treats as a broken connection."""
+    """Return whether Redis has no slot for another client."""
     return "max number of clients" in str(error)
 
 
@@ -237,9 +237,9 @@ def _leave_room(client: redis.Redis) -> None:
 
 
 def open_client(url: str) -> redis.Redis:
-    """Return a client that connects on first use and never retries, as it cannot know which command may be repeated.
+    """Return a client that connects on first use and never retries.
 
-    Raises ValueError that describes the URL's fault without showing any part of it.
+    Raises ValueError that shows no part of the URL.
     """
     check_redis_url(url)
     try:
@@ -272,7 +272,7 @@ def _client(url: str) -> redis.Redis:
 
 
 class _BriefSentinels(Sentinel):
-    """Sentinels with a connection for each query, as thousands of clients ask them."""
+    """Sentinels with a connection for each query."""
 
     def discover_master(self, service_name: str) -> Any:
         try:
@@ -283,7 +283,7 @@ class _BriefSentinels(Sentinel):
 
 
 def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Return every client's options: RESP2, as all Redis, Valkey and redis-py versions agree on its answers."""
+    """Return every client's options: RESP2, whose answers all versions agree on."""
     options: dict[str, Any] = {"socket_timeout": answer_seconds, "protocol": 2}
     if not url.startswith("unix://"):  # sockets in files need no keepalive
         options.update(socket_connect_timeout=_CONNECT_SECONDS, socket_keepalive=True)
@@ -291,7 +291,7 @@ def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str
 
 
 def _reason(error: BaseException, url: str | None) -> str:
-    """Return a reason fit for a log; Redis's full text may repeat a password."""
+    """Return a reason for a log; Redis's full text may repeat a password."""
     if isinstance(error, (NoRedisUrl, NoRoom)):
         return str(error)
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.ClusterDownError)):

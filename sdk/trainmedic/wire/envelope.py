@@ -62,8 +62,7 @@ class EnvelopeError(ValueError):
 class Command:
     """An action sent to a node agent or a training job.
 
-    ``issued_at`` and ``expires_at``, after which no receiver applies it, are aware UTC times. ``undo_of`` is the ID of
-    the command to revert. A receiver that did not apply that one answers that there is nothing to undo.
+    No receiver applies it after ``expires_at``; times are aware UTC. ``undo_of``: the ID of the command to revert.
     """
 
     id: str
@@ -97,7 +96,7 @@ class Command:
 
     @classmethod
     def decode(cls, raw: bytes) -> Command:
-        """Return the command in `raw`; extra fields are ignored. Raises EnvelopeError, naming the field."""
+        """Return the command; extra fields are ignored. Raises EnvelopeError, naming the field."""
         fields = _object(raw, "command")
         if fields.get("v") != VERSION:
             raise EnvelopeError(f"command: v is {fields.get('v')!r}; this version reads {VERSION}")
@@ -130,7 +129,7 @@ class Reply:
     node: str | None = None
     ranks: int | None = None
     is_to_genuine: bool = True
-    """False if the command was not genuine: its ID may be copied from a genuine one, which this does not answer."""
+    """False for a command that is not genuine: its ID may be copied."""
 
     @property
     def identity(self) -> str | None:
@@ -160,13 +159,12 @@ class Reply:
 
     @classmethod
     def decode(cls, raw: bytes) -> Reply:
-        """Return the reply in `raw`. Raises EnvelopeError, naming the field."""
+        """Raises EnvelopeError, naming the field."""
         return cls._of(_object(raw, "reply"))
 
     @classmethod
     def of_entry(cls, fields: Mapping[bytes, bytes]) -> Reply:
         """Return the reply in a stream entry: JSON in one field (see `body_of`), or unsigned with one field per member.
-
         Raises EnvelopeError.
         """
         if is_in_several_fields(fields):
@@ -175,7 +173,7 @@ class Reply:
 
     @classmethod
     def _of(cls, fields: Mapping[str, Any]) -> Reply:
-        """Validate strictly only command ID, status and rank: a refused reply would lose the outcome."""
+        """Validate only command ID, status and rank: a refused reply would lose the outcome."""
         status = _member(fields, "status", str).strip().lower()
         if status not in STATUSES:
             raise EnvelopeError(f"reply: status is {status!r}; it must be one of {', '.join(sorted(STATUSES))}")
@@ -198,10 +196,7 @@ def is_in_several_fields(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
-    """Return a stream entry's JSON: the field `name`, else the only field that looks like a JSON object.
-
-    Raises EnvelopeError if there is none.
-    """
+    """Return a stream entry's JSON: the field `name`, else the only JSON object. Raises EnvelopeError."""
     if name in fields:
         return fields[name]
     objects = [value for value in fields.values() if value.lstrip()[:1] == b"{"]
@@ -211,7 +206,7 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
 
 
 def utc_now() -> datetime:
-    """Return the current time, aware and in UTC, which does not jump with the machine's clock (``steady_time``)."""
+    """Return aware UTC, which does not jump with the machine's clock (``steady_time``)."""
     return steady_time.utc_now()
 
 
@@ -300,7 +295,7 @@ def _member(fields: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _identifier(fields: Mapping[str, Any], name: str) -> str:
-    """Return an ID: printable ASCII without spaces, at most 128 characters, for keys and log lines."""
+    """Return an ID: printable ASCII without spaces, at most 128 characters."""
     value: str = _member(fields, name, str)
     if not _IDENTIFIER.match(value):
         raise EnvelopeError(f"{name} is not an id")

@@ -1,6 +1,5 @@
-"""Metrics of a job's evaluations in its presence: the newest value of each name.
-
-Rank 0 writes them; the server reads them as untrusted input.
+"""Metrics of a job's evaluations in its presence: the newest value of each name. The server reads them as untrusted
+input.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from trainmedic.wire import envelope
 
 FIELD = "evaluations"
 MOST = 32
-"""Most metrics per job; the first reported ones are kept."""
+"""Metrics per job; the first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
 NOT_FINITE = "NaN"
 _MOST_STEP = 10**15
@@ -42,7 +41,7 @@ def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
 
 
 def read(content: Any) -> tuple[EvaluatedMetric, ...]:
-    """Return the metrics in the content of `FIELD`, each name once; skip malformed entries."""
+    """Return the metrics, each name once, without malformed entries."""
     if not isinstance(content, (list, tuple)):
         return ()
     by_name: dict[str, EvaluatedMetric] = {}

@@ -1,7 +1,7 @@
 """Transport of log findings to the server and of log rules to the nodes.
 
 A finding is an entry of one stream, signed like a reply. The rules are one unsigned value. A signed *notice of rules*
-per node states their digest; readers check it every few seconds.
+per node states their digest.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FINDINGS = "trainmedic:findings"
 FIELD = b"finding"
 LARGEST_UPDATE = 1024 * 1024
 MOST_WAITING = 1000
-"""Entries in the stream above which senders hold theirs back."""
+"""Entries in the stream above which senders wait."""
 RULES = "trainmedic:logrules"
-"""Key of the rules, in the format of ``logs.rule.RuleSet.encode``."""
+"""Key of the rules, in `RuleSet.encode`'s format."""
 LARGEST_RULES = 4 * 1024 * 1024
 NOTICE_SECONDS = 3600
-"""A notice expires this many seconds after the server's last write; readers then keep their rules."""
+"""Expiry after the server's last write; readers then keep their rules."""
 _LARGEST_NOTICE = 4096
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -39,7 +39,7 @@ def notice_of_rules(node: str) -> str:
 class RulesNotice:
     digest: str
     at: datetime
-    """Aware UTC time since when these rules apply; readers reject older ones than their own."""
+    """Aware UTC since when these rules apply; readers reject older ones."""
 
     @classmethod
     def of(cls, rules: bytes, at: datetime) -> RulesNotice:
@@ -54,7 +54,7 @@ class RulesNotice:
 
     @classmethod
     def decode(cls, value: bytes, node: str, signer: Signer | None) -> RulesNotice:
-        """Return the notice in the value of the node's key. Raises BadSignature, EnvelopeError."""
+        """Return the notice of a node. Raises BadSignature, EnvelopeError."""
         if len(value) > _LARGEST_NOTICE:
             raise EnvelopeError("notice of rules: too large")
         sealed = unseal(value)

@@ -1,4 +1,4 @@
-"""Syntax checks of hosts and ports in URLs; nothing is resolved."""
+"""Syntax checks of hosts and ports, without resolving."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 
 
 def is_host(text: str) -> bool:
-    """Return whether `text` is a valid host name or address; IPv6 without brackets."""
+    """Return whether `text` is a host name or address; IPv6 without brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
     try:

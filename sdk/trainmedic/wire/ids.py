@@ -1,5 +1,3 @@
-"""IDs of commands, runs and findings."""
-
 from __future__ import annotations
 
 import os
@@ -7,9 +5,7 @@ import time
 from collections import deque
 
 _random: deque[int] = deque()
-"""Precomputed random numbers of 80 bits, as one system call per ID would yield the GIL each time; cleared in forked
-children.
-"""
+"""Precomputed 80 bits each, because a system call per ID would yield the GIL; cleared in forked children."""
 os.register_at_fork(after_in_child=_random.clear)
 
 
@@ -39,6 +35,6 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
 
 
 def first_id(ms: int) -> str:
-    """Return the lower bound of the IDs made in this Unix millisecond or later; earlier IDs sort before it."""
+    """Return the lower bound of IDs of this Unix millisecond or later."""
     text = f"{min(max(ms, 0), (1 << 48) - 1):012x}"
     return f"{text[:8]}-{text[8:]}"

@@ -69,7 +69,7 @@ def encoded(name: str) -> str:
 
 
 def decoded(part: str) -> str | None:
-    """Return the name of which `encoded` made this part; None if it was cut or is not of `encoded`."""
+    """Return the name that `encoded` made this part of, or None."""
     # Users can create directories whose names are not UTF-8.
     name = unquote_to_bytes(part.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
     return name if part and encoded(name) == part else None
@@ -106,7 +106,7 @@ class AttemptLogs:
         return self.path / "flight-recorder"
 
     def dump(self, rank: int) -> Path:
-        """Flight recorder dump of a rank; PyTorch gets this path without the number and appends it."""
+        """PyTorch gets this path without the number and appends it."""
         return self.flight_recorder / f"rank-{rank}"
 
 
@@ -124,11 +124,11 @@ class LogFile:
     kind: str
     """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES`, `ENDED` or `FLIGHT_RECORDER`."""
     job: str | None
-    """None if the name was too long for a path; `directory` is then its `encoded` name."""
+    """None if the name was too long; `directory` is then its `encoded` name."""
     directory: str
     attempt: int
     node: str | None = None
-    """None if the path does not state it: files by rank number may be of any node."""
+    """None if the path does not state it."""
     rank: int | None = None
     local_rank: int | None = None
     is_rotated: bool = False

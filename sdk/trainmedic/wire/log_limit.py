@@ -1,4 +1,4 @@
-"""Rate limit for log lines that other programs can provoke, such as by garbage in Redis."""
+"""Rate limit for log lines that other programs can provoke."""
 
 from __future__ import annotations
 

@@ -54,17 +54,17 @@ class Notice:
     number: int
     at: datetime
     attempt: int | None = None
-    """Attempt of the job, from 1; None if no launcher counts."""
+    """From 1; None if no launcher counts."""
     reason: str = ""
-    """Reason for a human, never with the training's output."""
+    """For a human, never with the training's output."""
     node: str = ""
-    """Node of the launcher. This and the following are empty unless a launcher states them."""
+    """The launcher's; this and the following may be empty."""
     status: int | None = None
-    """Exit code of the process that failed first; negative for a signal."""
+    """Exit code of the first failed process; negative for a signal."""
     rank: int | None = None
     pid: int | None = None
     error: str = ""
-    """Kind of its last error, such as ``ValueError``; ``hang`` if the launcher ended a hang."""
+    """Kind of its last error, such as ``ValueError``, or ``hang``."""
     restarts: bool = False
 
     def encode(self) -> bytes:
@@ -90,7 +90,7 @@ class Notice:
 
     @classmethod
     def decode(cls, raw: bytes) -> Notice:
-        """Return the notice in `raw`. Raises EnvelopeError, naming the field."""
+        """Raises EnvelopeError, naming the field."""
         try:
             fields = read_object(raw)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Conversion of a reply's output to plain JSON within bounds."""
+"""Conversion of a reply's output to bounded JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_INT = 10**1000
 
 
 def plain(output: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `output` as plain JSON: any library's numbers as numbers, unknown types as text."""
+    """Return plain JSON: any library's numbers as numbers, unknown types as text."""
     return {str(name)[:_LONGEST_TEXT]: _plain(value, 1) for name, value in list(output.items())[:_MOST_MEMBERS]}
 
 

@@ -1,7 +1,7 @@
 """Parser for untrusted JSON.
 
-The result can be written again: bounded depth, finite and short numbers, valid Unicode. Violations are replaced, as a
-refused reply would lose a command's outcome.
+The result can be written again: bounded depth, finite and short numbers, valid Unicode. Violations are replaced,
+because a refused reply would lose a command's outcome.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from typing import Any, Callable
 
 DEEPEST = 24
-"""Levels of nested objects and arrays; a note replaces deeper parts."""
+"""Nested levels; a note replaces deeper parts."""
 _LONGEST_INT = 300
-"""Digits; longer integers exceed floating point, and Python does not print those of thousands of digits."""
+"""Digits; longer integers exceed floating point."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _LEFT_OUT = '"nested too deeply"'
 
@@ -27,7 +27,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def read_json(raw: bytes) -> Any:
-    """Return the JSON value in `raw`. Raises ValueError for anything else."""
+    """Raises ValueError for anything else."""
     text = raw.decode("utf-8", "replace")
     try:
         value = json.loads(text, parse_float=_read_float, parse_constant=str)
@@ -59,7 +59,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def without_nul(value: Any) -> Any:
-    """Return the JSON value with NUL characters replaced: PostgreSQL rejects them in text."""
+    """Replace NUL characters, which PostgreSQL rejects."""
     return _each_text(value, _with_nul_replaced)
 
 

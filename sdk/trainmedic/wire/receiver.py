@@ -1,7 +1,7 @@
 """Thread that reads a Redis stream of commands and passes on the genuine ones, each at least once.
 
-Unacknowledged entries are read again, but not while their answer is queued. The thread survives outages of Redis, an
-emptied Redis and a deleted consumer group.
+Unacknowledged entries are read again. The thread survives outages of Redis, an emptied Redis and a deleted consumer
+group.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ LARGEST_COMMAND = 256 * 1024
 """Bytes of a command's JSON."""
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
-"""Poll without blocking for this long after an unanswered command: the answer uses the same connection, and Redis ends
-blocking reads only ten times a second. Later it is delayed by `_BLOCK_MS` at most.
+"""Polling after an unanswered command: the answer uses the same connection, and Redis ends blocking reads only ten
+times a second. Later it is delayed by `_BLOCK_MS` at most.
 """
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
-"""Seconds between two polls: the first, and a tenth of the time since the command."""
+"""Seconds between polls: the first, and a tenth of the time since the command."""
 _PENDING_EVERY = 5.0
-"""Seconds between reads of pending entries: a command may have come to a process while it ended."""
+"""Seconds between reads of pending entries: a command may have come to an ending process."""
 _COUNT = 20
-"""Few entries per read, as each may be very large."""
+"""Few, because each entry may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 
@@ -53,9 +53,9 @@ class Addressee:
 class ReceivedCommand:
     command: Command
     entry: bytes
-    """ID of the entry, which stays on the stream until the final reply is written."""
+    """Entry ID, on the stream until the final reply is written."""
     client: redis.Redis
-    """Connection by which it came; only for the receiver's thread, during the delivery."""
+    """Connection by which it came, only during the delivery."""
     stream: str
 
     def drop(self) -> None:
@@ -63,14 +63,14 @@ class ReceivedCommand:
 
 
 class CommandConsumer(Protocol):
-    """Consumer of commands, called in the receiver's thread. It may raise Redis errors."""
+    """Called in the receiver's thread. It may raise Redis errors."""
 
     def receive(self, received: ReceivedCommand) -> None: ...
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None: ...
 
     def note_unreadable(self) -> None:
-        """Count a message that was no command; it is off the stream."""
+        """Count a message that was no command."""
         ...
 
     def connected(self, client: redis.Redis) -> None: ...

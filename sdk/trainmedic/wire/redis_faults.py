@@ -1,6 +1,6 @@
 """Explanations of Redis's refusals: wrong passwords, missing permissions, TLS failures, and unreachable hosts.
 
-They contain no part of a URL, which may hold a password, and nothing that Redis repeats of a command.
+They contain no part of a URL, and nothing that Redis repeats of a command.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MOST_CAUSES = 8
 
 
 def explained(error: BaseException, url: str | None = None) -> str:
-    """Return the refusal or TLS failure with its remedy, as half a sentence; empty for other errors.
+    """Return the refusal or TLS failure with its remedy, as half a sentence, or "".
 
-    `url` is the connection's, as some explanations differ with TLS.
+    `url`: the connection's.
     """
     causes = list(_causes(error))
     for cause in causes:

@@ -1,4 +1,4 @@
-"""Syntax check of Redis URLs, except options after ``?``: redis-py silently ignores parts that it cannot read."""
+"""Syntax check of Redis URLs: redis-py silently ignores parts that it cannot read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ESCAPES = "; write special characters in a user or password as %XX"
 
 
 def check_redis_url(url: str) -> None:
-    """Raise ValueError that names the wrong part of `url` and shows none of it: it may hold a password."""
+    """Raise ValueError without showing any part of `url`, which may hold a password."""
     if not url.startswith(SCHEMES):
         raise ValueError(f"must be a URL that begins with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
     if re.search(r"[\x00-\x1f\x7f]", url):

@@ -1,10 +1,10 @@
 """Signatures that prove a message's author, as any client can write to Redis.
 
 A signature is the HMAC-SHA256 (RFC 2104) of a message's exact bytes, in lower-case hexadecimal. Senders sign with each
-of their keys; one match suffices, which allows rotation.
+of their keys; one match suffices.
 
 The server's **shared key** is trusted with everything. An **identity key** derived from it covers one job or node.
-Values of keys are signed together with the key's name, so that they cannot be copied to another key.
+Values are signed together with their Redis key's name, so that they cannot be copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MORE_FIELD = b"more_signatures"
 _MOST_SIGNATURES = 8
 _READ_AGAIN_AFTER = 60.0
 _READ_AGAIN_AT_ONCE_AFTER = 2.0
-"""Minimum seconds between reads caused by wrong signatures, which any client can provoke."""
+"""Seconds between reads caused by wrong signatures, which any client can provoke."""
 _SEAL_BEGINS = b',"signature":"'
 _SEAL_ENDS = b'"}'
 _SEAL = re.compile(rb"[0-9a-f ]{0,1024}")
@@ -73,7 +73,7 @@ class Signer:
     """Thread-safe signer and verifier of messages.
 
     ``read_keys`` returns the active key, then older accepted ones. It is called periodically and after wrong
-    signatures. If it then raises TrainmedicError, the keys stay.
+    signatures. If it raises TrainmedicError, the keys stay.
     """
 
     def __init__(self, read_keys: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,9 +96,7 @@ class Signer:
         return {FIRST_FIELD: first, MORE_FIELD: " ".join(more)} if more else {FIRST_FIELD: first}
 
     def seal(self, raw: bytes, key: str, identity: str | None = None) -> bytes:
-        """Return `raw`, a JSON object with members, as a Redis key's value, with its signatures for this key as last
-        member.
-        """
+        """Return `raw`, a JSON object, as a Redis key's value, with its signatures as last member."""
         signatures = " ".join(self.sign(_for_key(raw, key), identity)).encode()
         return raw[:-1] + _SEAL_BEGINS + signatures + _SEAL_ENDS
 
@@ -106,7 +104,7 @@ class Signer:
         return self.verify(_for_key(sealed.raw, key), sealed.signatures, identity)
 
     def verify(self, raw: bytes, signatures: Iterable[str], identity: str | None = None) -> Proof:
-        """Return the kind of key that proves `raw`, which may be `identity`'s. Raises BadSignature."""
+        """Return the kind of key that proves `raw`, maybe `identity`'s. Raises BadSignature."""
         sent = [signature.encode("ascii", "replace") for signature in signatures][:_MOST_SIGNATURES]
         if not sent:
             raise BadSignature("is not signed, and a signing key is in use here")
@@ -160,7 +158,7 @@ class Sealed(NamedTuple):
 
 
 def unseal(value: bytes) -> Sealed:
-    """Split `value` into object and signatures; without signatures the object is the value itself."""
+    """Split `value` into object and signatures."""
     begins_at = value.rfind(_SEAL_BEGINS, max(len(value) - _LONGEST_SEAL, 0))
     signatures = value[begins_at + len(_SEAL_BEGINS) : -len(_SEAL_ENDS)]
     if begins_at < 0 or not value.endswith(_SEAL_ENDS) or not _SEAL.fullmatch(signatures):

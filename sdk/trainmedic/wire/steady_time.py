@@ -1,7 +1,7 @@
 """Time of day that does not jump with the machine's clock.
 
-If that steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and reports it, so that nothing
-expires or is delayed. After `BELIEVED_AFTER_SECONDS` at its new time the clock is followed.
+If that steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and reports it. After
+`BELIEVED_AFTER_SECONDS` at its new time the clock is followed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import partial
 from typing import Literal
 
 STEP_SECONDS = 60.0
-"""Tolerated difference between clock and time since boot; NTP corrects less at once."""
+"""Tolerated difference; NTP corrects less at once."""
 BELIEVED_AFTER_SECONDS = 900.0
-"""Long enough to correct an error, short enough for a machine that booted with a wrong clock. Equal to the default
-maximum age of alerts on which the server acts.
+"""Enough to correct an error, or to follow after a boot with a wrong clock. Equal to the default maximum age of alerts
+on which the server acts.
 """
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 since_boot: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds since boot, including sleep where the system supports it. It cannot be set."""
+"""Seconds since boot, including sleep if supported."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ClockStep:
     seconds: float
     kind: Literal["stepped", "believed", "returned"]
     """``stepped``: it jumped and is not followed yet; ``believed``: it is followed from now on, by a jump of `seconds`;
-    ``returned``: it agrees with the kept time again.
+    ``returned``: it agrees again.
     """
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Answers to an undo that has nothing to revert, and their proof.
 
-A receiver that lost its memory finds nothing either, and must answer ``failed``. A command without a record was never
-applied only if the memory is complete since before it was issued.
+A receiver that lost its memory must answer ``failed``. A command without a record was never applied only if the memory
+is complete since before it was issued.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
 KNOWN = "known"
-"""Member of the output with the receiver's proof, without which the server does not trust the answer."""
+"""Member of the output with the proof, without which the server does not trust the answer."""
 NEVER_APPLIED = "never_applied"
-"""The receiver remembers everything since before the command was issued, and did not apply it."""
+"""The receiver remembers everything since before the command was issued."""
 NOT_IN_FORCE = "not_in_force"
-"""The receiver records active changes, and this one ended or was reverted earlier."""
+"""The receiver records active changes, and this one ended."""
 
 _RESOLUTION = timedelta(milliseconds=1)  # of the time in an ID
 
@@ -26,7 +26,7 @@ def nothing_to_undo(known: str, **more: Any) -> Mapping[str, Any]:
 
 
 def issued_at(command_id: str) -> datetime | None:
-    """Return when the command of this ID was issued, by the server's clock; None if the ID does not state it.
+    """Return when the command was issued, by the server's clock, or None.
 
     UUIDv7s (RFC 9562, section 5.7) begin with Unix milliseconds.
     """
@@ -42,8 +42,8 @@ def issued_at(command_id: str) -> datetime | None:
 def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
     """Return whether a memory complete since `remembered_since` would know this command.
 
-    Two clocks' times are compared as they are: an error would take a receiver that applies a command, loses its memory
-    and restarts within their difference.
+    Two clocks' times are compared: an error would take a receiver that applies a command, loses its memory and restarts
+    within their difference.
     """
     issued = issued_at(command_id)
     return issued is not None and remembered_since is not None and remembered_since - _RESOLUTION < issued

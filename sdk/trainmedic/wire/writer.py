@@ -1,6 +1,6 @@
 """Thread that writes replies, notices and the presence key to Redis.
 
-Others put messages into its bounded queue without waiting, where they stay during an outage.
+Others put messages into its bounded queue, where they stay during an outage.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 STREAM_SECONDS = 24 * 3600
-"""The command stream expires this many seconds after its receiver ended."""
+"""Expiry of the command stream after its receiver's end."""
 LARGEST_PRESENCE = 1024 * 1024
-"""Bytes. The placement of a job with 8,192 ranks takes about 800 KB."""
+"""Bytes; the placement of 8,192 ranks takes about 800 KB."""
 REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
 _LONGEST_REFUSAL = 30.0
-"""Seconds, within which the server has repaired a tampered stream of replies."""
+"""Seconds, in which the server repairs a tampered stream of replies."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class OutgoingReplies:
     entry: bytes | None = None
     remember: CommandRecord | None = None
     forget: bool = False
-    """True if the command expired and may come again: its record is deleted."""
+    """True if the command expired: its record is deleted."""
     notice: Notice | None = None
 
     @property
@@ -65,7 +65,7 @@ class PresenceKey:
     owner: str
     describe: Callable[[], Mapping[str, Any]]
     on_conflict: Callable[[Mapping[str, Any]], None]
-    """Called in the writer's thread with the presence of another live process of the same name."""
+    """Called with the presence of another live process of the same name."""
     seconds: int = 15
     every: float = 5.0
     """Seconds between two renewals."""
@@ -107,7 +107,7 @@ class ReplyWriter:
         self._thread.start()
 
     def put(self, outgoing: OutgoingReplies) -> bool:
-        """Queue replies without waiting. Drop them if 1,000 are queued, as the server asks again, and return False."""
+        """Queue replies without waiting. Drop them and return False if 1,000 are queued: the server asks again."""
         if outgoing.entry is not None:
             self._connection.note_answered(outgoing.entry)
         try:
@@ -124,7 +124,7 @@ class ReplyWriter:
         self._wake()
 
     def stop(self, timeout: float) -> None:
-        """Send the queued replies, delete the presence, and end, within `timeout` seconds."""
+        """Send queued replies, delete the presence, and end, within `timeout` seconds."""
         self._stopping.set()
         self._wake()
         self._thread.join(timeout)
@@ -218,11 +218,7 @@ class ReplyWriter:
         pipeline.xadd(envelope.REPLIES, fields, maxlen=REPLIES_KEPT, approximate=True)
 
     def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
-        """Return the replies to send again: all, until Redis refused them several times, such as for a key of another
-        type.
-
-        Then none, so that they block no later ones.
-        """
+        """Return the replies to send again: all, or none after several refusals, so that they block no later ones."""
         self._presence_due = 0.0
         if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
             return unsent
@@ -244,9 +240,7 @@ class ReplyWriter:
         return raw if self._signer is None else self._signer.seal(raw, self._presence.name)
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
-        """Report another process that announced itself under this name after this one. Older presences are earlier
-        processes' or replayed.
-        """
+        """Report another process that announced itself under this name after this one."""
         if self._announced_at is None:
             return
         present = self._read_presence(client)
@@ -254,9 +248,7 @@ class ReplyWriter:
             self._presence.on_conflict(present)
 
     def _is_later(self, presence: Mapping[str, Any]) -> bool:
-        """Return whether the presence is later than this process's first. An unsigned time proves nothing and counts as
-        later.
-        """
+        """Return whether the presence is later than this process's first. An unsigned time counts as later."""
         if self._signer is None or self._announced_at is None:
             return True
         try:
@@ -270,7 +262,7 @@ class ReplyWriter:
                 client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
-        """Return the presence in Redis; empty if there is none that is readable and genuine."""
+        """Return the readable and genuine presence in Redis, or an empty one."""
         try:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:

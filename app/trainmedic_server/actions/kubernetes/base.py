@@ -1,4 +1,4 @@
-"""Base of the Kubernetes actions: retries, field changes with undo, and required permissions."""
+"""Base of the Kubernetes actions: retries, field changes with undo, permissions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ClusterAction(RetryingAction):
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
     ) -> tuple[Object, Any, bool]:
-        """Return the object, the value before, and whether a change of this run is in effect."""
+        """Return the object, the previous value, and whether a change of this run is in effect."""
 
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
@@ -142,9 +142,7 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable if the node may exist under another name: considering it deleted would drop its pending
-    undo.
-    """
+    """Raise ClusterUnavailable if the node may exist under another name: its pending undo must not be dropped."""
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:

@@ -1,5 +1,5 @@
 """Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API. Each round lists the pods again, so
-a drain continues after a server restart.
+it continues after a server restart.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DrainNode(ClusterAction):
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
     async def _may_begin(self, call: Call, params: DrainParams) -> None:
-        """Raise PermanentFailure before jobs write a checkpoint in vain."""
+        """Raise PermanentFailure before jobs write a needless checkpoint."""
         try:
             await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
@@ -201,8 +201,8 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether the API server delayed all evictions, and the seconds to wait. One pod's refusal does not stop
-        the others.
+        """Return whether the API server delayed all evictions, and the seconds to wait. One refusal does not stop the
+        others.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -250,7 +250,7 @@ class DrainNode(ClusterAction):
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
-    """Sort a node's pods: those to evict or wait for, those that a drain skips, and those that forbid it."""
+    """Divide a node's pods into those to evict or wait for, those to skip, and those that forbid the drain."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}

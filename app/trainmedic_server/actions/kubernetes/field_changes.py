@@ -1,7 +1,7 @@
 """Changes of runs to a Kubernetes object, recorded in its annotations, and their undo. Pure.
 
 The record is part of the patch. The annotation ``trainmedic.io/run-<run id>`` is a JSON object with one member for each
-field: ``{"unschedulable": {"was": null, "set": true}}``. If several runs change one field, each records the value from
+field: ``{"unschedulable": {"was": null, "set": true}}``. If several runs change one field, each records the value
 before the first; the last undo restores it.
 """
 
@@ -24,8 +24,8 @@ Change = dict[str, Any]
 
 
 class RevertibleField(Struct, frozen=True):
-    """``read`` returns the current value, None if absent, ``write`` the merge patch. ``managed`` is the field's path in
-    managedFields, if it matters who set it last.
+    """``read`` returns the value or None, ``write`` the merge patch. ``managed`` is the field's path in managedFields,
+    if its last setter matters.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Reversal(Struct, frozen=True):
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
-    """Return the recorded changes of `field` by run ID. Unreadable records are ignored."""
+    """Return the recorded changes of `field` by run ID, without unreadable ones."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -60,7 +60,7 @@ def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChan
 
 
 def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> Change | None:
-    """Return None if the field has the value already, set by this run or without a record of any run."""
+    """Return None if the field has the value already, set by this run or without a record."""
     changes = changes_by_run(present, field)
     before = field.read(present)
     if run_id in changes and before == value == changes[run_id].set:

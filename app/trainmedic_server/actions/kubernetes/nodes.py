@@ -48,7 +48,7 @@ UNSCHEDULABLE = field_changes.RevertibleField(
 
 
 def label_field(key: str) -> field_changes.RevertibleField:
-    """Return a node's label as a field. Its value is None without such a label."""
+    """Return a node's label as a field. Its value is None if absent."""
     return field_changes.RevertibleField(
         f"label/{key}",
         lambda present: (present["metadata"].get("labels") or {}).get(key),
@@ -58,7 +58,7 @@ def label_field(key: str) -> field_changes.RevertibleField:
 
 
 def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
-    """Return a node's taint as a field. Its value is None without such a taint, ``""`` for a taint without a value."""
+    """Return a node's taint as a field. Its value is None if absent, ``""`` for a taint without a value."""
 
     def read(node: Object) -> str | None:
         for taint in (node.get("spec") or {}).get("taints") or ():

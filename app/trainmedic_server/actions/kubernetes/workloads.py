@@ -145,7 +145,7 @@ class DeletePodParams(ActionParams):
 
 
 class DeletePod(Irreversible, ClusterAction):
-    """Deletes the pod that existed when the command was issued, never its successor."""
+    """Deletes the pod that existed when the command was issued, never a successor."""
 
     name: ClassVar[str] = "k8s.delete_pod"
     summary: ClassVar[str] = "Delete one pod, so that its controller recreates it."

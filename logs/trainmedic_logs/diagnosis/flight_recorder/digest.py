@@ -1,7 +1,7 @@
 """One-line digest of a dump, for transfer from a node to the server.
 
-The lines of a node's ranks form the excerpt of one finding, so they are signed, stored and deleted like others. Each
-group has its open and last completed collectives. Texts are masked and bounded, and readers validate everything.
+The lines of a node's ranks form the excerpt of one finding. Each group has its open and last completed collectives.
+Texts are masked and bounded, and readers validate everything.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
 RULE = SOURCE = "flight-recorder"
-"""Rule and source of the finding, a name of no log rule or policy."""
+"""A name of no log rule or policy."""
 LONGEST = 24 * 1024
-"""Characters of a line; ten ranks fit into an excerpt."""
+"""Characters of a line; ten fit into an excerpt."""
 _KEPT = ((16, 8), (4, 0))
-"""Open and completed collectives per group, the second choice if the first is too long."""
+"""Open and completed collectives per group, with a second choice for too long lines."""
 _LARGEST = 2**63 - 1
 
 
 def write(dump: Dump, attempt: int | None) -> str:
-    """Return a dump's line. Raises DumpError if it is too long."""
+    """Raises DumpError if the line is too long."""
     for under_way, done in _KEPT:
         line = _written(dump, attempt, under_way, done)
         if len(line) <= LONGEST:

@@ -1,4 +1,4 @@
-"""Dump of one rank, validated: parts are taken by name, type and size, and the rest is ignored."""
+"""Validated dump of one rank: parts are taken by name, type and size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainmedic_logs.diagnosis.flight_recorder import plain_pickle
 from trainmedic_logs.errors import DumpError
 
 MOST_BYTES = 64 * 1024 * 1024
-"""File size; 2,000 entries with call stacks take about 5 MiB."""
+"""Size of a file; 2,000 entries with call stacks take about 5 MiB."""
 MOST_ENTRIES = 200_000
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
 MOST_MEMBERS = 1_000_000
-"""Ranks of all groups; a small pickle can repeat one list 20,000 times."""
+"""Ranks of all groups; a small pickle can repeat a list 20,000 times."""
 _DONE_KEPT = 32
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
@@ -34,7 +34,7 @@ class ProcessGroup(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """Collective called by one rank, without point-to-point operations."""
+    """Collective called by one rank."""
 
     group: ProcessGroup
     number: int
@@ -44,7 +44,7 @@ class Entry(Struct, frozen=True):
     """Input sizes: ``[[4096, 5120]]``."""
     is_done: bool
     is_started: bool
-    """Its kernel runs and waits for other ranks or the network."""
+    """Its kernel runs."""
     created_ns: int
     """Call by the node's clock, in ns since 1970."""
 
@@ -64,7 +64,7 @@ class TakenGroup(TypedDict):
 
 
 class Taken(TypedDict):
-    """JSON form, decoded without allocating more than the text's size."""
+    """JSON form, no larger in memory than the text."""
 
     rank: int
     configured: int
@@ -167,7 +167,7 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
 
 
 def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
-    """Keep open collectives, and the last completed ones per group: 512 ranks have a million entries together."""
+    """Keep open collectives, and each group's last completed ones."""
     by_group: dict[ProcessGroup, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)
@@ -199,7 +199,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """Return an integer, also from text, as in JSON dumps, or None."""
+    """Return an integer, also from text, or None."""
     if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)

@@ -1,8 +1,7 @@
 """Ranks missing from a collective that others wait in.
 
 Per group: the first collective that one member called but did not complete and another, by its dump, did not call. The
-latter are missing, or victims if they wait for a rank missing elsewhere. Members without a dump are listed separately:
-they may have been killed, or be in their own cleanup.
+latter are missing, or victims if they wait for a rank missing elsewhere. Members without a dump are listed separately.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ class Waiting(Struct, frozen=True):
     number: int
     operation: str
     since: datetime | None
-    """A waiting rank's first call, by its node's clock (UTC); None if unknown."""
+    """First call of a waiting rank, by its node's clock (UTC); None if unknown."""
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
-    """Members that did not call it, by their own dumps. Empty if all called it and it does not end."""
+    """Members that did not call it, by their own dumps. Empty if all called it."""
     silent: tuple[int, ...]
     differing: tuple[int, ...] = ()
-    """Ranks whose operation is not the majority's: the program diverged."""
+    """With another operation than the majority: the program diverged."""
 
 
 class Reading(Struct, frozen=True):
     waits: tuple[Waiting, ...]
     silent: tuple[int, ...]
-    """Group members without a dump, ascending."""
+    """Members without a dump, ascending."""
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -43,7 +42,7 @@ class Reading(Struct, frozen=True):
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """Absent ranks that wait for no other; all absent ranks if they wait for each other. Ascending."""
+        """Absent ranks that wait for no other, else all absent ranks, ascending."""
         waiting = {rank for wait in self.waits if wait.absent for rank in wait.waiting}
         return tuple(rank for rank in self.absent if rank not in waiting) or self.absent
 
@@ -54,7 +53,7 @@ class Reading(Struct, frozen=True):
 
 
 def read_together(dumps: Sequence[Dump]) -> Reading:
-    """Combine dumps; of two of one rank, the larger counts."""
+    """Combine dumps; the larger of one rank counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: len(dump.entries))}
     entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for dump in by_rank.values():
@@ -100,7 +99,7 @@ def _waiting(
 def _candidates(
     open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
-    """Yield open collectives that some member did not call, checking only possible first ones."""
+    """Yield open collectives that some member did not call."""
     furthest_behind = min(lasts.values())
     without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
     next_of_those = {number + 1 for called in without for number in called}
@@ -116,7 +115,7 @@ def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank:
     """Return the members whose dump shows that they did not call collective `number`.
 
     Recorders may list only open collectives. Then a rank that waits nowhere is absent if its counters show the previous
-    collective, or if it has no counters.
+    collective, or if it has none.
     """
 
     def is_absent(rank: int) -> bool:

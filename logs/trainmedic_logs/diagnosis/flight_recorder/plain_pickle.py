@@ -1,5 +1,3 @@
-"""Unpickler for plain values only: numbers, text, lists, tuples, dictionaries."""
-
 from __future__ import annotations
 
 import io
@@ -20,8 +18,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load(raw: bytes) -> Any:
-    """Unpickle plain values. It may use all memory or never end; the caller must limit both. Raises DumpError if it is
-    no pickle, truncated, or not plain values.
+    """Unpickle plain values. The caller must limit memory and time. Raises DumpError if it is no pickle, truncated, or
+    not plain values.
     """
     try:
         return _PlainUnpickler(io.BytesIO(raw)).load()

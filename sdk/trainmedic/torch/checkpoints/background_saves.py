@@ -27,7 +27,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 PATIENCE = 120.0
-"""Seconds that training waits for a pending checkpoint before it changes any."""
+"""Seconds to wait for a pending checkpoint before any is changed."""
 _LONGEST = 1800.0  # seconds that rank 0 waits for the other parts
 _LOOK_EVERY = 0.2
 _WRITTEN, _FAILED = "written-", "failed-"
@@ -38,7 +38,7 @@ class PartWriter(Protocol):
     """Storage for checkpoints written in parts."""
 
     def begin_parts(self, step: int) -> str:
-        """On rank 0: create an unfinished checkpoint's directory and return its name."""
+        """Create an unfinished checkpoint's directory and return its name, on rank 0."""
         ...
 
     def part_directory(self, name: str) -> Path: ...
@@ -46,7 +46,7 @@ class PartWriter(Protocol):
     def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None: ...
 
     def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
-        """On rank 0: rename the checkpoint and mark it complete."""
+        """Rename the checkpoint and mark it complete, on rank 0."""
         ...
 
     def prune(self) -> None: ...
@@ -84,7 +84,7 @@ class BackgroundSaves:
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
         """Copy the state and start writing, unless another write is running. Every rank calls it.
 
-        False if a rank has no memory for the copy. Raises NotAgreed and errors of `copy`.
+        False if a rank has no memory. Raises NotAgreed and errors of `copy`.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None
@@ -114,7 +114,7 @@ class BackgroundSaves:
         return _NO_MEMORY not in obstacles.values() or _WRITING in obstacles.values()
 
     def settle(self) -> None:
-        """Wait until nothing is being written; give up what takes longer."""
+        """Wait until nothing is being written, or give up."""
         if not self._thread.settle(PATIENCE):
             log.error("%s: giving up a checkpoint that is not written after %.0f s", self._job, PATIENCE)
             with self._completing:
@@ -162,7 +162,7 @@ class BackgroundSaves:
             self._disk.prune()
 
     def _clear_away(self, unfinished: Path, error: Exception) -> None:
-        """Delete the checkpoint on rank 0; elsewhere report the failure to it."""
+        """Delete the checkpoint on rank 0; elsewhere report the failure."""
         with suppress(OSError):
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

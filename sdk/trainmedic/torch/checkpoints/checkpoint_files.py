@@ -1,5 +1,3 @@
-"""Reading and writing of checkpoint files."""
-
 from __future__ import annotations
 
 import io
@@ -43,14 +41,14 @@ def write_file(path: Path, content: Any) -> int:
 
 
 def add_file(path: Path, content: Any) -> None:
-    """Add a file to a framework's checkpoint atomically. Raises OSError."""
+    """Add a file atomically to a framework's checkpoint. Raises OSError."""
     data = io.BytesIO()
     torch.save(content, data)
     write_durably(path, data.getvalue())
 
 
 def write_training(directory: Path, split: Split) -> dict[str, int]:
-    """Write the states and the frozen parameters, linked if possible; return the sizes by file name."""
+    """Write the states and the frozen parameters; return the sizes by file name."""
     sizes = {TRAINING: write_file(directory / TRAINING, split.trained)}
     if split.frozen is not None:
         if not split.link(directory):
@@ -78,8 +76,7 @@ def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any
 def read_file(path: Path, checked: bool) -> Any:
     """Read a file of `write_file`. Raises UnusableCheckpoint.
 
-    Verifies the archive's checksums, which PyTorch ignores. Unsafe objects are unpickled only if no other user can
-    write the file.
+    Verifies the archive's checksums. Unsafe objects are unpickled only if no other user can write the file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

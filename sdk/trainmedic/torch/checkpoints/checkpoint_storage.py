@@ -1,7 +1,7 @@
 """Storage of checkpoints: the interface, and a directory.
 
-``step-00000150/`` has ``training.pt`` (states of the parts) and ``run.pt`` (the run's own). It is written under another
-name, renamed and marked complete. A rollback renames later ones to ``abandoned-…``, deleted after the next save.
+``step-00000150/`` has ``training.pt`` (states of the parts) and ``run.pt`` (the run's own). It is renamed and marked
+complete after writing. A rollback renames later ones to ``abandoned-…``, deleted after the next save.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ALERT_TO_ROLLBACK = 120.0
-"""Seconds from an alert's start to its rollback with the shipped rules and playbooks."""
+"""Seconds, with the shipped rules and playbooks."""
 RUN = "run.pt"
 _SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
@@ -55,7 +55,7 @@ class CheckpointStorage(Protocol):
     """For small files about the run; None for none."""
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
-        """Return the checkpoints in any order, with incomplete ones if known."""
+        """Return the checkpoints in any order."""
         ...
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
@@ -77,9 +77,7 @@ class CheckpointStorage(Protocol):
 
 
 class CheckpointDirectory:
-    """Directory of checkpoints, of which ``keep`` stay; None for all. One rank ``watches`` for another process's
-    writes.
-    """
+    """Directory of checkpoints, of which ``keep`` stay; None for all. One rank ``watches`` for other writers."""
 
     def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
         self._root = Path(directory)
@@ -87,21 +85,21 @@ class CheckpointDirectory:
         self._keep = keep
         self._watches = watches
         self.beside: Callable[[], Sequence[SavedCheckpoint]] = tuple
-        """Returns the checkpoints in memory."""
+        """Returns checkpoints in memory."""
         self._has_warned = False
         self._frozen = FrozenBase()
         self._writer = envelope.new_id()
         self._began = envelope.write_time(envelope.utc_now())
         self._is_shared = False  # another process writes here too
         self._at_start: Mapping[Path, Mapping[str, Any] | None] = {}
-        """Checkpoints of earlier processes, regardless of clocks."""
+        """Checkpoints of earlier processes."""
         self._left_at_start: frozenset[str] = frozenset()
         with contextlib.suppress(OSError):  # reported by the next access
             self._at_start = self._marks()
             self._left_at_start = frozenset(path.name for path in self._root.iterdir())
 
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Return all but those that another process wrote since the start."""
+        """Return all but those of another process since the start."""
         marks = self._marks().items()
         return [self._inspect(path, facts) for path, facts in marks if not self._is_of_another(path, facts)]
 
@@ -113,7 +111,7 @@ class CheckpointDirectory:
         return {path: checkpoints.completion(path) for path in paths}
 
     def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
-        """Return whether another process wrote the checkpoint after this one started."""
+        """Return whether another process wrote the checkpoint since the start."""
         if not self._watches or facts is None or facts.get("writer") in (None, self._writer):
             return False
         if str(facts.get("at")) < self._began:
@@ -178,7 +176,7 @@ class CheckpointDirectory:
             shutil.rmtree(path)
 
     def _is_leftover(self, name: str) -> bool:
-        """Return whether no process needs it. Another process may be writing a new unfinished one."""
+        """Return whether no process needs it; another may be writing a new one."""
         is_own = name.startswith("abandoned-") or self._writer in name
         return bool(_LEFTOVER.match(name)) and (is_own or name in self._left_at_start)
 
@@ -200,7 +198,7 @@ class CheckpointDirectory:
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
         """Return whether it is pinned and few checkpoints exist beyond the step before its rollback.
 
-        With more the fault is over, and a late rollback should be rejected.
+        With more the fault is over.
         """
         reason = checkpoints.pin_reason(checkpoint.path)
         left = None if reason is None else reason.get("left_step")
@@ -213,13 +211,13 @@ class CheckpointDirectory:
         return self._root / f"step-{step:08d}"
 
     def _unfinished(self, path: Path) -> Path:
-        """Return the temporary directory for `path`; delete an earlier one."""
+        """Return the temporary directory for `path`, without an earlier one."""
         unfinished = self._root / f"unfinished-{self._writer}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
 
     def begin_parts(self, step: int) -> str:
-        """See `PartWriter` in ``background_saves``, also for `write_part` and `finish_parts`."""
+        """See `PartWriter`, also for `write_part` and `finish_parts`."""
         unfinished = self._unfinished(self._path_of(step))
         unfinished.mkdir(parents=True)
         return unfinished.name
@@ -238,7 +236,7 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Rename a written checkpoint and mark it complete with ``more``; return its time, ``more["at"]`` or now."""
+        """Rename a written checkpoint and mark it complete with ``more``; return its time."""
         if self._is_of_another(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # incomplete, or of the same step and equivalent

@@ -1,4 +1,4 @@
-"""One checkpoint storage made of disk and memory."""
+"""Checkpoints on disk and in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class TieredCheckpoints:
-    """Checkpoints on disk and in memory; commands save to disk."""
+    """Commands save to disk."""
 
     def __init__(
         self, disk: CheckpointStorage, memory: MemoryCheckpoints, background: BackgroundSaves | None = None
@@ -46,7 +46,7 @@ class TieredCheckpoints:
         self.disk.prune()
 
     def _settle(self) -> None:
-        """Wait for background writes, which must not count as leftovers."""
+        """Wait for background writes, which are no leftovers."""
         if self.background is not None:
             self.background.settle()
 

@@ -1,4 +1,4 @@
-"""Writing of checkpoints in the training thread: periodic, before the first step, or on command."""
+"""Writing of checkpoints in the training thread."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class _Compared:
-    """Properties of a state, computed before it is written."""
+    """Computed before the state is written."""
 
     digests: Digests | None
     """None without verification."""
     rank_state: RankState | None
-    """None with one rank, if the storage keeps each rank's own, or without agreement."""
+    """None with one rank, without agreement, or if the storage keeps each rank's own."""
 
 
 class CheckpointWriter:
@@ -40,7 +40,7 @@ class CheckpointWriter:
         self._training = training
 
     def save(self, prune: bool = True) -> SavedCheckpoint:
-        """Write a checkpoint, or return this step's. ``prune`` deletes old ones. Raises errors of the storage."""
+        """Write a checkpoint, or return this step's. Raises errors of the storage."""
         training = self._training
         assert training.storage is not None
         if training.broken is not None:
@@ -81,7 +81,7 @@ class CheckpointWriter:
                 )
 
     def save_when_due(self) -> None:
-        """Write the periodic checkpoint, in the background if configured; log errors."""
+        """Write the periodic checkpoint, maybe in the background; log errors."""
         training, storage = self._training, self._training.storage
         background = storage.background if isinstance(storage, TieredCheckpoints) else None
         if background is None or training.current_checkpoint is not None or training.broken is not None:
@@ -118,7 +118,7 @@ class CheckpointWriter:
         return _Compared(kept, self._rank_state(cache))
 
     def _rank_state(self, cache: KnownDigests) -> RankState | None:
-        """Return the differences between ranks; None if unknown or stored otherwise."""
+        """Return the differences between ranks, or None."""
         training, medic = self._training, self._training.medic
         comparison, disk = training.rank_comparison, on_disk(training.storage)
         if isinstance(disk, JointOwnCheckpoints) and not is_sharded(training.parts):
@@ -141,7 +141,7 @@ class CheckpointWriter:
         return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
-        """Save, but log errors, so that training continues."""
+        """Save; log errors."""
         training = self._training
         if training.storage is None:
             return

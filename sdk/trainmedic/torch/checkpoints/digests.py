@@ -1,7 +1,7 @@
 """Digests of parameters and optimizer states, to verify a loaded state.
 
 A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64, on its device. It detects any
-change of one word, and others almost certainly.
+change of one word.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _MOST_NAMED = 3
 
 class DigestComparison(NamedTuple):
     compared: int
-    """Number of compared tensors, without those of another type."""
+    """Number of compared tensors of equal type."""
     different: tuple[str, ...]
 
     @property
     def problem(self) -> str:
-        """Return the difference as text; empty without any."""
+        """The difference as text, or ""."""
         names, count = ", ".join(self.different[:_MOST_NAMED]), len(self.different)
         more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
         return f"{count} of {self.compared} tensors are not as they were saved: {names}{more}" if names else ""
@@ -42,7 +42,7 @@ def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return the tensors' digests by name; ``cache`` provides known ones and receives the others."""
+    """Return the tensors' digests; ``cache`` provides known ones and receives others."""
     cache = KnownDigests() if cache is None else cache
     cache.add(tensors.values())
     return {
@@ -52,7 +52,7 @@ def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None =
 
 
 class KnownDigests:
-    """Cache of digests for one step boundary, in which tensors do not change."""
+    """Cache for one step boundary, in which tensors do not change."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -71,7 +71,6 @@ class KnownDigests:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Return a key that distinguishes tensors in the same memory."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()
@@ -118,7 +117,7 @@ def _tensors(
 
 
 def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a parameter's optimizer state by digest name; numbers become tensors."""
+    """Yield the tensors of a parameter's optimizer state by digest name."""
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             yield f"{name}.{key}", local_part(value)
@@ -140,7 +139,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a number on the tensor's device, without waiting."""
+    """Return a number on the device, without waiting."""
     if tensor.is_meta or tensor.layout != torch.strided:
         return torch.zeros((), dtype=torch.int64)
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -159,7 +158,7 @@ def _read(values: list[torch.Tensor]) -> list[int]:
 
 
 def _gathered(values: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Yield the numbers in order, with one wait per device and type."""
+    """Yield numbers in order, with one wait per device and type."""
     listed = list(values)
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(listed):

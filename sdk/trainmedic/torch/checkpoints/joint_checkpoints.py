@@ -1,7 +1,7 @@
 """Checkpoints that all ranks write and load together in a shared directory.
 
 ``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. Loading restores only after every rank has
-read everything. All ranks make the same calls in the same order, as each may wait for all.
+read everything. All ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 NewGroup = Callable[[str], Group]
-"""Returns a named group of all ranks; every rank calls it with the same names."""
+"""Returns a group of all ranks, which pass the same names."""
 
 
 class JointContents(Protocol):
-    """Common part of a checkpoint; every rank calls each method."""
+    """Common part of a checkpoint. Every rank calls each method."""
 
     is_replicated: bool
-    """True if each rank has the whole training, except for differences by rank."""
+    """True if each rank has the whole training, except for differences."""
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the common part and this rank's. ``run`` is the run's own state, with its differences by rank."""
         ...
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the states to compare between ranks before `capture`; None if each rank's are written anyway."""
+        """Return the states to compare between ranks before `capture`, or None."""
         ...
 
     def write(self, path: Path, content: Any) -> None: ...
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
-        """Check readability and return `read`'s input without waiting for other ranks. Raises UnusableCheckpoint."""
+        """Check readability and return `read`'s input, without other ranks. Raises UnusableCheckpoint."""
         ...
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
@@ -66,7 +66,7 @@ class JointContents(Protocol):
 @runtime_checkable
 class BackgroundContents(JointContents, Protocol):
     def use_group_of_its_own(self) -> None:
-        """Write with a process group other than the training's from now on. Every rank calls it."""
+        """Write with another process group than the training's. Every rank calls it."""
         ...
 
     def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]: ...
@@ -74,10 +74,10 @@ class BackgroundContents(JointContents, Protocol):
 
 @runtime_checkable
 class UnitedContents(JointContents, Protocol):
-    """Sharded contents that another number of ranks can read."""
+    """Contents that another number of ranks can read."""
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the own part for each of another number of ranks. Raises UnusableCheckpoint."""
+        """Return the own part for each rank. Raises UnusableCheckpoint."""
         ...
 
 
@@ -97,12 +97,12 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._new_group = new_group
         self._contents = contents
         self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
-        """Raises UnusableCheckpoint if another number of ranks cannot continue, by rank 0's part."""
+        """Raises UnusableCheckpoint if another number of ranks cannot continue."""
         self.goes_on_from: Callable[[Path], None] = lambda path: None
-        """Called on rank 0 with the checkpoint that the training continues from."""
+        """Called on rank 0 with the checkpoint to continue from."""
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the states to compare between ranks; None without any."""
+        """Return the states to compare between ranks, or None."""
         return self._contents.comparable(parts)
 
     def write_beside_training(self) -> None:
@@ -137,7 +137,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         write_file(unfinished / _file_of(self._rank), own)
 
     def _finish(self, unfinished: Path, path: Path, step: int, **more: Any) -> str:
-        """On rank 0, rename and mark a written checkpoint; return the mark's time."""
+        """Rename and mark a written checkpoint on rank 0; return the mark's time."""
         files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
         unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
         if unseen:
@@ -189,7 +189,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
-        """Read this rank's file or, with another number of ranks, derive it from rank 0's."""
+        """Read this rank's file, or derive it from rank 0's."""
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         if ranks == self._world_size:
@@ -222,7 +222,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
 
 class JointOwnCheckpoints:
-    """The user's own checkpoints in a job of several ranks, each calling the user's functions."""
+    """The user's own checkpoints in a job of several ranks."""
 
     def __init__(self, storage: CheckpointStorage, rank: int, new_group: NewGroup) -> None:
         self.directory = storage.directory

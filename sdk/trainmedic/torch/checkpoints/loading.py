@@ -1,7 +1,7 @@
 """Loading of the first intact checkpoint, the same on all ranks.
 
-Every rank verifies digests. A difference is a partial load: an older checkpoint is tried; without one the training ends
-on all ranks (`HalfLoaded`).
+Every rank verifies digests. After a difference an older checkpoint is tried; without one the training ends on all ranks
+(`HalfLoaded`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KeptState = Mapping[str, Any]
 class LoadedCheckpoint:
     checkpoint: SavedCheckpoint
     kept: KeptState | None
-    """The run's own state; None without one."""
+    """The run's own state, or None."""
     unusable: list[str]
     """Faults of the checkpoints tried before it."""
     verified: Mapping[str, Any]
@@ -66,7 +66,7 @@ class CheckpointLoading:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
-        """Confirm the load on all ranks, each of which calls it; return the differences by rank.
+        """Confirm the load on all ranks; return the differences by rank.
 
         Raises HalfLoaded if a rank failed; ``fault`` is this rank's reason.
         """
@@ -117,7 +117,7 @@ def _broken(why: str) -> HalfLoaded:
 def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
     """Return a function that puts the present group tensors back after a load, with the loaded values.
 
-    The loop may hold one, such as a learning rate for ``torch.compile``; ``load_state_dict`` would replace it.
+    The loop may hold one, such as a learning rate for ``torch.compile``.
     """
     held = [
         (optimizer, number, key, value)

@@ -28,7 +28,7 @@ _NEAR = timedelta(minutes=1)  # between the user's time and that of the call
 
 @dataclass(frozen=True)
 class _KeptHealth:
-    """Health recorded when the user's function wrote a checkpoint."""
+    """Recorded when the user's function wrote a checkpoint."""
 
     step: int
     began: datetime
@@ -36,7 +36,7 @@ class _KeptHealth:
     health: Any
 
     def is_of(self, checkpoint: SavedCheckpoint) -> bool:
-        """Return whether it is that checkpoint's; an abandoned one may have the same step."""
+        """Return whether it is that checkpoint's."""
         return checkpoint.step == self.step and self.began - _NEAR <= checkpoint.at <= self.saved + _NEAR
 
     def to_json(self) -> list[Any]:
@@ -118,7 +118,6 @@ class OwnCheckpoints:
         """Delete nothing: the checkpoints are the user's."""
 
     def _with_health(self, checkpoint: SavedCheckpoint) -> SavedCheckpoint:
-        """Add the recorded health, unless the user's function returns one."""
         if checkpoint.health is not None:
             return checkpoint
         for kept in reversed(self._kept_health):

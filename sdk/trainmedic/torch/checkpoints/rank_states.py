@@ -1,8 +1,7 @@
 """Differences between the ranks' states in a training whose ranks hold copies of most of the state.
 
-Examples of differences are Muon's momentum, hand-made ZeRO-1 shares, and buffers. A leaf is a value in nested mappings.
-At each save the ranks compare the digests of all leaves. A checkpoint stores rank 0's states, and the leaves in which
-other ranks differ.
+Examples are Muon's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare the digests of all
+leaves (values in nested mappings). A checkpoint stores rank 0's states, and the leaves in which other ranks differ.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class RankState:
     parts: tuple[str, ...]
     """Parts that differ on any rank."""
     own: tuple[Path, ...]
-    """Paths of leaves that rank 0 lacks or has with another value."""
+    """Leaves that rank 0 lacks or has with another value."""
     digests: Mapping[str, str]
-    """{leaf path as text: digest} of this rank's `parts`."""
+    """By leaf path as text, of this rank's `parts`."""
     from_rank_0: tuple[str, ...] = ()
-    """Parts that differ by a fault; every rank gets rank 0's."""
+    """Parts that differ by a fault."""
 
     def plain(self) -> dict[str, Any]:
         members = {"rank": self.rank, "parts": list(self.parts), "own": list(self.own)}
@@ -44,7 +43,7 @@ class RankState:
 
     @classmethod
     def of(cls, members: Any) -> RankState | None:
-        """Parse the output of `plain`. None for the output of an earlier release."""
+        """Parse the output of `plain`, None for an earlier release's."""
         if not isinstance(members, Mapping):
             return None
         paths = tuple(tuple(path) for path in members["own"])
@@ -53,7 +52,7 @@ class RankState:
 
 
 def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the leaves of nested mappings with their paths. An empty mapping is a leaf."""
+    """Yield leaves with their paths. An empty mapping is a leaf."""
     for key, value in states.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, (*path, key))
@@ -62,7 +61,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare this rank's states with rank 0's. Every rank calls it. None if the ranks cannot agree."""
+    """Compare this rank's states with rank 0's, on every rank. None if the ranks cannot agree."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -85,7 +84,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return the content of this rank's file: all of its states if the differences are unknown (`state` is None)."""
+    """Return the content of this rank's file: all states if the differences are unknown (`state` is None)."""
     held = dict(leaves(states))
     if state is None:
         own = list(held) if rank else []
@@ -96,7 +95,7 @@ def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dic
 
 
 def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Change rank 0's states into those of another rank, whose `own_of` is `own`."""
+    """Change rank 0's states into another rank's, whose `own_of` is `own`."""
     present = set(own["paths"])
     for path, _ in [leaf for leaf in leaves(states) if leaf[0][0] in own["parts"]]:
         if _text(path) not in present:
@@ -109,8 +108,7 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
-    """Return the leaves of all ranks' files in one. None if two ranks differ in a leaf: such a state fits no other
-    number of ranks.
+    """Return the leaves of all ranks' files in one, or None if two ranks differ in a leaf.
 
     Communication hooks are ignored: they restart in each process.
     """
@@ -135,7 +133,7 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
 
 
 def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
-    """Return {leaf path as text: the ranks' digests} of a part."""
+    """Return digests of a part by leaf path."""
     values: dict[str, set[str]] = {}
     for state in states:
         for text, digest in state.digests.items():
@@ -155,7 +153,7 @@ def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, s
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]:
-    """Return a text for the value and the indexes of its tensors, appended to `tensors`."""
+    """Return a text and the indexes of its tensors in `tensors`."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not hasattr(value, "to_local"):
         tensors.append(value.detach())
         return f"tensor {tuple(value.shape)}", [len(tensors) - 1]
@@ -173,7 +171,6 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]
 
 
 def _remove(states: dict[str, Any], path: Path) -> None:
-    """Remove a leaf and emptied mappings, except the part."""
     within: list[dict[Any, Any]] = [states]
     for key in path[:-1]:
         within.append(within[-1][key])

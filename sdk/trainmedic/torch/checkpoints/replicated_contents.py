@@ -1,7 +1,4 @@
-"""Checkpoint contents of a training that each rank has whole (DDP), except for differences by rank.
-
-Another number of ranks can load them if the differences are compatible.
-"""
+"""Checkpoint contents of a training that each rank has whole (DDP), except for differences by rank."""
 
 from __future__ import annotations
 
@@ -62,8 +59,7 @@ class ReplicatedContents:
 
 
 def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return this rank's own state with the digests of what was saved for it; after a fault all get rank 0's
-    (``first``).
+    """Return this rank's own state with the digests of what was saved for it; after a fault rank 0's (``first``).
 
     Raises UnusableCheckpoint if an earlier release saved rank 0's only and this rank's differed.
     """
@@ -82,16 +78,14 @@ def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> 
 
 
 def differs(first: Mapping[str, Any]) -> bool:
-    """Return whether a part differs by rank, by rank 0's file."""
+    """Return whether a part differs by rank."""
     state = RankState.of(first["run"].get("rank_state"))
     return state is not None and bool(state.parts)
 
 
 def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
-    """Return the differences, united for another number of ranks, and their digests. Buffers and ``also`` become rank
-    0's.
-
-    Raises UnusableCheckpoint.
+    """Return the united differences and their digests. Buffers and ``also`` become rank 0's. Raises
+    UnusableCheckpoint.
     """
     first = files[0]["run"]
     state = RankState.of(first.get("rank_state"))
@@ -123,7 +117,7 @@ def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> 
 
 
 def _held_here(digests: Mapping[str, str], parts: StateParts) -> dict[str, str]:
-    """Return the digests of this rank's own share."""
+    """Return the digests of this rank's share."""
     held = dict(digests)
     for name, part in parts.optimizers().items():
         if is_zero_redundancy(part):

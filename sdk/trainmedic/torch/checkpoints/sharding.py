@@ -77,7 +77,7 @@ class ShardedContents:
         return {**_not_spread(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
 
     def use_group_of_its_own(self) -> None:
-        """See `BackgroundContents`."""
+        """Implement `BackgroundContents`."""
         self._group = dist.new_group(backend="gloo", timeout=_WRITING)
 
     def write(self, path: Path, content: Any) -> None:
@@ -102,7 +102,7 @@ class ShardedContents:
         return prepared
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the own part for another number of ranks. Raises UnusableCheckpoint for differing values."""
+        """Return the own part. Raises UnusableCheckpoint for differing values."""
         states = [RankState.of(file["run"].get("rank_state")) for file in files]
         known = [state for state in states if state is not None]
         for part in known[0].parts if known else ():
@@ -202,7 +202,6 @@ class ShardedContents:
 
 
 def _not_spread(content: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the nested mappings without sharded tensors."""
     return {
         key: _not_spread(value) if isinstance(value, Mapping) else value
         for key, value in content.items()
@@ -223,14 +222,13 @@ def _sizes(groups: Any) -> list[int]:
 
 
 def _copied(held: Any) -> Any:
-    """Return tensors of the same shape in host memory to read into; shards stay shards."""
+    """Return tensors of the same shape in host memory; shards stay shards."""
     if isinstance(held, Mapping):
         return {name: _copied(value) for name, value in held.items()}
     return held.detach().to("cpu", copy=True) if isinstance(held, torch.Tensor) else held
 
 
 def _cause(error: CheckpointException) -> str:
-    """Return the error of the first failed rank."""
     for rank, (fault, _) in sorted(error.failures.items()):
         return f"rank {rank}: {first_line(fault)}"
     return first_line(error)

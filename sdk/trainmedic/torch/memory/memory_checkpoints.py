@@ -46,7 +46,7 @@ NewGroup = Callable[[str], Group]
 
 @dataclass(frozen=True)
 class Course:
-    """Identity of a training's course; parts of different ones are never combined."""
+    """Identity of a course; parts of different ones are never combined."""
 
     name: str
     """New for each start of the processes."""
@@ -61,7 +61,7 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
-    """Copies on other nodes. ``drop`` forgets those of later steps."""
+    """Copies on other nodes. ``drop`` forgets later steps."""
 
     def drop(self, step: int) -> None: ...
 
@@ -95,13 +95,13 @@ class MemoryCheckpoints:
         # ID of the last rollback's checkpoint, and the step before that rollback.
         self._target: tuple[str, int] | None = None
         self.replicas: Replicas | None = None
-        """None if there are none."""
+        """None without copies."""
 
     def begin(self, course: Course, pool: SlotPool, replicas: Replicas | None = None) -> None:
         self.course, self.pool, self.replicas = course, pool, replicas
 
     def next_due(self, step: int) -> int:
-        """Return the next step for `save`; `NEVER` if there is none."""
+        """Return the next step for `save`, or `NEVER`."""
         return NEVER if self.pace.is_over else self.cadence.next_due(step)
 
     def save(
@@ -137,9 +137,7 @@ class MemoryCheckpoints:
     def copy(
         self, step: int, parts: StateParts, run: Mapping[str, Any], health: CheckpointHealth, holds: bool = False
     ) -> Slot | None:
-        """Copy into a slot, completed in the background; None without a free one. ``holds``: until the caller releases
-        it.
-        """
+        """Copy into a slot, completed in the background; None without a free one. ``holds``: the caller releases it."""
         pool = self.pool
         if pool is None or not self._works:
             return None
@@ -175,7 +173,7 @@ class MemoryCheckpoints:
         return slot
 
     def _judged(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Return the indexes of parameters and optimizer states, which must be finite; cached by layout."""
+        """Return the indexes of tensors that must be finite, cached by layout."""
         if self._judging[0] is not snapshot.places:
             try:
                 judged = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
@@ -232,7 +230,7 @@ class MemoryCheckpoints:
         ]
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
-        """See `CheckpointStorage.load`. Every rank calls it."""
+        """Implement `CheckpointStorage.load`. Every rank calls it."""
         group = self._new_group(f"load-{checkpoint.path}")
         is_there = False
         try:
@@ -256,7 +254,7 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the run's own part. The checksum proves the copy, so its digests are the saved state's."""
+        """Return the run's own part, with digests of the copy, which the checksum proves."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run
@@ -274,7 +272,7 @@ class MemoryCheckpoints:
         return mark
 
     def views(self, slot: Slot, mark: SlotMark, parts: StateParts) -> Mapping[str, Any]:
-        """Return the state in a held slot; its tensors share the slot's memory."""
+        """Return the state in a held slot, which shares its memory."""
         meshes = self._contents.meshes(parts)
         state: Mapping[str, Any] = snapshots.read(slot.memory, mark.structure, mark.size, meshes, copies=False)
         return state
@@ -321,7 +319,7 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
-    """Return tensor views of a slot, cached by layout; without a snapshot the cached ones."""
+    """Return views of a slot, cached by layout; without a snapshot the cached ones."""
     places, views = slot.cache or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

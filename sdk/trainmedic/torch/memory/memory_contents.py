@@ -15,21 +15,20 @@ from trainmedic.torch.tensor_names import plain_name
 
 class MemoryContents(Protocol):
     def meshes(self, parts: StateParts) -> Sequence[Any]:
-        """Return the tensors' possible device meshes, in the same order in each process."""
+        """Return possible device meshes, in the same order in each process."""
         ...
 
     def held(self, parts: StateParts) -> Any:
-        """Return this rank's states, which share memory with the parts."""
+        """Return states that share memory with the parts."""
         ...
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
-        """Return why `held` cannot be restored; empty if nothing shows that."""
+        """Return why `held` cannot be restored, or ""."""
         ...
 
     def tensors(self, parts: StateParts, held: Any) -> Mapping[str, torch.Tensor]:
-        """Return parameters and optimizer states by their names in ``checkpoints.digests``.
-
-        Raises LookupError or TypeError for a different structure.
+        """Return parameters and optimizer states by digest name. Raises LookupError or TypeError for another
+        structure.
         """
         ...
 

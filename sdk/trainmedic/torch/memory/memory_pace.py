@@ -1,4 +1,4 @@
-"""Interval of in-memory checkpoints, by their cost on the slowest rank."""
+"""Interval by the cost on the slowest rank."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ class MemoryPace:
         self._costs.append(cost)
 
     def agree_anew(self) -> None:
-        """Reset after a rollback to an earlier step."""
         self._agree_at = 0
 
     def adapt(self, step: int, step_seconds: float | None, works: bool) -> None:
-        """Adapt the interval to the cost. Every rank calls it at the same steps, able to copy or not."""
+        """Adapt the interval. Every rank calls it at the same steps."""
         cost = statistics.median(self._costs) if self._costs else None
         if self._world_size == 1:
             self.is_over = not works
@@ -55,7 +54,7 @@ class MemoryPace:
         self._cadence.space_replicas(step_seconds, self.replica_seconds)
 
     def _agree(self, cost: float | None, step_seconds: float | None, works: bool) -> tuple[float | None, float | None]:
-        """Return the largest figures; None if a rank has none. If a rank cannot copy, all stop."""
+        """Return the largest figures, None if a rank has none. If a rank cannot copy, all stop."""
         mine = {"cost": cost, "step": step_seconds, "works": works, "replica": self.replica_seconds}
         try:
             figures = self._new_group("memory-pace").poll(mine, _PATIENCE)

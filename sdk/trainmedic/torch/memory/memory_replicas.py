@@ -1,6 +1,6 @@
 """Copies of another node's newest in-memory checkpoints, and a server for this rank's own.
 
-All ranks copy the same steps, so that one is complete after the loss of a node.
+All ranks copy the same steps.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
 log = logging.getLogger("trainmedic")
 
 COPIES = 2
-"""Per rank: one is complete while the other is fetched."""
+"""One is complete while the other is fetched."""
 _FAILURES = 5  # consecutive, until a warning is logged
 _PERIOD = 1.0  # seconds between two checks
 
 
 class MemoryReplicas:
-    """Copies of the checkpoints of ``wards``, in this node's directory."""
+    """Copies of ``wards``' checkpoints, in this node's directory."""
 
     def __init__(self, memory: MemoryCheckpoints, rank: int, node: Path, secret: bytes) -> None:
         self._memory = memory
@@ -46,7 +46,7 @@ class MemoryReplicas:
         return self._server.address
 
     def fetch(self, address: Address, mark: SlotMark, slot: Slot) -> SlotMark | None:
-        """Fetch a checkpoint from any process on that node into `slot`; None if it is gone."""
+        """Fetch a checkpoint into `slot`, or None."""
         request = {"set_id": mark.set_id, "rank": mark.rank}
 
         def memory_for(fetched: SlotMark) -> memoryview:
@@ -148,7 +148,7 @@ class MemoryReplicas:
 
     @contextmanager
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
-        """Find a checkpoint of any process on this node, before training, when no process writes."""
+        """Find a checkpoint of any process on this node, before training."""
         for file, mark in memory_slots.surviving(self._node):
             if mark.set_id == set_id and mark.rank == rank:
                 yield mark, memoryview(memory_slots.mapped(file, mark))

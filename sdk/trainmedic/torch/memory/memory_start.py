@@ -1,6 +1,6 @@
 """Start of in-memory checkpoints, with those that an earlier process left.
 
-The ranks exchange what they have; a checkpoint whose parts all exist is restored into slots.
+The ranks exchange what they have; complete checkpoints are restored into slots.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MemoryStart:
             self._replicas.begin({rank: addresses[rank] for rank in wards if rank in addresses})
 
     def end(self, in_order: bool) -> None:
-        """Free the memory after a regular end; otherwise leave it for the next process."""
+        """Free the memory after a regular end."""
         self.memory.close()
         if self._replicas is not None:
             self._replicas.end(in_order)
@@ -158,12 +158,12 @@ class MemoryStart:
         return self._name_here(name)
 
     def _name_here(self, name: str) -> str:
-        """Return the name with the path's checksum, because a copied directory is a different training."""
+        """Return the name with the path's checksum, because a copied directory is another training."""
         assert self._file is not None
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
-        """Return each rank's node, and the addresses of the ranks that serve copies."""
+        """Return each rank's node, and the serving ranks' addresses."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:
@@ -184,14 +184,14 @@ class MemoryStart:
             log.warning("%s: no copies on other nodes: no port is available: %s", self._job, error)
 
     def _remnants(self, group: Group, directory: Path | None, tells: bool) -> list[Remnant]:
-        """Return the checkpoints in all nodes' memory; one rank of each reports."""
+        """Return all nodes' checkpoints; one rank of each reports."""
         mine: list[dict[str, Any]] = []
         if directory is not None and tells:
             mine = [Remnant(self._node, str(file), mark).to_json() for file, mark in memory_slots.surviving(directory)]
         return [Remnant.of_json(fields) for listed in group.poll(mine).values() for fields in listed]
 
     def _open(self, training: str | None, rank: int) -> Path | None:
-        """Return this node's directory and lock this rank's in it; None without named memory."""
+        """Return this node's directory with this rank's lock, or None."""
         if training is None:
             return None
         try:
@@ -214,7 +214,7 @@ class MemoryStart:
         return int(available * _SHARE) // neighbours
 
     def _take_up(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
-        """Make this rank's part a slot. Log failures; other ranks learn of them on loading."""
+        """Make this rank's part a slot; log failures."""
         try:
             file = Path(remnant.file)
             if remnant.node != self._node:
@@ -255,7 +255,7 @@ class MemoryStart:
 
 
 def complete_sets(remnants: Iterable[Remnant], ranks: int) -> list[dict[int, Remnant]]:
-    """Return the complete checkpoints as {rank: part}, newest first."""
+    """Return complete checkpoints by rank, newest first."""
     sets: dict[str, dict[int, Remnant]] = {}
     for remnant in remnants:
         mark = remnant.mark

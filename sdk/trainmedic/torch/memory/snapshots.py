@@ -1,4 +1,4 @@
-"""Serialization of a training state: its tensors, or this rank's shards, then their pickled structure."""
+"""Serialization of a training state: tensors, or this rank's shards, then their pickled structure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Consecutive places of tensors, recomputed from the first changed tensor on."""
+    """Consecutive places of tensors."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
@@ -59,7 +59,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state whose tensors are not copied yet."""
+    """A state before its tensors are copied."""
 
     tensors: Sequence[torch.Tensor]
     places: Sequence[Place]
@@ -72,7 +72,7 @@ class Snapshot:
         return self.begins + len(self.structure)
 
     def copy(self, memory: mmap.mmap, views: Sequence[torch.Tensor], non_blocking: bool = False) -> None:
-        """Copy everything into `memory`; ``views`` is `views_of` of it."""
+        """Copy everything into `memory`, whose `views_of` is ``views``."""
         for view, tensor in zip(views, self.tensors, strict=True):
             view.copy_(tensor, non_blocking=non_blocking)
         memory[self.begins : self.size] = self.structure
@@ -188,7 +188,7 @@ def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -
 
 
 def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the tensor's stride if it has no gaps, else a contiguous one."""
+    """Return the stride without gaps, else a contiguous one."""
     if tensor.is_contiguous():
         return tuple(tensor.stride())
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))

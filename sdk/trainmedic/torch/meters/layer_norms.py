@@ -1,7 +1,6 @@
 """Gradient norms of the layers where they are largest, to show where a training diverges.
 
-They are measured every few seconds without waiting for the device. Non-finite gradients spread from output to input, so
-layers near the output come first.
+Non-finite gradients spread from output to input, so layers near the output come first.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from trainmedic.client import Medic
 log = logging.getLogger("trainmedic")
 
 _INTERVAL = 5.0
-"""Seconds; a measurement reads all gradients, as clipping does."""
+"""Seconds; a measurement reads all gradients."""
 _NEVER = float("inf")
 
 
 class LayerNorms:
-    """Measures the layers of ``models`` before ``optimizers`` step, if requested, on rank 0."""
+    """Measures ``models`` before ``optimizers`` step, if requested, on rank 0."""
 
     def __init__(self, models: Iterable[Any], optimizers: Iterable[Any], medic: Medic) -> None:
         self._progress = medic.progress
@@ -36,7 +35,7 @@ class LayerNorms:
         ]
 
     def measure(self) -> None:
-        """Measure if due, also for a step that a gradient scaler skips."""
+        """Measure if due."""
         now = time.monotonic()
         if now < self._due_at:
             return
@@ -87,5 +86,5 @@ def _unwrapped(optimizer: Any) -> Any:
 
 
 def _local(gradient: Any) -> torch.Tensor:
-    """Return the gradient or this rank's shard; gathering would need all ranks."""
+    """Return the gradient or this rank's shard."""
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """Waiting time for other ranks in FSDP.
 
 FSDP gathers the next layer during computation, so only unhidden time counts: on a CPU the time in collectives, on CUDA
-stalls of the compute stream, between events. PyTorch lacks hooks, so existing methods of `fully_shard`'s parameter
-groups and functions of `FullyShardedDataParallel` are wrapped.
+stalls of the compute stream. PyTorch lacks hooks, so methods of `fully_shard`'s parameter groups and functions of
+`FullyShardedDataParallel` are wrapped.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ except ImportError:  # later PyTorch releases may lack it
 log = logging.getLogger("trainmedic")
 
 _GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")
-"""Of `fully_shard` on CUDA."""
+"""Waiting methods of `fully_shard` on CUDA."""
 _GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")
 """Callable objects of `fully_shard` on a CPU."""
 _FLAT_WAITS = ("_pre_forward_unshard", "_pre_backward_hook", "_post_backward_final_callback")
-"""Of `FullyShardedDataParallel` on CUDA."""
+"""Waiting functions of `FullyShardedDataParallel` on CUDA."""
 _FLAT_GATHERING = "_all_gather_flat_param"
 _FLAT_SUMS = ("_reduce_grad", "_reduce_grad_no_shard")
-"""Of `FullyShardedDataParallel` on a CPU."""
+"""Summing functions of `FullyShardedDataParallel` on a CPU."""
 _CUDA_EVERY = 4
-"""Steps per measured step: a hundred layers need hundreds of events."""
+"""Steps per measured one: a hundred layers need hundreds of events."""
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
-"""By waiting `FullyShardedDataParallel`."""
+"""Measurements by waiting `FullyShardedDataParallel`."""
 
 
 class ShardedWaits:
@@ -49,7 +49,7 @@ class ShardedWaits:
         self._depth = 0
         self._has_waited = False
         self._is_hidden = False
-        """True if a wait of this step was not measured."""
+        """True if a wait was not measured."""
         self._wrapped: list[tuple[Any, str]] = []
         self._changed: list[tuple[Any, type]] = []
         self._flat: list[Any] = []
@@ -57,7 +57,7 @@ class ShardedWaits:
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
-        """Return the measurement if only FSDP shards the model, over all ranks; else None."""
+        """Return the measurement if only FSDP shards the model, over all ranks, or None."""
         flat = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
         groups = list(_groups_of(model))
         # With both kinds, other parallelism, or reduction by the loop, ranks wait in places that are not measured. The
@@ -134,7 +134,7 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a collective; an asynchronous one is waited for elsewhere."""
+        """Call a collective; others wait for an asynchronous one."""
         work = self.measured(call, *arguments, **named)
         self._is_hidden |= work is not None
         return work
@@ -175,7 +175,7 @@ def _all_are_sharded(model: nn.Module) -> bool:
 
 
 def _spans(group: Any, world_size: int) -> bool:
-    """Return whether the group's mesh has all ranks and only FSDP shards its parameters."""
+    """Return whether all ranks and only FSDP shard the group."""
     mesh = group.mesh_info.mesh
     meshes = [getattr(each.sharded_param, "device_mesh", None) for each in group.fsdp_params]
     return bool(mesh.size() == world_size) and all(each is not None and each.ndim == mesh.ndim for each in meshes)
@@ -195,7 +195,7 @@ def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
 
 
 def _is_passing(name: str) -> bool:
-    """Wrap a waiting function once in a process; False if PyTorch lacks it."""
+    """Wrap a waiting function once; False if PyTorch lacks it."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False

@@ -26,14 +26,14 @@ class StepMeter:
         self._tokens += tokens_in(batch)
 
     def start_waiting(self) -> None:
-        """Record that the loop starts to wait for other ranks, if that is not measured otherwise."""
+        """Record that the loop starts to wait for other ranks."""
         self._waits.start()
 
     def stop_waiting(self) -> None:
         self._waits.stop()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """Return `Medic.report`'s arguments for ``steps`` steps and reset the measurement."""
+        """Return `Medic.report`'s arguments for ``steps`` steps and reset."""
         waited = self._waits.seconds_per_step()
         parts = {
             "data_seconds": self._data_seconds,
@@ -48,7 +48,7 @@ class StepMeter:
 
 
 def tokens_in(batch: Any) -> int:
-    """Return a batch's tokens by transformers' keys, without padding; 0 if unknown. Reads no mask on a device."""
+    """Return a batch's tokens by transformers' keys, without padding; 0 if unknown."""
     if isinstance(batch, (list, tuple)) or not isinstance(batch, Mapping):  # checking for a list first is cheaper
         return 0
     try:

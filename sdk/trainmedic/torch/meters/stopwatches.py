@@ -1,4 +1,4 @@
-"""Stopwatches for spans of a step, on the host or by queued CUDA events; nothing waits for a device."""
+"""Stopwatches on the host or by queued CUDA events; nothing waits for a device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stopwatch(Protocol):
 
 
 class HostStopwatch:
-    """For work that the host itself waits for."""
+    """Times work that the host waits for."""
 
     def __init__(self) -> None:
         self._began: float | None = None

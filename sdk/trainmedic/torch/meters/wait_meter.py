@@ -1,7 +1,7 @@
 """A rank's wait for others in its steps, where measurable without synchronization.
 
-`DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass; the summation
-counts too. DeepSpeed adds its own (`WaitMeter.add`). Tensor and pipeline parallelism are not measurable.
+`DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass. DeepSpeed adds
+its own (`WaitMeter.add`). Tensor and pipeline parallelism are not measurable.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger("trainmedic")
 _engine: Any = torch.autograd.Variable._execution_engine
 _MOST_MISSED = 10
 _MOST_LEARNED = 3
-"""Attempts to find a model's last gradient, at a call per parameter each; if it varies, nothing is measured."""
+"""Attempts to find a model's last gradient; if it varies, nothing is measured."""
 
 
 class Waits(Protocol):
     stopwatch: Stopwatch
-    """Also used for waits of the loop itself."""
+    """Also for waits of the loop."""
 
     def step_ends(self) -> None:
         """End the current step."""
@@ -40,7 +40,7 @@ class Waits(Protocol):
 
 
 class WaitMeter:
-    """Waits of one rank's ``models``, wrapped or not. The first training step finds unknown wrappers."""
+    """Waits of one rank's ``models``. The first step finds unknown wrappers."""
 
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._world_size = world_size
@@ -70,7 +70,7 @@ class WaitMeter:
             waits.step_ends()
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean wait of the known steps since the last call; None if unknown."""
+        """Return the mean wait of the known steps since the last call, or None."""
         if self._is_alone:
             return 0.0
         seconds = [waits.seconds_per_step() for waits in self._waits]
@@ -172,9 +172,7 @@ class _WrapperWaits:
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
     def _gradients_are_ready(self, parameter: torch.Tensor) -> None:
-        """Start to measure: this rank's gradients are complete. When the backward pass ends, the wrapper waits for the
-        sums.
-        """
+        """Start to measure: this rank's gradients are complete, and the wrapper then waits for the sums."""
         self._was_ready = True
         self.stopwatch.start()
         _engine.queue_callback(self._backward_ends)

@@ -20,7 +20,7 @@ from trainmedic.torch.sources.sample_order import SampleOrder
 
 
 class AcceleratedSource(IndexedSource):
-    """A prepared loader's batches on this rank, over an indexed data set. ``seed`` is equal on all ranks."""
+    """A prepared loader's batches on this rank. ``seed`` is equal on all ranks."""
 
     def __init__(self, loader: Any, seed: int, rank: int) -> None:
         super().__init__(loader, seed, rank)
@@ -55,7 +55,7 @@ class AcceleratedSource(IndexedSource):
         self._end()
 
     def _end(self) -> None:
-        """Unregister the loader from Accelerate's gradient state, which takes its last batch for an epoch's end."""
+        """Unregister the loader from Accelerate's gradient state."""
         if self._is_begun:
             self._is_begun = False
             self._prepared.end()

@@ -1,4 +1,4 @@
-"""Interface of batch sources, and sources for sequences, iterables and iterators."""
+"""Batch sources: interface, and for sequences, iterables and iterators."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trainmedic.torch.sources.sample_order import Position, SkippedRanges
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""Most batches read again to reach a position without random access."""
+"""Read again to reach a position without random access."""
 
 
 class BatchSource:
     """Batches by epoch; ``position`` is the delivered part of the epoch, in batches by default.
 
-    Positions in ``skipped`` are never delivered. ``batch_size`` and ``workers`` are None if unknown or fixed.
+    Positions in ``skipped`` are never delivered. ``batch_size`` and ``workers`` may be None.
     """
 
     kind: str
-    """Name in checkpoints, which must not change; some are former class names."""
+    """Name in checkpoints, which must not change."""
     batch_size: int | None = None
     workers: int | None = None
 
@@ -35,7 +35,7 @@ class BatchSource:
 
     @property
     def samples_per_batch(self) -> int | None:
-        """Samples in this rank's batches; None if unknown."""
+        """Samples in this rank's batches, or None."""
         return self.batch_size
 
     def next(self) -> Any:
@@ -56,7 +56,7 @@ class BatchSource:
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
-        """Return `restore`'s input with the keys of checkpoints; ``place`` is the position."""
+        """Return `restore`'s input, with the keys of checkpoints."""
         return {
             "kind": self.kind,
             "epoch": self.epoch,
@@ -76,11 +76,11 @@ class BatchSource:
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
-        """Return whether `state` is of this kind; the script's loader may have changed."""
+        """Return whether `state` is of this kind."""
         return state.get("kind") in (None, self.kind)
 
     def start_epoch(self, epoch: int) -> str:
-        """Go to an epoch's start, as another source's position is meaningless here."""
+        """Go to an epoch's start, because another source's position is meaningless."""
         self.stop_loading()
         self.epoch, self.position = epoch, 0
         self.skipped = SkippedRanges()
@@ -90,7 +90,7 @@ class BatchSource:
         """Raise Rejected if so many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip the next ``batches`` batches, already skipped ones included; return how many are newly skipped."""
+        """Skip the next ``batches`` batches; return how many are newly skipped."""
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already
@@ -106,7 +106,7 @@ class BatchSource:
 
 
 class SequenceSource(BatchSource):
-    """Batches of a sequence, whose length or an IndexError ends an epoch."""
+    """A length or an IndexError ends an epoch."""
 
     kind = "Numbered"
 
@@ -151,7 +151,7 @@ class IteratedSource(BatchSource, ABC):
 
 
 class RereadSource(IteratedSource):
-    """Batches of an iterable; for a position it reads up to ``most`` batches again."""
+    """Reads up to ``most`` batches again for a position."""
 
     kind = "Reread"
 
@@ -222,7 +222,7 @@ class RereadSource(IteratedSource):
 
 
 class ForwardSource(BatchSource):
-    """Base of sources that cannot go back; all batches are one epoch."""
+    """Sources that cannot go back, with one epoch."""
 
     def __init__(self) -> None:
         super().__init__()

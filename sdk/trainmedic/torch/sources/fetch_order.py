@@ -1,4 +1,4 @@
-"""Detection of loops that fetch a batch during the step before, and so train on one after a rollback."""
+"""Detection of loops that fetch a batch during the step before."""
 
 from __future__ import annotations
 

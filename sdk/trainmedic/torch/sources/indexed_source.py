@@ -1,7 +1,6 @@
 """Batch source for a `DataLoader`, with access to any batch of any epoch.
 
-Uses our own loader with the same data set, workers and collation. Workers seed random generators by batch position, so
-that augmentations repeat.
+Our own loader has the same data set, workers and collation. Workers seed random generators by batch position.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class IndexedSource(BatchSource):
             )
 
     def skip(self, batches: int) -> int:
-        """See `BatchSource.skip`. Also crosses the end of an epoch."""
+        """Skip, also across the end of an epoch."""
         epoch, position = self.epoch, self.position
         size, added = self.batch_size or 1, 0
         while batches:
@@ -180,7 +179,7 @@ class _Entries:
 
 
 class _SeededDataset:
-    """The user's data set in workers: seeds random generators by batch position and forwards all attributes."""
+    """The user's data set in workers, with random generators seeded by batch position."""
 
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))

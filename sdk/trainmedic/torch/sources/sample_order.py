@@ -1,4 +1,4 @@
-"""Reproducible order of samples by epoch (seeding the sampler's generators), and its skipped positions."""
+"""Reproducible order of samples by epoch, and its skipped positions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SampleOrder:
 
 
 def _members(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler and the samplers in it, outermost first, with cycles cut."""
+    """Yield a sampler and the samplers in it, outermost first."""
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
@@ -91,7 +91,7 @@ def _members(sampler: Any) -> Iterator[Any]:
 
 
 def _compact(entries: Iterable[Any]) -> Sequence[Any]:
-    """Return 8 bytes per entry if all are integers."""
+    """Return 8 bytes per integer entry, if possible."""
     held = list(entries)
     try:
         return array("q", held)
@@ -100,12 +100,12 @@ def _compact(entries: Iterable[Any]) -> Sequence[Any]:
 
 
 class SkippedRanges:
-    """Untrained ranges (epoch, first, end)."""
+    """Untrained ranges: epoch, first, end."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         self.ranges: list[tuple[int, Position, Position]] = []
         self.ends: dict[int, Position] = {}
-        """{epoch: observed end} of the last epochs."""
+        """Observed ends of the last epochs."""
         for epoch, start, stop in ranges:
             self.add(epoch, start, stop)
 
@@ -155,7 +155,7 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """Return a source's state for another number of ranks, with scaled positions; None if they are not numbers."""
+    """Return a state with positions scaled for another number of ranks, or None."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

@@ -1,4 +1,4 @@
-"""Samples that a streamed data set buffers, such as for shuffling, outside its state.
+"""Samples that a streamed data set buffers outside its state.
 
 Knows Hugging Face's and WebDataset's shuffling, and observes other buffers in this process.
 """
@@ -13,16 +13,16 @@ from torch.utils.data import IterableDataset
 
 _DEEPEST = 6
 _INNER = ("dataset", "source", "ex_iterable", "_ex_iterable", "ex_iterables", "pipeline", "datasets")
-"""Pipeline stages' attributes that hold preceding stages."""
+"""Attributes that hold preceding pipeline stages."""
 _SHUFFLING = ("BufferShuffledExamplesIterable", "detshuffle")
 _EXACT = ("streaming",)  # MosaicML's data sets, whose state is complete
 
 Buffers = Dict[str, Tuple[int, ...]]
-"""{buffer name: identities of its samples}."""
+"""Identities of samples by buffer name."""
 
 
 def is_streamed(loader: Any) -> bool:
-    """Return whether the loader's data set is iterable only, with a possibly incomplete state."""
+    """Return whether the data set is iterable only, with a possibly incomplete state."""
     dataset = getattr(loader, "dataset", None)
     return isinstance(dataset, IterableDataset) and type(dataset).__module__.partition(".")[0] not in _EXACT
 
@@ -37,12 +37,12 @@ def iterator_of(loader: Any) -> Any:
 
 
 def shuffles(loader: Any) -> bool:
-    """Return whether a known shuffling stage keeps samples outside the state."""
+    """Return whether a known stage keeps samples outside the state."""
     return any(_is_shuffling(stage) for stage in _stages(getattr(loader, "dataset", None), _DEEPEST))
 
 
 class BufferWatch:
-    """The changing buffers of a loader's data set; constant lists are its data."""
+    """Changing buffers of a loader's data set."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -50,14 +50,14 @@ class BufferWatch:
         self._after_first: Buffers = {}
 
     def batch_read(self, iterator: Any, is_first: bool) -> None:
-        """Record a batch, and the buffers after the first one of ``iterator``."""
+        """Record a batch, and the buffers after the first one."""
         if is_first:  # here a buffer looks like a constant list
             self._before, self._after_first = {}, _buffers(self._dataset, iterator)
         else:
             self._before = self._after_first
 
     def held_back(self, iterator: Any, state: Any) -> str:
-        """Return which samples ``state`` lacks; empty if none are seen."""
+        """Return which samples ``state`` lacks, or ""."""
         if shuffles(self._loader):
             return "its shuffle buffer"
         now = _buffers(self._dataset, iterator)

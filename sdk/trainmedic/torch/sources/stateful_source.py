@@ -1,4 +1,4 @@
-"""Batch sources for loaders and data sets that keep their own position."""
+"""Sources for loaders and data sets that keep their position."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trainmedic.torch.sources.batch_sources import (
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, shuffles
 
 _LAST = 4
-"""Batches before a position to compare after reading the epoch again."""
+"""Batches to compare after reading the epoch again."""
 
 
 class StatefulSource(IteratedSource):
     """Batches of a loader that keeps its position, itself or in its data set (``keeper``).
 
-    The state may lack the order, so each iterator starts with its original random numbers.
+    Each iterator starts with its original random numbers, because the state may lack the order.
     """
 
     kind = "Stateful"
