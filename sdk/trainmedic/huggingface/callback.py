@@ -72,6 +72,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         start = checkpoints.path_of(directory, state.global_step) if state.global_step else None
         writes = state.is_world_process_zero
         attachment.training_begins(objects["optimizer"], objects["lr_scheduler"], directory, start, writes)
+        self.medic.progress.skips_overflows = getattr(objects["optimizer"], "scaler", None) is not None
         if self.framework is not None:
             self.framework.loop.begins(state.global_step, *_parts(objects))
         # Without a loop, the ranks' wait before counting tokens is not observed.

@@ -36,7 +36,9 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 TENSOR_INTERVAL = 0.05
 """Minimum seconds between reports with tensors, because freeing one's graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between values beyond loss and gradient norm."""
+"""Minimum seconds between reports beyond loss and gradient norm, if a loop can omit those."""
+OVERFLOWS = 20
+"""Consecutive reports with overflowing gradients that a loss scaler explains, by lowering its scale."""
 _PACE = 5  # intervals that make a pace
 _NAN = float("nan")
 
@@ -97,6 +99,7 @@ class Progress:
         "record",
         "report_due_at",
         "rollback_not_held",
+        "skips_overflows",
         "startup_floor",
         "step",
         "steps",
@@ -122,6 +125,8 @@ class Progress:
         self.loss: Any = None
         self.own_loss = OwnLoss()
         self.grad_norm: Any = None
+        self.skips_overflows = False
+        """True if a loss scaler skips updates whose gradients are not finite."""
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
         self.off_schedule_since: float | None = None
@@ -318,11 +323,13 @@ class Progress:
     def values(self, now: float) -> dict[str, float]:
         """Return the known metric values by name; NaN if not finite.
 
-        Loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A late report lowers the
-        throughput of a hanging loop.
+        Loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A norm that a loss scaler explains
+        is omitted. A late report lowers the throughput, so a hanging loop does not look busy.
         """
         grad_norm = number(self.grad_norm)
         loss = number(self.loss)
+        if grad_norm is not None and math.isnan(grad_norm) and self._is_overflow():
+            grad_norm = None
         if loss is not None and grad_norm is not None and math.isnan(grad_norm):
             loss = _NAN
         rate, expected = number(self.learning_rate), number(self.expected_learning_rate)
@@ -342,6 +349,11 @@ class Progress:
             values["training_evaluation_loss"] = number(self.evaluation.loss)
             values["training_evaluation_perplexity"] = number(self.evaluation.perplexity)
         return {name: value for name, value in values.items() if value is not None}
+
+    def _is_overflow(self) -> bool:
+        last = self.record.last(OVERFLOWS) if self.skips_overflows else []
+        is_first = 0 < len(last) < OVERFLOWS
+        return is_first or any(_finite(each.grad_norm) is not None for each in last)
 
 
 def _finite(value: Any) -> float | None:

@@ -96,6 +96,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         start = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         attachment.training_begins(trainer.optimizers, schedulers, self._directory, start, trainer.is_global_zero)
+        self.medic.progress.skips_overflows = getattr(trainer.precision_plugin, "scaler", None) is not None
         attachment.measure([trainer.strategy.model])
         if self.framework is not None:
             self.framework.resumable.drew = attachment.meter.add_batch

@@ -73,6 +73,7 @@ class StepBoundary:
         self._every = every
         self._medic = medic
         self._progress = medic.progress
+        self._progress.skips_overflows = scales_loss
         models = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "model"]
         self.meter = StepMeter(models, medic.world_size)
         self.layer_norms = LayerNorms(models, training.rate.optimizers, medic)

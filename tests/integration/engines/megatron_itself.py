@@ -11,6 +11,7 @@ import runpy
 import sys
 import typing
 from collections.abc import Callable
+from multiprocessing import spawn
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +28,13 @@ from megatron.core.datasets import gpt_dataset  # type: ignore[import-not-found]
 from megatron.core.tensor_parallel import random as random_state  # type: ignore[import-not-found]  # noqa: E402
 from megatron.training import training  # type: ignore[import-not-found]  # noqa: E402
 
-_KINDS = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
+_KINDS = {
+    torch.float32: "torch.cuda.FloatTensor",
+    torch.bfloat16: "torch.cuda.BFloat16Tensor",
+    torch.float16: "torch.cuda.HalfTensor",
+}
 _MOST = 1000
+_prepare = spawn.get_preparation_data
 _build_data = training.build_train_valid_test_data_iterators
 _FUSED = ("masked-softmax", "bias-gelu", "bias-dropout", "gradient-accumulation")
 
@@ -73,6 +79,14 @@ def _build_data_aside(*arguments: Any, **options: Any) -> Any:
 
 
 training.build_train_valid_test_data_iterators = _build_data_aside
+
+
+def _prepare_without_script(name: str) -> dict[str, Any]:
+    """Processes that write ``torch_dist`` checkpoints need no script, whose imports fail on Python 3.11."""
+    return {key: value for key, value in _prepare(name).items() if not key.startswith("init_main")}
+
+
+spawn.get_preparation_data = _prepare_without_script
 
 
 def _turn_to_cpu() -> None:
@@ -140,7 +154,7 @@ def pretrain(note: Callable[[int], Any], *, train_iters: int, kind: str, **optio
         "split": "100,0,0",
         **options,
     }
-    told = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()]
+    told = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in named.items()]
     without = [*(f"--no-{name}-fusion" for name in _FUSED), "--no-persist-layer-norm", "--no-rope-fusion"]
     script = Path(training.__file__).parents[2] / "pretrain_gpt.py"
     sys.argv[:] = [str(script), *told, *without, "--mock-data", "--use-cpu-initialization"]

@@ -74,6 +74,7 @@ def main(kind: str, directory: str) -> None:
                 save=directory,
                 load=directory,
                 save_interval=10,
+                **json.loads(os.environ.get("OPTIONS", "{}")),
             )
         held = [parameter.detach() for parameter in models[0].parameters()]
         torch.save([*held, torch.tensor(counted)], f"{directory}-{rank}.pt")

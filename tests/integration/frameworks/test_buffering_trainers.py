@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 TRL = Path(sys.prefix) / "trl"
 """The folder where `scripts/setup all` installs TRL."""
 PROGRAM = "tests.integration.frameworks.trl_trainers"
-KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed")
+KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed", "lora")
 LOADING = 600.0  # seconds, to import TRL and to train sixteen times on a busy machine
 QUICK = huggingface.Limits(delay=0.0)
 
@@ -66,7 +66,7 @@ def test_each_step_after_a_rollback_trains_on_what_it_had_to(stories: dict[str, 
     that differ from there on make the answer ``failed``; the course is right all the same."""
     story = stories[kind]
     status, output = story["answer"]
-    if kind in ("reference", "kto"):  # only here the losses of the spoiled model are others that can be compared
+    if kind in ("reference", "kto", "lora"):  # only here the losses of the spoiled model are others that can be compared
         assert status == "failed"
         assert "one of the two courses has a fault from there on" in output["reason"]
         assert output["verified"]["losses"]["agreed"] == 2
@@ -77,6 +77,14 @@ def test_each_step_after_a_rollback_trains_on_what_it_had_to(stories: dict[str, 
     again = story["repaired"][18:]
     assert [step for step, *_ in again] == list(range(11, 25))
     assert all(rest == plain[step] for step, *rest in again)
+
+
+def test_the_checkpoint_of_an_adapter_is_without_the_frozen_model(stories: dict[str, Story]) -> None:
+    saved = stories["lora"]["saved"]
+    assert "adapter_model.safetensors" in saved
+    assert "model.safetensors" not in saved
+    losses = stories["lora"]["answer"][1]["verified"]["losses"]
+    assert losses["agreed"] > 0
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -27,7 +28,7 @@ from trainmedic import huggingface
 
 STEPS, SAVED, SPOILED, LEFT = 24, 10, 12, 18
 """The completions of steps 9 to 16 are sampled before step 9, and those of steps 17 to 24 before step 17."""
-KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed", "epoch")
+KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed", "lora", "epoch")
 SKIPPED = 3  # batches, in ``epoch``; up to step 16 all have the same prompts
 END = "[END]"
 WORDS = [END, *(f"word{number}" for number in range(20))]
@@ -45,7 +46,8 @@ class Watch(TrainerCallback):
         if state.global_step == SPOILED:
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter))
+                    if parameter.requires_grad:
+                        parameter.add_(torch.randn_like(parameter))
         if state.global_step == LEFT:
             self.roll_back, act = None, self.roll_back
             act(control)
@@ -105,7 +107,7 @@ class Engine:
 
 def other(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) -> Any:
     """KTO trains on given completions; online DPO on two that the model samples at each step; ``packed`` on texts that
-    fill each row of a batch together."""
+    fill each row of a batch together; ``lora`` on an adapter of the frozen model."""
     prompts = [f"word{n % 20} word{3 * n % 20}" for n in range(96)]
     options: dict[str, Any] = {
         "output_dir": str(directory / "out"),
@@ -124,10 +126,12 @@ def other(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) -> An
         answers = {"completion": [f" word{5 * n % 20}" for n in range(96)], "label": [n % 3 == 0 for n in range(96)]}
         data = Dataset.from_dict({"prompt": prompts, **answers})
         return recording_steps(KTOTrainer)(args=KTOConfig(**options), train_dataset=data, **shared)
-    if kind == "packed":
+    if kind in ("packed", "lora"):
         texts = [" ".join(f"word{(n + 3 * m) % 20}" for m in range(4 + n % 9)) for n in range(400)]
-        packed = SFTConfig(**options, packing=True, max_length=32)
-        return recording_steps(SFTTrainer)(args=packed, train_dataset=Dataset.from_dict({"text": texts}), **shared)
+        config = SFTConfig(**options, packing=kind == "packed", max_length=32)
+        if kind == "lora":
+            shared["peft_config"] = LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
+        return recording_steps(SFTTrainer)(args=config, train_dataset=Dataset.from_dict({"text": texts}), **shared)
     return recording_steps(OnlineDPOTrainer)(
         args=OnlineDPOConfig(**options, max_new_tokens=6, max_length=32),
         reward_funcs=lambda completions, **_: [float(each.count("word1")) for each in completions],
@@ -145,7 +149,7 @@ def make(kind: str, directory: Path, watch: Watch) -> Any:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": len(WORDS)}
     GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(directory / "model")
     model = GPT2LMHeadModel.from_pretrained(directory / "model")  # where TRL finds the reference model
-    if kind in ("kto", "online-dpo", "packed"):
+    if kind in ("kto", "online-dpo", "packed", "lora"):
         return other(kind, model, directory, fast, watch)
     prompts = 8 if kind == "epoch" else 64
     follows = {"sync_ref_model": True, "ref_model_sync_steps": 3} if kind == "reference" else {}
@@ -197,6 +201,7 @@ def train(commander: Commander, kind: str) -> dict[str, Any]:
         "plain": type(plain).used,
         "repaired": type(repaired).used,
         "answer": [reply.status, reply.output],
+        "saved": sorted(file.name for file in Path(kind, "repaired", "out", f"checkpoint-{SAVED}").iterdir()),
         "sampled": engine.sampled if engine is not None else [],
         "prompts": [getattr(type(each), "prompts", []) for each in (plain, repaired)],
     }

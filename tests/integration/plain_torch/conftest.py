@@ -10,7 +10,7 @@ import pytest
 
 import trainmedic
 from tests.integration.plain_torch.training import Training
-from tests.support.command_sender import Commander
+from tests.support.command_sender import Commander, Sent
 from trainmedic.job import progress
 
 
@@ -18,6 +18,11 @@ from trainmedic.job import progress
 def medic(commander: Commander) -> Iterator[trainmedic.Medic]:
     with commander.connect() as connected:
         yield connected
+
+
+@pytest.fixture
+def sent(commander: Commander, medic: trainmedic.Medic) -> Sent:
+    return Sent(commander, medic)
 
 
 @pytest.fixture

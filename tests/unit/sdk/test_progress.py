@@ -73,6 +73,23 @@ def test_a_loss_is_not_believed_where_the_gradient_is_not_finite() -> None:
     assert math.isnan(values["gradient_norm"])
 
 
+def test_gradients_that_overflow_under_a_loss_scaler_are_no_fault() -> None:
+    """Its update is skipped, and the next scale is half as large. Twenty in a row are more than that explains."""
+    norms = [math.inf, 1.0, *([math.inf] * 20)]
+    seen = []
+    for count in range(1, len(norms) + 1):
+        progress = reported(*({"step": number, "loss": 2.0, "grad_norm": norms[number]} for number in range(count)))
+        progress.skips_overflows = True
+        seen.append(progress.values(0))
+    assert [values["training_loss"] for values in seen[:-1]] == [2.0] * (len(norms) - 1)
+    assert [values.get("gradient_norm") for values in seen[:3]] == [None, 1.0, None]
+    assert math.isnan(seen[-1]["training_loss"])
+    assert math.isnan(seen[-1]["gradient_norm"])
+    lost = reported({"step": 1, "loss": math.nan, "grad_norm": math.nan})
+    lost.skips_overflows = True
+    assert math.isnan(lost.values(0)["training_loss"])
+
+
 def test_a_loop_that_hangs_does_not_look_busy() -> None:
     """The throughput falls while a step takes longer than usual."""
     progress = reported(*({"samples": 10} for _ in range(5)))

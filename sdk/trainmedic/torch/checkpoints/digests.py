@@ -59,7 +59,7 @@ class KnownDigests:
         self._tensors: list[torch.Tensor] = []  # so that their addresses are not reused
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        new = {_place(tensor): tensor for tensor in tensors}
+        new = {place_of(tensor): tensor for tensor in tensors}
         for place in new.keys() & self._numbers.keys():
             del new[place]
         self._tensors.extend(new.values())
@@ -67,10 +67,11 @@ class KnownDigests:
         self._numbers.update(zip(new, numbers, strict=True))
 
     def number(self, tensor: torch.Tensor) -> int:
-        return self._numbers[_place(tensor)]
+        return self._numbers[place_of(tensor)]
 
 
-def _place(tensor: torch.Tensor) -> Any:
+def place_of(tensor: torch.Tensor) -> Any:
+    """Return a key of the tensor's memory, equal for tied parameters; it distinguishes other views of it."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()

@@ -15,7 +15,7 @@ from typing import Any, Mapping
 
 import torch
 
-from trainmedic.torch.checkpoints.digests import digests_of
+from trainmedic.torch.checkpoints.digests import digests_of, place_of
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.tensor_names import plain_name
 
@@ -95,7 +95,8 @@ def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
     for part, module in parts.modules().items():
         if part.partition(".")[0] != "model":
             continue
-        for name, parameter in module.named_parameters():
+        # Under all names: a tied head would else stay in each checkpoint.
+        for name, parameter in module.named_parameters(remove_duplicate=False):
             held = states[part].get(name)
             if parameter.requires_grad or not isinstance(held, torch.Tensor) or parameter.is_meta:
                 continue
@@ -107,10 +108,12 @@ def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
 
 def _digest(names: Names, states: Mapping[str, Any], digests_at_hand: Mapping[str, str] | None) -> str:
     tensors = {f"{part}.{plain_name(name)}": states[part][name] for part, members in names.items() for name in members}
+    first: dict[Any, str] = {}
+    known_as = {name: first.setdefault(place_of(tensor), name) for name, tensor in tensors.items()}
     digests = (
         digests_at_hand
-        if digests_at_hand is not None and digests_at_hand.keys() >= tensors.keys()
-        else digests_of(tensors)
+        if digests_at_hand is not None and digests_at_hand.keys() >= set(first.values())
+        else digests_of({name: tensors[name] for name in first.values()})
     )
-    facts = [(name, tuple(tensor.shape), digests[name]) for name, tensor in sorted(tensors.items())]
+    facts = [(name, tuple(tensor.shape), digests[known_as[name]]) for name, tensor in sorted(tensors.items())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

@@ -55,6 +55,24 @@ def test_the_base_is_written_once_and_comes_back_exactly(has_digests: bool, tmp_
     assert storage.checkpoints()[0].complete
 
 
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_a_tied_parameter_is_written_once_under_both_names(has_digests: bool, tmp_path: Path) -> None:
+    """Language models tie the embedding and the head, which may be most of a small one."""
+    model, _ = made()
+    model.add_module("head", nn.Linear(512, 1024))
+    model.head.weight = model[0].weight
+    model.head.bias.requires_grad_(False)
+    parts = StateParts(model=model, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1))
+    checkpoint = save(CheckpointDirectory(tmp_path), parts, 10, has_digests)
+    assert (checkpoint.path / TRAINING).stat().st_size < 200_000
+    assert file_in(checkpoint).stat().st_size < 1.1 * model[0].weight.nbytes
+    then = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model[0].weight.zero_()
+    CheckpointDirectory(tmp_path).load(checkpoint, parts)
+    assert all(torch.equal(value, then[name]) for name, value in model.state_dict().items())
+
+
 def test_a_base_that_cannot_be_read_is_replaced_by_the_same_one_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
