@@ -14,7 +14,8 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.agent_outputs import NODE_FACTS, POWER_LIMIT
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
-from trainmedic_server.actions.placement import PlacedAction, PlacedParams, command_id_for
+from trainmedic_server.actions.placement import PlacedAction, PlacedParams
+from trainmedic_server.domain.destinations import command_id_for
 from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 

@@ -89,7 +89,9 @@ STEP = _table(
         _ON_FAILURE: "rescue catch on_failure on-failure always else on_fail onError",
         "write id: NAME": "name key step",
         'write approve: {message: "…?", by: [NAME]}': "approval confirm ask manual by approvers",
-        "the playbook's 'target' is what all steps work on": "delegate_to hosts node target on",
+        "the playbook's 'target' is what all steps work on; with several, a step that acts says which: target: jobs": (
+            "delegate_to hosts node target on"
+        ),
         "write undo: on_resolve": "rollback revert on_resolve compensate",
         "write action: notify with: {message: TEXT}": "message title text to channel notify",
         "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent",

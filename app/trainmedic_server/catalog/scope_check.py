@@ -14,6 +14,7 @@ from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_server.catalog import cures, expression_types
 from trainmedic_server.domain import value_types
+from trainmedic_server.domain.playbook_target import JOBS, ON_NODE, is_group
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each, Shape
@@ -55,16 +56,17 @@ class VisibleNames(Struct, frozen=True):
     inputs: Mapping[str, Shape] = field(default_factory=dict)
     output: Mapping[str, Shape] = field(default_factory=dict)
     """Of the step itself, in its own undo and in the condition of its wait."""
+    has_jobs: bool = False
+    """True if the run has jobs as its second target."""
 
 
 def kind_of(target: Any) -> TargetKind | None:
     if isinstance(target, str):
         is_kind = target in list(TargetKind) and target != TargetKind.GROUP
         return TargetKind(target) if is_kind else None
+    if is_group(target):
+        return next((kind for plural, kind in MEMBER_KINDS.items() if target.get(plural, ON_NODE) != ON_NODE), None)
     if isinstance(target, dict):
-        for plural, kind in MEMBER_KINDS.items():
-            if plural in target:
-                return kind
         for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
             if kind in target:
                 return kind
@@ -100,7 +102,7 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "alerts": Each(alert),
         "labels": TEXTS,
         "annotations": TEXTS,
-        "target": dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT),
+        "target": {**dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT), JOBS: TEXTS},
         "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER)}},
         "run": dict.fromkeys(_RUN, TEXT),
         "vars": value_types.of_constant(dict(scope.vars)),
@@ -166,7 +168,7 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("a verdict has no", member, _VERDICT)
         case ("target",) if scope.kind is not None:
             article = f"a target of kind {scope.kind} has no"
-            return _missing(article, member, _TARGET[scope.kind])
+            return _missing(article, member, (*_TARGET[scope.kind], *([JOBS] if scope.has_jobs else [])))
         case _:
             return None
 

@@ -96,6 +96,16 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
     return selection
 
 
+def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unresolved:
+    """Return the jobs on a target's node that take commands, in natural order. Refused if a source that may know more
+    does not answer.
+    """
+    if not topology.agents_answer:
+        return Unresolved("target_unknown", f"the jobs on {target.node} are not known while Redis does not answer")
+    jobs = topology.jobs_on_node(target.node or "").reported
+    return tuple(Target(TargetKind.JOB, job=job) for job in sorted(jobs, key=natural))
+
+
 def vanished(member: Target, topology: Topology) -> str | None:
     """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
     if not (topology.agents_answer and topology.cluster.answers):

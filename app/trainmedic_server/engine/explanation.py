@@ -178,7 +178,7 @@ def _reacting(
 ) -> Explanation:
     playbook, target = candidate.playbook, candidate.target
     definition = playbook.definition
-    mode = admitter.mode_of(playbook, target)
+    mode = admitter.mode_of(playbook, target, candidate.also)
     explanation = Explanation(definition.name, playbook.source, playbook.version, True, True, mode=mode)
     if definition.target_kind in (TargetKind.GPU, TargetKind.NODE):
         explanation = replace(explanation, target_from=target_resolution.node_reasons(alert.labels, context.topology))

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain import alert
+from trainmedic_server.domain import alert, destinations
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.engine_services import EngineServices
@@ -138,7 +138,6 @@ def _is_needed(step: StepState, run_goes_on: bool) -> bool:
 
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
     """Yield possible effects of the step's attempts, except those in flight, whose lease has just begun."""
-    assert run.target is not None
     command_ids: Collection[str] = set()
     for attempt in reversed(step.attempts):
         in_flight = attempt.status == "running" and attempt.deadline > now
@@ -146,4 +145,6 @@ def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]
             continue
         command_ids = {*command_ids, attempt.command_id}
         certain = attempt.status == "applied"
-        yield LeasedEffect(attempt.command_id, run.id, step.id, run.target, step.params, certain)
+        for target in run.targets_of(step):
+            command_id = destinations.command_id_of(attempt.command_id, step, target)
+            yield LeasedEffect(command_id, run.id, step.id, target, step.params, certain)

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from trainmedic.wire.ids import first_id
+from trainmedic_server.adapters.sql_store.columns import encode_json
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.adapters.sql_store.schema import (
     TimeColumn,
@@ -26,7 +27,7 @@ from trainmedic_server.adapters.sql_store.schema import (
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
 _MOST_LISTS = 32
-_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")}
+_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision")}
 
 _APART = 86_400_000
 
@@ -73,13 +74,15 @@ def alternatives(
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
+    if values := values_of(matching.job):
+        yield [condition for value in values for condition in _of_job(value)]
     if values := values_of(matching.alertname):
         originals = [runs.c.original_alert_name == value for value in mapped]
         yield [*(runs.c.alert_name == value for value in values), *originals]
     if values := values_of(matching.gpu):
         yield [_of_gpu(value) for value in values]
     if values := values_of(matching.target):
-        yield [_of_target(value) for value in values]
+        yield [condition for value in values for condition in _of_target(value)]
     if values := values_of(matching.node):
         yield [condition for value in values for condition in _of_node(value, span)]
     if values := values_of(matching.by):
@@ -92,18 +95,28 @@ def _of_gpu(text: str) -> Condition:
     return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
 
 
-def _of_target(key: str) -> Condition:
+def _of_job(name: str) -> tuple[Condition, Condition]:
+    """Match runs on a job, and those that have it as a further target."""
+    return runs.c.job == name, _has_also(f"job:{name}")
+
+
+def _has_also(key: str) -> Condition:
+    keys = sa.type_coerce(runs.c.also, sa.Text)
+    return sa.and_(runs.c.also.is_not(None), sa.func.replace(keys, encode_json(key), "") != keys)
+
+
+def _of_target(key: str) -> Sequence[Condition]:
     kind, _, name = key.partition(":")
     same = runs.c.target_key == key
     match kind:
         case "gpu":
-            return sa.and_(same, _of_gpu(key))
+            return (sa.and_(same, _of_gpu(key)),)
         case "node":
-            return sa.and_(same, runs.c.node == name)
+            return (sa.and_(same, runs.c.node == name),)
         case "job":
-            return sa.and_(same, runs.c.job == name)
+            return (sa.and_(same, runs.c.job == name), _has_also(key))
         case _:
-            return same
+            return (same,)
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
