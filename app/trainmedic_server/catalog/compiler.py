@@ -158,7 +158,7 @@ class _Compilation:
         return {
             name: self._text(text, ("target", name), names)
             for name, text in written.items()
-            if name in TargetParts.model_fields and isinstance(text, str)
+            if name in TargetParts.model_fields and name != JOBS and isinstance(text, str)
         }
 
     def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:

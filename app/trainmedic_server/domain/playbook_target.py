@@ -132,10 +132,11 @@ class GroupTarget(PlaybookModel):
 
 
 def is_group(written: Any) -> bool:
-    """Return whether a written target is a group: it selects, and names no single node, GPU or job."""
-    if not isinstance(written, dict) or written.keys() & {"node", "gpu", "job"}:
+    """Return whether a written target is a group: it selects nodes or GPUs, or jobs without a single node or GPU."""
+    if not isinstance(written, dict):
         return False
-    return bool(written.keys() & MEMBER_KINDS.keys())
+    is_of_one = bool(written.keys() & {"node", "gpu", "job"})
+    return bool(written.keys() & (MEMBER_KINDS.keys() - {JOBS})) or (JOBS in written and not is_of_one)
 
 
 def kind_of_target(value: Any) -> str:
