@@ -194,9 +194,11 @@ def _reacting(
         return explanation
     facts = guard_facts.get(candidate.key, GuardFacts()) if context.is_live else None
     members = _members(target, context.topology)
+    first = Candidate.of(playbook, members[0], context.topology) if members else candidate
     steps = forecast.step_plans(
-        playbook, context.actions, alert, members[0] if members else target, mode, context.now, context.verdicts
-    )
+        playbook, context.actions, alert, members[0] if members else target, mode, context.now, context.verdicts,
+        first.also,
+    )  # fmt: skip
     return replace(
         explanation,
         target=target.key,

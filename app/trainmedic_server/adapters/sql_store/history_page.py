@@ -82,7 +82,7 @@ def alternatives(
     if values := values_of(matching.gpu):
         yield [_of_gpu(value) for value in values]
     if values := values_of(matching.target):
-        yield [condition for value in values for condition in _of_target(value)]
+        yield [_of_target(value) for value in values]
     if values := values_of(matching.node):
         yield [condition for value in values for condition in _of_node(value, span)]
     if values := values_of(matching.by):
@@ -97,26 +97,23 @@ def _of_gpu(text: str) -> Condition:
 
 def _of_job(name: str) -> tuple[Condition, Condition]:
     """Match runs on a job, and those that have it as a further target."""
-    return runs.c.job == name, _has_also(f"job:{name}")
-
-
-def _has_also(key: str) -> Condition:
     keys = sa.type_coerce(runs.c.also, sa.Text)
-    return sa.and_(runs.c.also.is_not(None), sa.func.replace(keys, encode_json(key), "") != keys)
+    is_among = sa.func.replace(keys, encode_json(f"job:{name}"), "") != keys
+    return runs.c.job == name, sa.and_(runs.c.also.is_not(None), is_among)
 
 
-def _of_target(key: str) -> Sequence[Condition]:
+def _of_target(key: str) -> Condition:
     kind, _, name = key.partition(":")
     same = runs.c.target_key == key
     match kind:
         case "gpu":
-            return (sa.and_(same, _of_gpu(key)),)
+            return sa.and_(same, _of_gpu(key))
         case "node":
-            return (sa.and_(same, runs.c.node == name),)
+            return sa.and_(same, runs.c.node == name)
         case "job":
-            return (sa.and_(same, runs.c.job == name), _has_also(key))
+            return sa.and_(same, runs.c.job == name)
         case _:
-            return (same,)
+            return same
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
