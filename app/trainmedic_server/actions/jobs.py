@@ -210,7 +210,6 @@ class JobPause(_JobAction):
         return timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else _UNSTATED_PAUSE
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Let these pauses last ``max`` from now, where they still last."""
         return await asyncio.gather(*(self._extend(pause, until) for pause in effects))
 
     async def _extend(self, pause: LeasedEffect, until: datetime) -> Renewal:

@@ -347,7 +347,7 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _choose_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        """Note a step that works on the jobs of a run with several targets."""
+        """Note a step on jobs."""
         kind, written = self._kind_in(str(path[0])), entry.get("target")
         if kind is None:
             return
@@ -371,7 +371,6 @@ class _Compilation:
             self._on_jobs.add(path)
 
     def _with_targets(self, definition: Playbook) -> Playbook:
-        """Return the playbook whose steps name their target: jobs, or None for the first one."""
         if not self._has_jobs:
             return definition
         chosen: dict[str, Any] = {}

@@ -22,7 +22,6 @@ from trainmedic_server.errors import (
 )
 
 BY_JOB = "by_job"
-"""Outputs of each job, in the output of a step on several."""
 _SHOWN = 4
 _DROPPED: Any = object()
 _SPECIAL = (NotSetUp, NoLongerWanted, EffectDisproved)
@@ -51,7 +50,7 @@ def command_id_for(command_id: str, destination: Target) -> str:
 
 
 def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
-    """Return the ID of the command to one target: that of the attempt, or derived from it for a job of several."""
+    """Return the ID of the command to one target."""
     return attempt_id if step.target is None else derived_id(attempt_id, target.key)
 
 
@@ -93,7 +92,6 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def output_by_job(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the highest value of each number, and the output of each job."""
     done = [outcome for outcome in outcomes if outcome.output]
     highest = _merged([outcome.output for outcome in done if outcome.failure is None], max)
     return {**(highest or {}), BY_JOB: {outcome.destination.job: dict(outcome.output) for outcome in done}}

@@ -474,7 +474,7 @@ class Playbook(_Model):
 
     @property
     def has_jobs(self) -> bool:
-        """True if a second target of each run is the jobs on its node."""
+        """True if jobs are a second target."""
         return getattr(self.target, JOBS, None) == ON_NODE
 
 

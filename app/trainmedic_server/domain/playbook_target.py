@@ -34,7 +34,7 @@ class TargetParts(PlaybookModel):
     job: str | None = None
     """Name, or what the job uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
     jobs: Annotated[Literal["on_node"], BeforeValidator(_beside_node)] | None = None
-    """A second target: the jobs that run on the node."""
+    """Second target."""
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> TargetParts:
@@ -132,7 +132,7 @@ class GroupTarget(PlaybookModel):
 
 
 def is_group(written: Any) -> bool:
-    """Return whether a written target is a group: it selects nodes or GPUs, or jobs without a single node or GPU."""
+    """Return whether a written target selects a group."""
     if not isinstance(written, dict):
         return False
     is_of_one = bool(written.keys() & {"node", "gpu", "job"})

@@ -52,7 +52,6 @@ def nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequ
 
 
 def ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
-    """Yield the actions and command IDs of attempts that have ended."""
     for old, new in zip(before.steps, after.steps, strict=True):
         if old is new:
             continue

@@ -327,7 +327,7 @@ class Driver:
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     async def _has_changed_targets(self) -> bool:
-        """Resolve the further targets again under the lock. If they changed, unlock all, so that it queues again."""
+        """Unlock all if the further targets have changed, so that the run queues again."""
         run, playbook = self.run, self._context.playbook
         if playbook is None or run.is_group or any(step.attempts for step in run.steps):
             return False

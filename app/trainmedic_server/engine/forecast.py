@@ -79,7 +79,6 @@ def step_plans(
 
 
 def _on(run: Run, state: StepState, plan: StepPlan) -> StepPlan:
-    """Return the plan of a step on further targets with their names."""
     if state.target is None:
         return plan
     if why := step_sequence.why_without_target(run, state):

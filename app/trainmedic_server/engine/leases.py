@@ -143,7 +143,7 @@ def _is_needed(step: StepState, run_goes_on: bool) -> bool:
 
 
 def _is_awaited(run: Run, step: StepState) -> bool:
-    """Return whether a hold (``Action.is_hold``) waits for a person: a later question is open, and nothing let go."""
+    """Return whether a later question about a hold (``Action.is_hold``) is open."""
     undo = step.undo
     if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
         return False

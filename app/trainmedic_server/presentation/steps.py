@@ -117,7 +117,6 @@ def _titled(params: Document) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return ``job a``, ``job a and job b``, or the first three of more."""
     if len(names) > _SHOWN:
         return f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
