@@ -42,7 +42,7 @@ from trainmedic_server.domain.playbook import (
 )
 from trainmedic_server.domain.playbook_target import JOBS, ON_NODE
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
+from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
@@ -155,11 +155,15 @@ class _Compilation:
     def _parts(self, written: Any, names: VisibleNames) -> dict[str, Expression | TextTemplate | str]:
         if not isinstance(written, dict):
             return {}
-        return {
-            name: self._text(text, ("target", name), names)
-            for name, text in written.items()
-            if name in TargetParts.model_fields and name != JOBS and isinstance(text, str)
-        }
+        parts: dict[str, Expression | TextTemplate | str] = {}
+        for name, text in written.items():
+            if name not in TargetParts.model_fields or name == JOBS or not isinstance(text, str):
+                continue
+            made = parts[name] = self._text(text, ("target", name), names)
+            if isinstance(made, Expression) and scope_check.is_list(text, names):
+                group = f'{{{"jobs" if name == "job" else "nodes"}: {{name: "{text}"}}}}'
+                self._problem(("target", name), f"target.{name}: {made.text} is a list; write a group: target: {group}")
+        return parts
 
     def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:
         if not self._is_group:
@@ -526,7 +530,7 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
 
 
 def _of_input(written: Any) -> Shape:
-    kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}
+    kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXT_LIST}
     return kinds.get(_mapping(written).get("type"), TEXT)
 
 

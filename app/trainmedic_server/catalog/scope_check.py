@@ -17,7 +17,7 @@ from trainmedic_server.domain import value_types
 from trainmedic_server.domain.playbook_target import JOBS, ON_NODE, is_group
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each, Shape
+from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXT_LIST, TEXTS, Each, Shape
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 INPUTS = "inputs"
@@ -94,16 +94,21 @@ def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
+def is_list(text: str, scope: VisibleNames) -> bool:
+    """Return whether a template is one expression, for a list. Raises Malformed."""
+    return expression_types.is_list(template_syntax.parse_template(text), _shapes(scope))
+
+
 def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
     alert: Mapping[str, Shape] = {**dict.fromkeys(_ALERT, TEXT), "labels": TEXTS, "annotations": TEXTS}
     step: Mapping[str, Shape] = {"status": TEXT, "error": TEXT, "attempts": NUMBER}
     return {
         "alert": alert,
-        "alerts": Each(alert),
+        "alerts": Each(alert, is_list=True),
         "labels": TEXTS,
         "annotations": TEXTS,
-        "target": {**dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT), JOBS: TEXTS},
-        "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER)}},
+        "target": {**dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT), JOBS: TEXT_LIST},
+        "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER, is_list=True)}},
         "run": dict.fromkeys(_RUN, TEXT),
         "vars": value_types.of_constant(dict(scope.vars)),
         "inputs": scope.inputs,

@@ -53,7 +53,9 @@ Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 class Manual(_Model):
     """Start by people only."""
 
-    by: Approvers = Field((), description="Who may start it: user:NAME, group:NAME, or a name of either; default: any.")
+    by: Annotated[Approvers, Field(min_length=1)] = Field(
+        (), description="Who may start it: user:NAME, group:NAME, or a name of either; default: any."
+    )
     inputs: dict[InputName, Input] = Field(default_factory=dict, max_length=MOST_INPUTS)
 
 
@@ -86,6 +88,8 @@ class Trigger(_Model):
 
     @model_validator(mode="after")
     def _is_one_beginning(self) -> Trigger:
+        if self.manual is None and "manual" in self.model_fields_set:
+            raise ValueError("manual is empty; write manual: {}")
         if self.manual is None and self.alert is None:
             raise ValueError("'alert' is missing")
         if self.manual is not None and self.alert is not None:
