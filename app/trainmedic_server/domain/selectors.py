@@ -102,7 +102,10 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
     """
     if not topology.agents_answer:
         return Unresolved("target_unknown", f"the jobs on {target.node} are not known while Redis does not answer")
-    jobs = topology.jobs_on_node(target.node or "").reported
+    node = target.node or ""
+    jobs = topology.jobs_on_node(node).reported
+    if node not in topology.written.reported_by_node:  # jobs may report another name of the node
+        jobs |= {job for job in topology.jobs.nodes_by_job if node in topology.nodes_of_job(job)}
     return tuple(Target(TargetKind.JOB, job=job) for job in sorted(jobs, key=natural))
 
 

@@ -329,7 +329,7 @@ class Driver:
     async def _has_changed_targets(self) -> bool:
         """Unlock all if the further targets have changed, so that the run queues again."""
         run, playbook = self.run, self._context.playbook
-        if playbook is None or run.is_group or any(step.attempts for step in run.steps):
+        if playbook is None or run.is_group or _is_committed(run):
             return False
         also = also_of(playbook, run.target, self._services.topology())
         if isinstance(also, Unresolved) or also == run.also:
@@ -554,6 +554,11 @@ class Driver:
 
     def _now(self) -> datetime:
         return self._services.clock.now()
+
+
+def _is_committed(run: Run) -> bool:
+    """Return whether the run has acted on its targets, or asked a person about them."""
+    return any(step.attempts or (step.kind == "approve" and step.started_at) for step in run.steps)
 
 
 def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:

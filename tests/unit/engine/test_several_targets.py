@@ -222,6 +222,20 @@ async def test_a_run_that_has_acted_keeps_its_jobs(world: MakeWorld) -> None:
     assert placed(at, "free") == ["job:a", "job:b"]
 
 
+@pytest.mark.parametrize("first", ["", "  - {id: calm, wait: 10m}\n"])
+async def test_an_approval_counts_for_no_other_jobs(world: MakeWorld, first: str) -> None:
+    """Those of the question stay, across a restart and a wait that follows."""
+    text = AT_ONCE.replace("steps:\n", f"steps:\n{first}")
+    at = world(f"{text}mode: approve\n", inventory=TWO, more=DOING)
+    await at.engine.start()
+    await at.post(at.alert("NVLink", node="n1"))
+    at.inventory["told:node:n1"] = ["z"]  # type: ignore[assignment]
+    await at.restart()
+    await approve(at, await at.run())
+    await at.pass_time(600)
+    assert ((await at.run()).status, placed(at, "hold")) == (Status.SUCCEEDED, ["job:a", "job:b"])
+
+
 async def test_a_run_that_begins_with_a_wait_locks_all_after_it(world: MakeWorld) -> None:
     """The jobs are those of the time after the wait."""
     waits = BOTH.replace("steps:\n", "steps:\n  - {id: calm, wait: 10m}\n")
