@@ -24,6 +24,7 @@ from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.event_codec import UNDO_OVER, name_of, recorded
 from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import after_resolve, attempt_targets, claims, performing, plan, steps, windows
@@ -331,9 +332,14 @@ class Driver:
         run, playbook = self.run, self._context.playbook
         if playbook is None or run.is_group or _is_committed(run):
             return False
-        also = also_of(playbook, run.target, self._services.topology())
+        topology = self._services.topology()
+        also = also_of(playbook, run.target, topology)
         if isinstance(also, Unresolved) or also == run.also:
             return False
+        mode, why = self._services.limits.mode_for(run.target, topology, also)
+        if Mode.stricter(run.mode, mode) is not run.mode:  # decided anew at the alert's next report
+            reason = f"other jobs run on {run.target_key} now, and {why}"
+            return not await self._commit(plan.cancel_or_not_start(self._draft(), reason, Decision.TARGET_UNKNOWN))
         self._services.locks.release(run.id)
         content = wait_events.TargetsChanged(tuple(target.key for target in also))
         await self._commit(RunPlan(replace(run, also=also), (self._event(content),), Wait()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from tests.unit.engine.world import Scripted, World
 from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
+from trainmedic_server.catalog import modes_file
 from trainmedic_server.domain.pause import Scope
 from trainmedic_server.domain.run import OrderKind, Run, Status, StepStatus, UndoStatus
 from trainmedic_server.engine.pausing import PauseOrder
@@ -256,6 +258,32 @@ async def test_a_pause_of_any_target_counts(world: MakeWorld) -> None:
     await at.engine.pause("ann", PauseOrder(Scope(node="n2")))
     await at.post(at.alert("NVLink", node="n1"))
     assert [run.decision for run in await at.runs()] == ["paused"]
+
+
+async def test_the_strictest_mode_of_all_targets_counts(world: MakeWorld, tmp_path: Path) -> None:
+    """Of jobs that have come during the wait too: the run is decided anew at the alert's next report."""
+    (tmp_path / "modes.yaml").write_text("modes:\n  - {jobs: {name: [c, d]}, mode: observe}\n")
+    modes = modes_file.load(tmp_path / "modes.yaml")
+    at = world(AT_ONCE, OF_JOB, inventory=TWO, more=DOING, target_modes=modes)
+    await at.engine.start()
+    at.actions["other"].outcomes.append(timedelta(seconds=60))
+    await at.post(at.alert("Slow", job_name="b"))
+    alert = at.alert("NVLink", node="n1")
+    await at.post(alert, at.alert("NVLink", node="n3"))
+    at.inventory["told:node:n1"] = ["d"]  # type: ignore[assignment]
+    await at.pass_time(60)
+    decided = {run.target_key: (run.decision, run.message.partition(";")[0]) for run in await at.runs()}
+    assert decided["node:n3"][0] == "observe_only"
+    assert decided["node:n1"][0] == "target_unknown"
+    assert decided["node:n1"][1].startswith(
+        "other jobs run on node:n1 now, and the modes file says: jobs:name=c|d observe"
+    )
+    await at.post(alert)
+    assert [run.decision for run in await at.runs() if run.target_key == "node:n1"] == [
+        "target_unknown",
+        "observe_only",
+    ]
+    assert placed(at, "hold") == []
 
 
 async def test_a_search_by_a_job_finds_the_run(world: MakeWorld) -> None:
