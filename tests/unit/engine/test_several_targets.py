@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.unit.engine.world import Scripted, World
@@ -19,6 +22,7 @@ from trainmedic_server.domain.run import OrderKind, Run, Status, StepStatus, Und
 from trainmedic_server.engine.pausing import PauseOrder
 from trainmedic_server.ports.actions import Inverse
 from trainmedic_server.ports.store import HistoryFilter
+from trainmedic_server.simulation import virtual_time
 
 MakeWorld = Callable[..., World]
 
@@ -344,3 +348,61 @@ async def test_a_question_lists_what_each_step_reaches(world: MakeWorld) -> None
         ("free", ["job:a", "job:b"], ["n1", "n2"]),
     ]
     assert run.message == "May nvlink act on node:n1, job:a, job:b?"
+
+
+GUARDED = AT_ONCE + "guards: {cooldown: 2m}\n"
+MOVES = st.one_of(
+    st.tuples(st.just("node"), st.sampled_from(["n1", "n2", "n3"])),
+    st.tuples(st.just("job"), st.sampled_from("abc")),
+    st.tuples(st.just("place"), st.tuples(st.sampled_from(["n1", "n2", "n3"]), st.sets(st.sampled_from("abc")))),
+    st.tuples(st.just("pass"), st.integers(1, 90)),
+    st.tuples(st.just("restart"), st.integers(0, 30)),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(MOVES, max_size=14), st.integers(1, 25))
+def test_no_interleaving_of_runs_deadlocks_starves_or_overlaps(moves: list[tuple[str, Any]], lasts: int) -> None:
+    """Jobs move, servers die; yet runs with a common target follow each other, guards hold, and each run ends."""
+
+    async def play() -> list[Run]:
+        at = World(GUARDED, OF_JOB, inventory=dict(TWO), more=DOING, breaker_min_nodes=50)  # type: ignore[arg-type]
+        await at.engine.start()
+        for name in ("hold", "cap", "free", "other"):
+            at.actions[name].outcomes.extend([timedelta(seconds=lasts)] * 100)
+        for number, (kind, what) in enumerate(moves):
+            if kind in ("node", "job"):
+                label = {"node": what} if kind == "node" else {"job_name": what}
+                await at.post(at.alert("NVLink" if kind == "node" else "Slow", fingerprint=f"f{number}", **label))
+            elif kind == "place":
+                at.inventory[f"told:node:{what[0]}"] = sorted(what[1])  # type: ignore[assignment]
+            elif kind == "pass":
+                await at.pass_time(what)
+            else:
+                await at.restart(after=what)
+        await at.pass_time(3600)
+        runs = await at.runs()
+        await at.engine.stop()
+        return runs
+
+    runs = virtual_time.run(play())
+    assert not [run for run in runs if run.is_open]
+    acted = [run for run in runs if run.acted_at is not None]
+    for run in runs:
+        if run.acted_at is None:
+            is_refused = run.status is Status.NOT_STARTED
+            assert is_refused or run.status is Status.SUCCEEDED, run.message
+    for one, other in itertools.combinations(acted, 2):
+        if any(mine.overlaps(yours) for mine in one.targets for yours in other.targets):
+            first, second = sorted((one, other), key=lambda run: run.acted_at or run.created_at)
+            assert first.ended_at is not None
+            assert second.acted_at is not None
+            assert first.ended_at <= second.acted_at
+    by_target: dict[str, list[Run]] = {}
+    for run in acted:
+        if run.playbook == "nvlink":
+            by_target.setdefault(run.target_key, []).append(run)
+    for of_target in by_target.values():
+        for earlier, later in itertools.pairwise(of_target):
+            assert earlier.ended_at is not None
+            assert later.created_at - earlier.ended_at >= timedelta(minutes=2)
