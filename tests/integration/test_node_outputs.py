@@ -16,9 +16,9 @@ from tests.support.programs import ROOT
 from trainmedic.wire import envelope
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
-from trainmedic_server.actions.placement import DestinationOutcome, merged_output
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.domain.destinations import DestinationOutcome, merged_output
 from trainmedic_server.domain.identity import IdentityLabels
 
 REFERENCE = (ROOT / "docs" / "reference" / "actions.md").read_text()

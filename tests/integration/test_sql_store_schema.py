@@ -242,10 +242,9 @@ FILTERS = {
     "status": {"status": "failed"},
     "decision": {"decision": "started"},
     "gpu": {"gpu": "a"},
-    "job": {"job": "a"},
     "since": {"since": at(0)},
     "until": {"until": at(0)},
-    "job since": {"job": "a", "since": at(0), "until": at(9)},
+    "playbook since": {"playbook": "a", "since": at(0), "until": at(9)},
     "open": {"is_open": True},
     "owes undo": {"owes_undo": True},
 }
@@ -269,9 +268,18 @@ def test_a_page_of_the_history_is_read_from_an_index_in_order(migrated: sa.Conne
     if name in ("owes undo", "open"):
         assert "ix_runs_unfinished" in step
     unnamed = dict.fromkeys(("nothing", "since", "until", "owes undo", "open"), "")
-    column = {**unnamed, "alertname": "alert_name", "job since": "job"}.get(name, name)
+    column = {**unnamed, "alertname": "alert_name", "playbook since": "playbook"}.get(name, name)
     assert step.startswith("SEARCH" if column or before or name in ("since", "until") else "SCAN")
     assert f"({column}=?" in step or not column
+
+
+@pytest.mark.parametrize("before", [None, (at(5), "id")], ids=["first", "next"])
+def test_a_page_of_a_job_is_read_from_two_indexes(migrated: sa.Connection, before: Any) -> None:
+    """Of runs on it, and of the few runs with further targets."""
+    steps = page_plan(migrated, HistoryFilter(job=("a",)), before)
+    assert not [step for step in steps if step.startswith("SCAN runs") and "ix_runs_also" not in step], steps
+    assert any("ix_runs_job (job=?" in step for step in steps)
+    assert any("ix_runs_also" in step for step in steps)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/crash/test_sentinels.py",
         "tests/crash/test_set_again_kills.py",
         "tests/crash/test_several_servers.py",
+        "tests/crash/test_several_target_kills.py",
         "tests/crash/test_upgrade_in_turns.py",
     ),
     "attacks": ("tests/attack",),

@@ -143,6 +143,11 @@ class CommandAction(BasicAction):
         return missing if presence is not None else f"{missing}; {_nobody_connected(call.target)}"
 
 
+async def stop_waiting() -> bool:
+    """Stop waiting if no receiver is connected; the next renewal tries again."""
+    return True
+
+
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
     """Return the output of a command that all ranks applied. Otherwise raise the failure that the replies mean;
     `missing` names absent replies.

@@ -4,19 +4,23 @@ tests compare names, defaults and wire forms.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationInfo, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from trainmedic.wire import envelope
 from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
-from trainmedic_server.actions.commands import CommandAction
-from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse
+from trainmedic_server.actions.commands import CommandAction, stop_waiting
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
+_UNSTATED_PAUSE = timedelta(minutes=3)
+"""Assumed if a job does not report how long it pauses."""
 _SLOW = timedelta(minutes=10)  # Reading or writing the checkpoint of a large model takes minutes.
 
 
@@ -166,7 +170,15 @@ class JobEmptyCache(Irreversible, _JobAction):
 
 
 class PauseParams(ActionParams):
-    max: Duration = Field(default="1h", validate_default=True, description="The job resumes by itself after this time.")
+    max: Duration = Field(
+        default="1h",
+        validate_default=True,
+        description="The job resumes by itself after this time, which begins anew while a later question of the run "
+        "is open.",
+    )
+    extends: Annotated[
+        SkipJsonSchema[str | None], Field(description="Set by the server: the pause that a renewal extends.")
+    ] = None
 
     @model_validator(mode="after")
     def _is_some_time(self) -> PauseParams:
@@ -180,11 +192,49 @@ class JobPause(_JobAction):
     summary: ClassVar[str] = "Hold the training loop at a step boundary, for a limited time."
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     is_hold: ClassVar[bool] = True
+    lease: ClassVar[timedelta] = timedelta(days=30)
     Params: ClassVar[type[BaseModel]] = PauseParams
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return Inverse(JobResume.name, {})
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        if "extends" in raw:
+            raise ValueError("extends is set by the server")
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        seconds = output.get("max_seconds")
+        return timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else _UNSTATED_PAUSE
+
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        return await asyncio.gather(*(self._extend(pause, until) for pause in effects))
+
+    async def _extend(self, pause: LeasedEffect, until: datetime) -> Renewal:
+        job, now = pause.target.job or "", self._clock.now()
+        command = envelope.Command(
+            id=envelope.new_id(int(now.timestamp() * 1000)),
+            action=self.name,
+            target={"kind": str(TargetKind.JOB), "job": job},
+            params={**pause.params, "extends": pause.command_id},
+            run_id=pause.run_id,
+            playbook="",
+            reason="a question is open",
+            issued_at=now,
+            expires_at=until,
+        )
+        replies = await self._bus.request(command, stop_waiting)
+        self._bus.acknowledge(command.id)
+        finals = [reply for reply in replies if reply.is_final]
+        if not finals:
+            return Renewal(pause, job, "unanswered", f"job {job} did not answer")
+        refused = next((reply for reply in finals if reply.status != envelope.APPLIED), None)
+        if refused is None:
+            return Renewal(pause, job, "renewed")
+        why = f"job {job} answered {refused.status}: {refused.output.get('reason', 'no reason given')}"
+        return Renewal(pause, job, "refused", why)
 
 
 class JobResume(Irreversible, _JobAction):

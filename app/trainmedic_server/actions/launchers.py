@@ -21,7 +21,7 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import node_checkpoints
 from trainmedic_server.actions.base import ActionParams, BasicAction
 from trainmedic_server.actions.commands import CommandAction, check_undone, judge
-from trainmedic_server.actions.placement import derived_id
+from trainmedic_server.domain.destinations import derived_id
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services

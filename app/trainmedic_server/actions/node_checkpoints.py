@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic_server.actions.base import check_wanted, clearance_of
-from trainmedic_server.actions.placement import derived_id
+from trainmedic_server.domain.destinations import derived_id
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Call
 from trainmedic_server.ports.outside import Clock, CommandBus

@@ -13,8 +13,9 @@ from trainmedic.wire import envelope
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.agent_outputs import NODE_FACTS, POWER_LIMIT
 from trainmedic_server.actions.base import ActionParams, Irreversible
-from trainmedic_server.actions.commands import CommandAction
-from trainmedic_server.actions.placement import PlacedAction, PlacedParams, command_id_for
+from trainmedic_server.actions.commands import CommandAction, stop_waiting
+from trainmedic_server.actions.placement import PlacedAction, PlacedParams
+from trainmedic_server.domain.destinations import command_id_for
 from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
@@ -115,7 +116,7 @@ class GpuPowerLimit(PlacedAction):
             issued_at=now,
             expires_at=until,
         )
-        replies = await self._bus.request(command, _stop_waiting)
+        replies = await self._bus.request(command, stop_waiting)
         self._bus.acknowledge(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
@@ -145,11 +146,6 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
         f"the agent on {node} no longer holds it: {why or 'there is no such cap'}",
         has_expired=isinstance(lapsed, list) and command_id in lapsed,
     )
-
-
-async def _stop_waiting() -> bool:
-    """Stop waiting if no agent is connected; the next renewal tries again."""
-    return True
 
 
 MOST_FILESYSTEMS = 100

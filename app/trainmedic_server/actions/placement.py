@@ -7,12 +7,9 @@ IDs derive from the attempt's, so that agents recognise repetitions.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -23,8 +20,9 @@ from trainmedic_server.actions import pods
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain import contradictions
+from trainmedic_server.domain.destinations import DestinationOutcome, combine, command_id_for, merged_output
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
-from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ActionFailure, BusUnavailable, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
@@ -32,7 +30,6 @@ Nodes = Mapping[str, tuple[str, ...]]
 """By node. Tuples are empty if only nodes matter."""
 
 _SHOWN = 4
-_DROPPED: Any = object()
 
 
 class PlacedParams(ActionParams):
@@ -115,7 +112,7 @@ class PlacedAction(CommandAction):
         node_calls = [call_for(call, destination) for destination in self.places(call.params)]
         self._sent[call.command_id] = [node_call.command_id for node_call in node_calls]
         outcomes = await asyncio.gather(*(self._perform_one(node_call) for node_call in node_calls))
-        return combine(outcomes, is_undo=call.undo_of is not None)
+        return combine(outcomes, merged_output(outcomes), is_undo=call.undo_of is not None)
 
     def outcome_saved(self, command_id: str) -> None:
         for sent_id in self._sent.pop(command_id, [command_id]):
@@ -130,13 +127,6 @@ class PlacedAction(CommandAction):
             return DestinationOutcome(node_call.target, await super().perform(node_call))
         except ActionFailure as failure:
             return DestinationOutcome(node_call.target, failure.output, failure)
-
-
-class DestinationOutcome(Struct, frozen=True):
-    destination: Target
-    output: Mapping[str, Any]
-    failure: ActionFailure | None = None
-    """None: applied."""
 
 
 def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
@@ -175,21 +165,6 @@ def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopo
         )
 
 
-def derived_id(command_id: str, *parts: str) -> str:
-    """Combine the other's timestamp with a hash of both."""
-    digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
-    moment = uuid.UUID(command_id).int >> 80
-    value = moment << 80 | int.from_bytes(digest[:10], "big")
-    # Version and variant of a UUIDv7 (RFC 9562, section 5.7).
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=value))
-
-
-def command_id_for(command_id: str, destination: Target) -> str:
-    return derived_id(command_id, destination.node or "", destination.gpu or "")
-
-
 def call_for(call: Call, destination: Target) -> Call:
     undo_of = command_id_for(call.undo_of, destination) if call.undo_of is not None else None
     return replace(
@@ -199,54 +174,6 @@ def call_for(call: Call, destination: Target) -> Call:
         undo_of=undo_of,
         report_wait=None,
     )
-
-
-def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping[str, Any]:
-    """Raise one failure unless every destination applied the command."""
-    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
-    output = merged_output(outcomes)
-    if not failures:
-        return output
-    message = "; ".join(str(failure) for failure in failures[:_SHOWN])
-    if len(failures) > _SHOWN:
-        message += f"; and {len(failures) - _SHOWN} more"
-    applied = len(outcomes) - len(failures)
-    if applied:
-        message = f"applied in {applied} of {len(outcomes)} places, but {message}"
-    if any(isinstance(failure, OutcomeUnknown) for failure in failures) or (applied and not is_undo):
-        raise OutcomeUnknown(message, output)
-    refused = [failure for failure in failures if isinstance(failure, PermanentFailure)]
-    if refused and (not is_undo or len(refused) == len(failures)):
-        raise PermanentFailure(message, output)
-    raise TemporaryFailure(message, output)
-
-
-def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    by_node: dict[str, Any] = {}
-    for outcome in outcomes:
-        node, gpu = outcome.destination.node or "", outcome.destination.gpu
-        if not outcome.output:
-            continue
-        if gpu is None:
-            by_node[node] = dict(outcome.output)
-        else:
-            by_node.setdefault(node, {})[gpu] = dict(outcome.output)
-    outputs = [outcome.output for outcome in outcomes if outcome.output and outcome.failure is None]
-    highest, lowest = _merged(outputs, max), _merged(outputs, min)
-    return {**(highest or {}), "lowest": lowest or {}, "nodes": len(by_node), "by_node": by_node}
-
-
-def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> Any:
-    present = [value for value in values if value is not None]
-    if not present:
-        return None
-    if all(isinstance(value, Mapping) for value in present):
-        names = dict.fromkeys(name for value in present for name in value)
-        members = {name: _merged([value.get(name) for value in present], pick) for name in names}
-        return {name: member for name, member in members.items() if member is not _DROPPED}
-    if all(isinstance(value, int | float) for value in present):
-        return pick(present)
-    return present[0] if all(value == present[0] for value in present) else _DROPPED
 
 
 def _named(ranks: Sequence[Any]) -> str:

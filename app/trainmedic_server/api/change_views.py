@@ -17,6 +17,7 @@ class ChangeView(View):
     run_id: str
     playbook: str
     target: str
+    targets: tuple[str, ...] = Field((), description="What it changed, if that is not the run's target.")
     step: str
     action: str
     params: dict[str, Any]

@@ -48,6 +48,7 @@ ITEM: dict[str, Any] = {
     "original_alert_name": None,
     "original_labels": None,
     "version": "9f2c1d7e0b34",
+    "also": [],
 }
 
 EVENT: dict[str, Any] = {

@@ -150,7 +150,7 @@ def _router_of_job(
         cursor: PageCursor = None,
     ) -> Response:
         """A page of the runs whose target is the job. A token with `jobs` may read it."""
-        own = replace(conditions, job=(job,))
+        own = replace(conditions, target=(f"job:{job}",))
         async with reads.take():
             try:
                 newest_first, next_cursor = await _page(history, own, limit, cursor, limits.page_bytes)

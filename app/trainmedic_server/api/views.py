@@ -89,6 +89,7 @@ class HistoryItem(View):
         description="The labels that Alertmanager sent; null if no alert map changed them."
     )
     version: str = Field(description="Hash of the playbook's text that the run uses.")
+    also: list[str] = Field(description="Further targets: the jobs on the target's node.")
 
 
 class HistoryPage(View):
@@ -159,6 +160,7 @@ class StepView(View):
     ended_at: datetime | None
     deadline: datetime | None
     undo: UndoView | None
+    targets: list[str] = Field([], description="What it works on, if that is not the run's target.")
 
 
 class EventView(View):
@@ -290,7 +292,7 @@ def record(
         acted_at=run.acted_at,
         alerts=[_alert(alert) for alert in stored.alerts],
         findings=list(findings),
-        steps=[StepView.model_validate(step) for step in run.steps],
+        steps=[_step(run, step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
         effect=effect_view(run, stored.effect, are_measured),
@@ -307,6 +309,13 @@ def one_line(view: View) -> bytes:
 
 def event(stored: Event) -> EventView:
     return EventView.model_validate(stored)
+
+
+def _step(run: Run, step: StepState) -> StepView:
+    view = StepView.model_validate(step)
+    if step.target is None:
+        return view
+    return view.model_copy(update={"targets": [target.key for target in run.also]})
 
 
 def _alert(stored: AlertRecord) -> AlertView:
@@ -350,6 +359,7 @@ def _line(run: Run) -> dict[str, Any]:
         "original_alert_name": run.original_alert_name,
         "original_labels": None if run.original_labels is None else dict(run.original_labels),
         "version": run.version,
+        "also": [target.key for target in run.also],
     }
 
 

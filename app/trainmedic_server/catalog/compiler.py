@@ -25,7 +25,7 @@ from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import attachments, cures, definition_check, matchers, quoted_query, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
-from trainmedic_server.domain import value_types
+from trainmedic_server.domain import playbook_target, value_types
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.inputs import InputType
 from trainmedic_server.domain.playbook import (
@@ -40,8 +40,9 @@ from trainmedic_server.domain.playbook import (
     UndoTrigger,
     default_id,
 )
+from trainmedic_server.domain.playbook_target import JOBS, ON_NODE
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
+from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
@@ -80,7 +81,9 @@ class _Compilation:
             return self.problems
         self._vars = raw["vars"] if isinstance(raw.get("vars"), dict) else {}
         self._kind = scope_check.kind_of(raw.get("target"))
-        self._is_group = isinstance(raw.get("target"), dict) and bool(raw["target"].keys() & MEMBER_KINDS.keys())
+        self._is_group = playbook_target.is_group(raw.get("target"))
+        self._has_jobs = _mapping(raw.get("target")).get(JOBS) == ON_NODE
+        self._on_jobs: set[DocumentPath] = set()
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
         self._is_manual = "manual" in trigger
@@ -92,6 +95,8 @@ class _Compilation:
         parts = self._parts(raw.get("target"), before_run)
         selectors = self._selectors(raw.get("target"), before_run)
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
+        if self._has_jobs and self._kind is not None and not self._on_jobs:
+            self._problem(("target", JOBS), "target.jobs: no step works on the jobs; leave it out")
         effect = self._effect(raw.get("effect"))
         self._constants(self._vars, ("vars",))
         self._cut_texts()
@@ -102,7 +107,7 @@ class _Compilation:
             return sorted(set(self.problems))
         text = self.document.text
         return YamlPlaybook(
-            definition=definition,
+            definition=self._with_targets(definition),
             version=hashlib.sha256(text.encode()).hexdigest(),
             text=text,
             source=self.document.source,
@@ -125,7 +130,8 @@ class _Compilation:
         later: Collection[str] = (),
     ) -> VisibleNames:
         too = (scope_check.INPUTS,) if self._is_manual else ()
-        return VisibleNames((*names, *too), self._vars, kind, before, outputs, later, self._inputs)
+        has_jobs = self._has_jobs and kind is not TargetKind.GROUP
+        return VisibleNames((*names, *too), self._vars, kind, before, outputs, later, self._inputs, has_jobs=has_jobs)
 
     # --- trigger, target, effect
 
@@ -149,17 +155,21 @@ class _Compilation:
     def _parts(self, written: Any, names: VisibleNames) -> dict[str, Expression | TextTemplate | str]:
         if not isinstance(written, dict):
             return {}
-        return {
-            name: self._text(text, ("target", name), names)
-            for name, text in written.items()
-            if name in TargetParts.model_fields and isinstance(text, str)
-        }
+        parts: dict[str, Expression | TextTemplate | str] = {}
+        for name, text in written.items():
+            if name not in TargetParts.model_fields or name == JOBS or not isinstance(text, str):
+                continue
+            made = parts[name] = self._text(text, ("target", name), names)
+            if isinstance(made, Expression) and scope_check.is_list(text, names):
+                group = f'{{{"jobs" if name == "job" else "nodes"}: {{name: "{text}"}}}}'
+                self._problem(("target", name), f"target.{name}: {made.text} is a list; write a group: target: {group}")
+        return parts
 
     def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:
         if not self._is_group:
             return {}
-        plural = next(name for name in MEMBER_KINDS if name in written)
-        conditions = written[plural] if isinstance(written[plural], dict) else {}
+        plural = next((name for name in MEMBER_KINDS if written.get(name, ON_NODE) != ON_NODE), JOBS)
+        conditions = _mapping(written.get(plural))
         return {
             name: tuple(
                 self._text(text, ("target", plural, name, *place), names)
@@ -227,8 +237,10 @@ class _Compilation:
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
             names = self._visible(_names_for(kind), kind, before, outputs, later)
-            outputs[step_id] = _outputs(entry, self.actions, kind)
-            yield (phase, index), self._step(entry, (phase, index), step_id, names)
+            step = self._step(entry, (phase, index), step_id, names)
+            is_merged = (phase, index) in self._on_jobs
+            outputs[step_id] = {} if is_merged else _outputs(entry, self.actions, kind)
+            yield (phase, index), step
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
@@ -255,6 +267,8 @@ class _Compilation:
         self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames, when: Expression | None
     ) -> CompiledStep:
         action = self._action(entry["action"], path)
+        if action is not None and len(path) == 2:
+            self._choose_target(action, entry, path)
         raw = self._with_manifest(action, _mapping(entry.get("with")), path)
         step = self._call(action, raw, (*path, "with"), CompiledStep(step_id, when), names)
         if action is not None:
@@ -336,9 +350,46 @@ class _Compilation:
         rest = {key: value for key, value in raw.items() if key != attachments.PARAMETER}
         return {**rest, attachments.MANIFEST: manifest}
 
+    def _choose_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
+        """Note a step on jobs."""
+        kind, written = self._kind_in(str(path[0])), entry.get("target")
+        if kind is None:
+            return
+        if not self._has_jobs or kind is TargetKind.GROUP:
+            if written is not None:
+                self._problem((*path, "target"), "target: the steps have one target here; leave it out")
+            return
+        has_own_nodes = isinstance(action, MultiNodeAction)
+        if written == JOBS and has_own_nodes:
+            message = f"target: {action.name} works on all nodes of one job, not on several jobs; write target: {kind}"
+            self._problem((*path, "target"), message)
+        elif written not in (None, JOBS, str(kind)):
+            self._problem((*path, "target"), f"target: write {kind} or jobs, as the playbook's target has them")
+        if written is None and action.targets >= {kind, TargetKind.JOB} and TargetKind.CLUSTER not in action.targets:
+            if not has_own_nodes:
+                message = f"action {action.name} could work on the {kind} or on the jobs; write target: {kind}, or jobs"
+                self._problem((*path, "action"), message)
+            return
+        is_of_job_only = TargetKind.JOB in action.targets and kind not in action.targets
+        if not has_own_nodes and (written == JOBS or (written is None and is_of_job_only)):
+            self._on_jobs.add(path)
+
+    def _with_targets(self, definition: Playbook) -> Playbook:
+        if not self._has_jobs:
+            return definition
+        chosen: dict[str, Any] = {}
+        for phase in PHASES:
+            chosen[phase] = tuple(
+                step.model_copy(update={"target": JOBS if (phase, index) in self._on_jobs else None})
+                if isinstance(step, ActionStep)
+                else step
+                for index, step in enumerate(getattr(definition, phase))
+            )
+        return definition.model_copy(update=chosen)
+
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
         phase = str(path[0])
-        kind = self._kind_in(phase)
+        kind = TargetKind.JOB if path[:2] in self._on_jobs else self._kind_in(phase)
         if kind is TargetKind.GROUP and action.harmful:
             message = (
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
@@ -347,6 +398,8 @@ class _Compilation:
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
+        elif path[:2] in self._on_jobs and isinstance(action, MultiNodeAction):
+            self._problem((*path, "action"), f"action {action.name} works on the nodes of one job, not on several jobs")
         is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not _has_own_undo(entry)
         if is_asked and not can_be_undone(action):
             own = "write how: undo: {when: on_resolve, action: NAME, with: {…}}"
@@ -477,7 +530,7 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
 
 
 def _of_input(written: Any) -> Shape:
-    kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}
+    kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXT_LIST}
     return kinds.get(_mapping(written).get("type"), TEXT)
 
 

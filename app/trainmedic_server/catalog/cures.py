@@ -89,7 +89,9 @@ STEP = _table(
         _ON_FAILURE: "rescue catch on_failure on-failure always else on_fail onError",
         "write id: NAME": "name key step",
         'write approve: {message: "…?", by: [NAME]}': "approval confirm ask manual by approvers",
-        "the playbook's 'target' is what all steps work on": "delegate_to hosts node target on",
+        "the playbook's 'target' is what all steps work on; with several, a step that acts says which: target: jobs": (
+            "delegate_to hosts node target on"
+        ),
         "write undo: on_resolve": "rollback revert on_resolve compensate",
         "write action: notify with: {message: TEXT}": "message title text to channel notify",
         "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent",
@@ -139,6 +141,9 @@ TARGET = _table(
         "write gpu: with its node": "uuid index device gpu_id",
         'write job: "pod:<namespace>/<name>"': "pod namespace deployment",
         "write target: gpu, node, job or cluster": "kind",
+        "attributes select a group: write target: {nodes: {rack: r1}}": (
+            "rack racks pool pools partition partitions zone row room label labels selector attributes"
+        ),
     }
 )
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
@@ -250,6 +255,12 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
     if kind == "extra_forbidden":
         return _of_key(path[:-1], str(path[-1]))
     match path:
+        case ("on",) if value == "manual":
+            return "write on: {manual: {}}"
+        case ("on", "manual"):
+            return "write manual: {}, or manual: {by: [NAME], inputs: {…}}"
+        case ("on", "manual", "by") if kind == "too_short":
+            return "name somebody, or leave out 'by' for everybody who may operate"
         case ("on",) if isinstance(value, str):
             return f"write on: {{alert: {value}}}"
         case ("on",) if isinstance(value, list):

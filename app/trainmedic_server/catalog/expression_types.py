@@ -31,6 +31,7 @@ def check(tree: SyntaxTree, scope: Mapping[str, Shape]) -> Iterator[str]:
     checking = _Checking({name: shape for name, shape in scope.items() if name not in assigned})
     for node in tree.all_of((nodes.Getattr, nodes.Getitem)):
         yield from checking.unknown_output(node)
+        yield from checking.member_of_list(node)
     for compare in tree.all_of(nodes.Compare):
         operands = [compare.expr, *(operand.expr for operand in compare.ops)]
         for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):
@@ -45,6 +46,12 @@ def check(tree: SyntaxTree, scope: Mapping[str, Shape]) -> Iterator[str]:
                     yield f"{_written(text)} is text, and a number is calculated by {sign}; write {_as_number(text)}"
     for condition in _conditions(tree):
         yield from checking.truth(condition)
+
+
+def is_list(tree: SyntaxTree, scope: Mapping[str, Shape]) -> bool:
+    """Return whether the text is one expression, for a list."""
+    shape = _Checking(scope).shape_of(tree.expression) if tree.expression is not None else ANY
+    return isinstance(shape, Each) and shape.is_list
 
 
 class _Checking:
@@ -110,6 +117,13 @@ class _Checking:
         if chain is not None and len(chain) == 3:
             parts = f"the output of step {chain[1]!r}"
         yield f"{parts} has no {name!r}{did_you_mean(name, shape) or _elsewhere(shape, name)}"
+
+    def member_of_list(self, node: nodes.Node) -> Iterator[str]:
+        owner, name = _owner_and_name(node)
+        shape = self.shape_of(owner) if owner is not None else ANY
+        if owner is not None and isinstance(shape, Each) and shape.is_list:
+            listed = _written(owner)
+            yield f"{listed} is a list and has no {name!r}; write {listed}[0], or {listed} | join(', ')"
 
     def comparison(self, left: nodes.Node, sign: str, right: nodes.Node) -> Iterator[str]:
         written = _SIGNS[sign]

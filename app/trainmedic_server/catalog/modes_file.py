@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trainmedic_core import model_errors, yaml_text
 from trainmedic_server.domain import host_lists, selectors
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.playbook import Selected
+from trainmedic_server.domain.playbook_target import Selected
 from trainmedic_server.domain.target_modes import ModeEntry, TargetModes
 from trainmedic_server.errors import ConfigurationError
 

@@ -14,9 +14,10 @@ from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_server.catalog import cures, expression_types
 from trainmedic_server.domain import value_types
+from trainmedic_server.domain.playbook_target import JOBS, ON_NODE, is_group
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each, Shape
+from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXT_LIST, TEXTS, Each, Shape
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 INPUTS = "inputs"
@@ -55,16 +56,17 @@ class VisibleNames(Struct, frozen=True):
     inputs: Mapping[str, Shape] = field(default_factory=dict)
     output: Mapping[str, Shape] = field(default_factory=dict)
     """Of the step itself, in its own undo and in the condition of its wait."""
+    has_jobs: bool = False
+    """True if the run has jobs as its second target."""
 
 
 def kind_of(target: Any) -> TargetKind | None:
     if isinstance(target, str):
         is_kind = target in list(TargetKind) and target != TargetKind.GROUP
         return TargetKind(target) if is_kind else None
+    if is_group(target):
+        return next((kind for plural, kind in MEMBER_KINDS.items() if target.get(plural, ON_NODE) != ON_NODE), None)
     if isinstance(target, dict):
-        for plural, kind in MEMBER_KINDS.items():
-            if plural in target:
-                return kind
         for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
             if kind in target:
                 return kind
@@ -92,16 +94,21 @@ def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
+def is_list(text: str, scope: VisibleNames) -> bool:
+    """Return whether a template is one expression, for a list. Raises Malformed."""
+    return expression_types.is_list(template_syntax.parse_template(text), _shapes(scope))
+
+
 def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
     alert: Mapping[str, Shape] = {**dict.fromkeys(_ALERT, TEXT), "labels": TEXTS, "annotations": TEXTS}
     step: Mapping[str, Shape] = {"status": TEXT, "error": TEXT, "attempts": NUMBER}
     return {
         "alert": alert,
-        "alerts": Each(alert),
+        "alerts": Each(alert, is_list=True),
         "labels": TEXTS,
         "annotations": TEXTS,
-        "target": dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT),
-        "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER)}},
+        "target": {**dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT), JOBS: TEXT_LIST},
+        "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER, is_list=True)}},
         "run": dict.fromkeys(_RUN, TEXT),
         "vars": value_types.of_constant(dict(scope.vars)),
         "inputs": scope.inputs,
@@ -166,7 +173,7 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("a verdict has no", member, _VERDICT)
         case ("target",) if scope.kind is not None:
             article = f"a target of kind {scope.kind} has no"
-            return _missing(article, member, _TARGET[scope.kind])
+            return _missing(article, member, (*_TARGET[scope.kind], *([JOBS] if scope.has_jobs else [])))
         case _:
             return None
 

@@ -28,6 +28,7 @@ _COLUMNS = (
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
     "waiting_on", "deadline", "approved_by", "decided_at",
     "started_by", "repeats", "parent", "batch", "group", "original_alert_name", "original_labels", "version",
+    "also",
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20

@@ -119,6 +119,8 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
     version = str(run.get("version") or "")[:12]
     yield "playbook", plain(run.get("playbook")) + (f"  (version {plain(version)})" if version else "")
     yield "target", plain(run.get("target"))
+    if run.get("also"):
+        yield "also on", few(run["also"], noun="job")
     yield "status", status(run)
     yield "decision", plain(run.get("decision"))
     yield "mode", plain(run.get("mode"))

@@ -21,6 +21,8 @@ class Change(Struct, frozen=True):
     run_id: str
     playbook: str
     target: str
+    targets: tuple[str, ...]
+    """What it changed, if that is not the run's target."""
     step: str
     action: str
     params: Mapping[str, Any]
@@ -91,6 +93,7 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
         run_id=run.id,
         playbook=run.playbook,
         target=run.target_key,
+        targets=tuple(target.key for target in run.also) if step.target else (),
         step=step.id,
         action=str(step.action),
         params=step.params,

@@ -1,8 +1,9 @@
-"""The part of a target that an open run locks."""
+"""The part of its targets that an open run locks."""
 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 
@@ -11,7 +12,9 @@ class Claim(Struct, frozen=True):
     target: Target
     disks_only: bool = False
     nothing: bool = False
-    """A run without changes neither blocks nor waits."""
+    """True for a run without changes, which neither blocks nor waits."""
+    also: tuple[Target, ...] = ()
+    """Further targets, locked as a whole and together with the first."""
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:
@@ -22,6 +25,18 @@ class Claim(Struct, frozen=True):
 
         The cluster covers everything, a node its disks and GPUs, which do not overlap.
         """
+        if not (self.also or other.also):
+            return self._overlaps(other)
+        return any(mine._overlaps(yours) for mine in self.parts for yours in other.parts)
+
+    @property
+    def parts(self) -> tuple[Claim, ...]:
+        """Claims of single targets."""
+        if not self.also:
+            return (self,)
+        return (replace(self, also=()), *map(Claim, self.also))
+
+    def _overlaps(self, other: Claim) -> bool:
         if self.nothing or other.nothing:
             return False
         if self.disks_only != other.disks_only:
@@ -31,6 +46,8 @@ class Claim(Struct, frozen=True):
         return self.target.overlaps(other.target)
 
     def __str__(self) -> str:
+        if self.also:
+            return ", ".join(map(str, self.parts))
         if self.nothing:
             return f"nothing of {self.target.key}"
         return f"the disks of {self.target.key}" if self.disks_only else self.target.key

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -19,7 +18,6 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core import duration
@@ -29,13 +27,12 @@ from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName, read_time
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
+from trainmedic_server.domain.playbook_target import JOBS as JOBS
+from trainmedic_server.domain.playbook_target import ON_NODE, OneTargetKind, kind_of_target
+from trainmedic_server.domain.playbook_target import GroupTarget as GroupTarget
+from trainmedic_server.domain.playbook_target import PlaybookModel as _Model
+from trainmedic_server.domain.playbook_target import TargetParts as TargetParts
 from trainmedic_server.domain.proof import AlertProof
-from trainmedic_server.domain.selectors import MEMBER_KINDS
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
-
 
 APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
@@ -56,7 +53,9 @@ Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 class Manual(_Model):
     """Start by people only."""
 
-    by: Approvers = Field((), description="Who may start it: user:NAME, group:NAME, or a name of either; default: any.")
+    by: Annotated[Approvers, Field(min_length=1)] = Field(
+        (), description="Who may start it: user:NAME, group:NAME, or a name of either; default: any."
+    )
     inputs: dict[InputName, Input] = Field(default_factory=dict, max_length=MOST_INPUTS)
 
 
@@ -89,6 +88,8 @@ class Trigger(_Model):
 
     @model_validator(mode="after")
     def _is_one_beginning(self) -> Trigger:
+        if self.manual is None and "manual" in self.model_fields_set:
+            raise ValueError("manual is empty; write manual: {}")
         if self.manual is None and self.alert is None:
             raise ValueError("'alert' is missing")
         if self.manual is not None and self.alert is not None:
@@ -96,111 +97,6 @@ class Trigger(_Model):
         if self.manual is not None and (self.matchers or self.when or self.proof):
             raise ValueError("matchers, when and proof are conditions on an alert; manual has none")
         return self
-
-
-class TargetParts(_Model):
-    """Parts of the target as templates, for labels that are not built in."""
-
-    node: str | None = None
-    gpu: str | None = None
-    """UUID, PCI address or index on the node."""
-    job: str | None = None
-    """Name, or what the job uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
-
-    @model_validator(mode="after")
-    def _names_one_thing(self) -> TargetParts:
-        if self.job is not None and (self.node is not None or self.gpu is not None):
-            raise ValueError("name a job, or a node, or a gpu with its node; not a job and a node")
-        if self.gpu is not None and self.node is None:
-            raise ValueError("a gpu needs its node too")
-        if self.job is None and self.node is None:
-            raise ValueError("name at least a node or a job")
-        return self
-
-    @property
-    def kind(self) -> TargetKind:
-        if self.job is not None:
-            return TargetKind.JOB
-        return TargetKind.GPU if self.gpu is not None else TargetKind.NODE
-
-
-Attribute = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,252}$")]
-_Values = Annotated[
-    Annotated[str, Field(min_length=1), Tag("str")]
-    | Annotated[tuple[str, ...], Field(min_length=1, max_length=1000), Tag("tuple[str]")],
-    Discriminator(lambda value: "tuple[str]" if isinstance(value, (list, tuple)) else "str"),
-]
-
-
-def _written_out(value: Any) -> Any:
-    """All is never the meaning of nothing."""
-    if value == "on_node":
-        raise ValueError("on_node is no group; this release has no several targets in a run")
-    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        raise ValueError(f"names are written as a condition: {{name: [{', '.join(value[:3])}]}}")
-    if isinstance(value, str) and value != "all":
-        raise ValueError(f"write {{name: {value!r}}} for names, {{pool: h100}} for an attribute, or all")
-    if not value:
-        raise ValueError("name conditions, such as {pool: h100}, or write all")
-    return value
-
-
-Selected = Annotated[
-    Annotated[Literal["all"], Tag("literal")] | Annotated[dict[Attribute, _Values], Field(max_length=20), Tag("dict")],
-    Discriminator(lambda value: "dict" if isinstance(value, dict) else "literal"),
-    BeforeValidator(_written_out),
-]
-"""``all``, or conditions on topology attributes: the value, or a list of possible ones."""
-
-
-class GroupTarget(_Model):
-    """A group of targets, resolved once when the run starts. Each member gets a run of its own."""
-
-    gpus: Selected = "all"
-    nodes: Selected = "all"
-    """By attributes; ``name`` is a node name or host list."""
-    jobs: Selected = "all"
-    """By attributes of their nodes, ``name`` (of the job) or ``on_nodes`` (a host list)."""
-
-    @model_validator(mode="after")
-    def _is_one_group(self) -> GroupTarget:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("name one of gpus, nodes and jobs: a playbook works on one group")
-        return self
-
-    @property
-    def plural(self) -> str:
-        return next(iter(self.model_fields_set))
-
-    @property
-    def kind(self) -> TargetKind:
-        """Kind of the members."""
-        return MEMBER_KINDS[self.plural]
-
-    @property
-    def selected(self) -> Selected:
-        written: Selected = getattr(self, self.plural)
-        return written
-
-
-def _kind_of_target(value: Any) -> str:
-    if isinstance(value, GroupTarget) or (isinstance(value, dict) and value.keys() & MEMBER_KINDS.keys()):
-        return "GroupTarget"
-    return "TargetParts" if isinstance(value, (dict, TargetParts)) else "enum[TargetKind]"
-
-
-def _one_kind(value: Any) -> Any:
-    if value == TargetKind.GROUP:
-        raise ValueError("write a group as its selector, such as target: {nodes: {pool: h100}}")
-    if value not in _KINDS:
-        raise PydanticCustomError("enum", "must be one of {expected}", {"expected": ", ".join(map(repr, _KINDS))})
-    return value
-
-
-_KINDS = tuple(str(kind) for kind in TargetKind if kind is not TargetKind.GROUP)
-OneTargetKind = Annotated[
-    TargetKind, BeforeValidator(_one_kind), WithJsonSchema({"type": "string", "enum": list(_KINDS)})
-]
 
 
 class Percentage(float):
@@ -334,6 +230,9 @@ class ActionStep(_Step):
     """A step that acts. `timeout` bounds one attempt; the action has a default."""
 
     action: str
+    target: Literal["node", "gpu", "jobs"] | None = Field(
+        None, description="Which of the playbook's targets, if it has several and the action could work on each."
+    )
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
     retry: Retry = Retry()
     undo: Annotated[
@@ -535,9 +434,11 @@ class Playbook(_Model):
         Annotated[OneTargetKind, Tag("enum[TargetKind]")]
         | Annotated[TargetParts, Tag("TargetParts")]
         | Annotated[GroupTarget, Tag("GroupTarget")],
-        Discriminator(_kind_of_target),
+        Discriminator(kind_of_target),
     ]
-    """A kind, resolved from the alert's labels, templates for names, or the selector of a group."""
+    """A kind, resolved from the alert's labels, templates for names, or the selector of a group. With ``jobs:
+    on_node``, a run has several targets.
+    """
     rollout: Rollout | None = None
     """Only for a group. None for the defaults."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
@@ -574,6 +475,11 @@ class Playbook(_Model):
     @property
     def group(self) -> GroupTarget | None:
         return self.target if isinstance(self.target, GroupTarget) else None
+
+    @property
+    def has_jobs(self) -> bool:
+        """True if jobs are a second target."""
+        return getattr(self.target, JOBS, None) == ON_NODE
 
 
 PHASES = ("steps", "on_success", "on_failure")

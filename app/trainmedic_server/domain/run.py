@@ -176,6 +176,8 @@ class StepState(Struct, frozen=True):
     retry_at: datetime | None = None
     undo: Undo | None = None
     """None if irreversible, or before the first attempt."""
+    target: str | None = None
+    """``jobs`` if it works on the run's further targets. None for the run's target."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -229,6 +231,8 @@ class Run(Struct, frozen=True):
     """True for a closed parent run of which a member owes an undo when read."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
+    also: tuple[Target, ...] = ()
+    """Further targets: the jobs on the target's node, as of the lock. Empty without any."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -259,6 +263,16 @@ class Run(Struct, frozen=True):
     def target_key(self) -> str:
         """Empty without a target."""
         return self.target.key if self.target else ""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        return self.also if self.target is None else (self.target, *self.also)
+
+    def targets_of(self, step: StepState) -> tuple[Target, ...]:
+        """Return what a step works on. Empty if no job runs on the node, or without a target."""
+        if step.target is not None:
+            return self.also
+        return () if self.target is None else (self.target,)
 
     @property
     def is_group(self) -> bool:

@@ -96,6 +96,19 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
     return selection
 
 
+def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unresolved:
+    """Return the jobs on a target's node that take commands, in natural order. Refused if a source that may know more
+    does not answer.
+    """
+    if not topology.agents_answer:
+        return Unresolved("target_unknown", f"the jobs on {target.node} are not known while Redis does not answer")
+    node = target.node or ""
+    jobs = topology.jobs_on_node(node).reported
+    if node not in topology.written.reported_by_node:  # jobs may report another name of the node
+        jobs |= {job for job in topology.jobs.nodes_by_job if node in topology.nodes_of_job(job)}
+    return tuple(Target(TargetKind.JOB, job=job) for job in sorted(jobs, key=natural))
+
+
 def vanished(member: Target, topology: Topology) -> str | None:
     """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
     if not (topology.agents_answer and topology.cluster.answers):

@@ -21,12 +21,15 @@ class Each(Struct, frozen=True):
     """A list or mapping with unknown keys and values of one type."""
 
     value: Shape
+    is_list: bool = False
+    """True if certainly a list."""
 
 
 Shape: TypeAlias = "ValueType | Each | Mapping[str, Shape]"
 
 TEXT, NUMBER, BOOLEAN, ANY = ValueType
 TEXTS = Each(TEXT)
+TEXT_LIST = Each(TEXT, is_list=True)
 
 
 def of_constant(value: Any) -> Shape:

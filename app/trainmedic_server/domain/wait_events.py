@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -41,3 +42,9 @@ class WaitEnded(OfRun, frozen=True):
     step: str
     outcome: Literal["resolved", "held", "over", "moot", "timed_out"]
     because: str | UnsetType | None = UNSET
+
+
+class TargetsChanged(OfRun, frozen=True):
+    """Other jobs run on the node than before the run waited: `also` are its further targets now."""
+
+    also: Sequence[str]

@@ -68,7 +68,7 @@ class Admitter:
         self._by_hand: ByHand | None = None
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
-        self._modes: dict[tuple[str, str, str], tuple[Mode, str]] = {}
+        self._modes: dict[tuple[str, str, tuple[Target | Unresolved, ...]], tuple[Mode, str]] = {}
         self._links: list[tuple[str, Identity]] = []
         self._events: list[Event] = []
         self._nodes: set[str] = set()
@@ -256,7 +256,7 @@ class Admitter:
         if candidate.key in self._facts.open_runs:
             return guards.GuardDecision(Decision.JOINED)
         definition, controls = candidate.playbook.definition, self._facts.controls
-        mode, why = self._mode(candidate.playbook, target)
+        mode, why = self._mode(candidate.playbook, target, candidate.also)
         facts = self._guard_facts(candidate)
         selection: Selection | None = None
         if target.kind is TargetKind.GROUP:
@@ -265,7 +265,8 @@ class Admitter:
                 return guards.GuardDecision(Decision(selected.reason), selected.why)
             selection = selected
             facts = replace(facts, last_ended_at=None)  # the cooldown is each member's
-        pause = pausing.holding(controls, definition.name, target, alert.every_label, self._now, self._facts.topology)
+        targets = (target, *candidate.also)
+        pause = pausing.holding(controls, definition.name, targets, alert.every_label, self._now, self._facts.topology)
         outcome = guards.decide(
             definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause,
             definition.windows,
@@ -314,6 +315,8 @@ class Admitter:
 
         `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished.
         """
+        if isinstance(candidate.target, Unresolved):
+            return candidate.target.why
         outcome = self._guard_member(candidate, gone)
         if outcome.decision is Decision.STARTED and target.node is not None and not vouched:
             reason = guards.trips_breaker(
@@ -339,7 +342,7 @@ class Admitter:
         if candidate.key in self._facts.open_runs:
             holder = self._facts.open_runs[candidate.key]
             return guards.GuardDecision(Decision.TARGET_BUSY, f"run {holder} of the playbook is open on it")
-        mode, why = self._mode(candidate.playbook, candidate.target)
+        mode, why = self._mode(candidate.playbook, candidate.target, candidate.also)
         cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)
         facts = self._guard_facts(candidate)
         outcome = guards.decide(
@@ -347,27 +350,30 @@ class Admitter:
         )
         return guards.GuardDecision(outcome.decision, why) if outcome.decision is Decision.OBSERVE_ONLY else outcome
 
-    def mode_of(self, playbook: CompiledPlaybook, target: Target | Unresolved) -> Mode:
-        return self._mode(playbook, target)[0]
+    def mode_of(self, playbook: CompiledPlaybook, target: Target | Unresolved, also: tuple[Target, ...] = ()) -> Mode:
+        return self._mode(playbook, target, also)[0]
 
-    def _mode(self, playbook: CompiledPlaybook, target: Target | Unresolved) -> tuple[Mode, str]:
+    def _mode(
+        self, playbook: CompiledPlaybook, target: Target | Unresolved, also: tuple[Target, ...]
+    ) -> tuple[Mode, str]:
         """Return the mode, and the reason if an operator or the modes file restricted it."""
-        by_target = target.key if isinstance(target, Target) and self._limits.target_modes.entries else ""
+        is_by_target = isinstance(target, Target) and self._limits.target_modes.entries
+        by_target = (target, *also) if is_by_target else ()
         key = playbook.definition.playbook, playbook.version, by_target
         if key not in self._modes:
-            mode, why = self._mode_for(target)
+            mode, why = self._mode_for(target, also)
             mode, why = (mode, why) if mode is Mode.OBSERVE else (Mode.stricter(playbook.definition.mode, mode), "")
             order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
             self._modes[key] = (mode, why) if order is None else (Mode.OBSERVE, order.why(self._now))
         return self._modes[key]
 
-    def _mode_for(self, target: Target | Unresolved) -> tuple[Mode, str]:
+    def _mode_for(self, target: Target | Unresolved, also: tuple[Target, ...]) -> tuple[Mode, str]:
         """Return the server's mode. That of a group is made of its members'."""
         topology = self._facts.topology
         if isinstance(target, Unresolved):
             return self._limits.mode, ""
         if target.kind is not TargetKind.GROUP or not self._limits.target_modes.entries:
-            return self._limits.mode_for(target, topology)
+            return self._limits.mode_for(target, topology, also)
         selection = self._selection(target)
         if isinstance(selection, Unresolved):
             return self._limits.mode, ""
@@ -434,7 +440,7 @@ class Admitter:
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None
     ) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
-        mode = self.mode_of(playbook, candidate.target)
+        mode = self.mode_of(playbook, candidate.target, candidate.also)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         asks = mode is Mode.APPROVE and parent is None
         phases: Sequence[str] = PHASES
@@ -456,6 +462,7 @@ class Admitter:
             steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
             message=outcome.why,
+            also=candidate.also if starts else (),
         )
         if self._by_hand is not None:
             order = self._by_hand

@@ -51,15 +51,15 @@ def next_wait(run: Run, state: StepState) -> StepState | None:
 
 def may_be_silenced(draft: RunDraft) -> bool:
     """Return whether a step may have ended the alert by stopping its source (``Action.silences``)."""
-    target = draft.run.target
     resolved_at = max(
         (record.resolved_at for record in decisive(draft.outside.alerts) if record.resolved_at), default=None
     )
-    if resolved_at is None or target is None:
+    if resolved_at is None:
         return False
     for state in draft.run.steps:
         action = draft.context.actions.action_class(state.action or "")
-        if target.kind not in getattr(action, "silences", ()):
+        kinds = {target.kind for target in draft.run.targets_of(state)}
+        if not kinds.intersection(getattr(action, "silences", ())):
             continue
         # Includes steps to be retried: the first attempt may have silenced the alert.
         carried_out = [attempt for attempt in state.attempts if attempt.status in ("applied", "unknown")]

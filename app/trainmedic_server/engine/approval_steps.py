@@ -106,7 +106,8 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
 
 def _default_question(run: Run, summary: str, members: int | None) -> str:
     of = f"{members} members of " if members is not None else ""
-    asked = f"May {run.playbook} act on {of}{run.target_key}?"
+    on = ", ".join(target.key for target in run.targets) or run.target_key
+    asked = f"May {run.playbook} act on {of}{on}?"
     return f"{asked} {summary}" if summary else asked
 
 

@@ -1,7 +1,8 @@
 """Claims of runs and attempts, from their actions. Pure.
 
 A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU.
-Without changes on a node or GPU it locks nothing. Unknown actions count as changing.
+Without changes on a node or GPU it locks nothing. Unknown actions count as changing. Further targets are locked with
+the first.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from msgspec.structs import replace
+
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.claim import Claim
-from trainmedic_server.domain.playbook import APPROVAL, FREE_WAITS, ActionStep
+from trainmedic_server.domain.playbook import APPROVAL, FREE_WAITS, JOBS, ActionStep
 from trainmedic_server.domain.run import Run
 from trainmedic_server.ports.actions import Action, Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -34,16 +37,20 @@ def at_start(run: Run, actions: Actions) -> Claim:
 def of_run(run: Run, actions: Actions) -> Claim:
     """Return the claim, from persisted data only, so that a restart does not change it."""
     assert run.target is not None
-    return _claim(run.target, (step.action for step in run.steps if step.action), actions)
+    names = (step.action for step in run.steps if step.action and step.target is None)
+    return _claim(run.target, names, actions, run.also)
 
 
-def of_playbook(playbook: CompiledPlaybook, target: Target, actions: Actions, *, asks: bool = False) -> Claim:
+def of_playbook(
+    playbook: CompiledPlaybook, target: Target, actions: Actions, also: tuple[Target, ...] = (), *, asks: bool = False
+) -> Claim:
     """Return the claim of a new run. `asks`: it begins with a question, and so locks its target first."""
     definition = playbook.definition
     if isinstance(definition.steps[0], FREE_WAITS) and not asks:
         return Claim(target, nothing=True)
     steps = chain(definition.steps, definition.on_success, definition.on_failure)
-    return _claim(target, (step.action for step in steps if isinstance(step, ActionStep)), actions)
+    of_target = (step.action for step in steps if isinstance(step, ActionStep) and step.target != JOBS)
+    return _claim(target, of_target, actions, also)
 
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
@@ -52,7 +59,11 @@ def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> 
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
 
 
-def _claim(target: Target, names: Iterable[str], actions: Actions) -> Claim:
+def _claim(target: Target, names: Iterable[str], actions: Actions, also: tuple[Target, ...]) -> Claim:
+    return replace(_claim_of_one(target, names, actions), also=also) if also else _claim_of_one(target, names, actions)
+
+
+def _claim_of_one(target: Target, names: Iterable[str], actions: Actions) -> Claim:
     if target.kind is TargetKind.GROUP:
         return Claim(target, nothing=True)  # its members are locked; they would wait for a parent that waits for them
     if target.node is None or target.kind not in (TargetKind.NODE, TargetKind.GPU):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import structlog
 from msgspec.structs import replace
@@ -21,13 +21,17 @@ from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import approval, wait_events
 from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.event_codec import UNDO_OVER, name_of, recorded
+from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
-from trainmedic_server.engine import after_resolve, claims, performing, plan, steps, windows
+from trainmedic_server.engine import after_resolve, attempt_targets, claims, performing, plan, steps, windows
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.group_follower import GroupFollower
 from trainmedic_server.engine.looking import Look, Sight
+from trainmedic_server.engine.matching import also_of
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
     AttemptOutcome,
@@ -44,7 +48,7 @@ from trainmedic_server.engine.recorder import RunSnapshot, Seen, rejections
 from trainmedic_server.engine.rollout import StartMembers
 from trainmedic_server.engine.turns import TURN
 from trainmedic_server.engine.watching import Watching, observe
-from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
+from trainmedic_server.ports.actions import Call, Clearance
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
@@ -242,6 +246,9 @@ class Driver:
             if not self._granted.done():
                 self._news = self.sight
                 return
+        if await self._has_changed_targets():
+            self._granted = None
+            return  # the next plan takes them again
         self._granted, self._has_target, self._look_once = None, True, claims.is_unlocked(self.run)
 
     def _settle_target(self) -> None:
@@ -289,10 +296,18 @@ class Driver:
         return f"waited {waited} for its turn; at most {most} runs may be open", Decision.CONCURRENCY_LIMITED
 
     async def _take_target(self) -> bool:
-        """Lock the target, waiting if necessary; False if the run was closed instead."""
-        claim = claims.at_start(self.run, self._services.actions)
-        if self._services.locks.try_acquire(self.run.id, claim):
-            return True
+        """Lock all targets together, waiting if necessary; False if the run was closed instead."""
+        while True:
+            claim = claims.at_start(self.run, self._services.actions)
+            if not self._services.locks.try_acquire(self.run.id, claim):
+                goes_on = await self._wait_for_target(claim)
+                if goes_on is not None:
+                    return goes_on
+            if claim.nothing or not await self._has_changed_targets():
+                return True
+
+    async def _wait_for_target(self, claim: Claim) -> bool | None:
+        """Return None once the claim is locked, True if the run needs it no longer, False if the run was closed."""
         granted = self._services.locks.wait(self.run.id, claim)
         holder = self._services.locks.blocker(self.run.id, claim)
         waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
@@ -307,10 +322,28 @@ class Driver:
                     return False
                 continue
             if granted.done():
-                return True
+                return None
             # Stale means older than the maximum age, hence the millisecond.
             newest = plan.newest_beginning(self.run, self._outside, self._context)
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
+
+    async def _has_changed_targets(self) -> bool:
+        """Unlock all if the further targets have changed, so that the run queues again."""
+        run, playbook = self.run, self._context.playbook
+        if playbook is None or run.is_group or _is_committed(run):
+            return False
+        topology = self._services.topology()
+        also = also_of(playbook, run.target, topology)
+        if isinstance(also, Unresolved) or also == run.also:
+            return False
+        mode, why = self._services.limits.mode_for(run.target, topology, also)
+        if Mode.stricter(run.mode, mode) is not run.mode:  # decided anew at the alert's next report
+            reason = f"other jobs run on {run.target_key} now, and {why}"
+            return not await self._commit(plan.cancel_or_not_start(self._draft(), reason, Decision.TARGET_UNKNOWN))
+        self._services.locks.release(run.id)
+        content = wait_events.TargetsChanged(tuple(target.key for target in also))
+        await self._commit(RunPlan(replace(run, also=also), (self._event(content),), Wait()))
+        return True
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
         """Return reason and decision if the run must not start after waiting for its target."""
@@ -338,7 +371,7 @@ class Driver:
         refused = await self._locate(act, name)
         if refused is not None:
             return refused
-        targets = _targets_of(self.run, act, actions)
+        targets = attempt_targets.targets_of(self.run, act, actions)
         worked_on = claims.of_attempt(targets, actions.action_class(name))
         async with self._services.locks.acting(claim, *worked_on) as waited:
             refused = await self._refused(act, targets, waited)
@@ -357,7 +390,7 @@ class Driver:
             self._services.fence()
             self._then = None
             outcome = await performing.outcome_of(
-                name, call, lambda call: actions.get(name).perform(call), began, metrics
+                name, call, performing.work_of(self.run, act, actions, name), began, metrics
             )
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
         number = performing.attempts_of(state, act)[-1].number
@@ -368,7 +401,7 @@ class Driver:
         """Return the outcome of a blocked attempt. None if it may start; its touched nodes are then recorded."""
         actions = self._services.actions
         try:
-            touched = _nodes_touched(self.run, act, actions, targets)
+            touched = attempt_targets.nodes_touched(self.run, act, actions, targets)
             self._touches |= touched
             if await self._is_called_off(act, waited):
                 return CALLED_OFF
@@ -397,7 +430,7 @@ class Driver:
         An undo uses the recorded ones.
         """
         action = performing.multi_node_action(self._services.actions, name) if not act.undo else None
-        if action is None:
+        if action is None or self.run.step(act.key).target is not None:
             return None
         located: list[BaseModel] = []
 
@@ -470,7 +503,7 @@ class Driver:
                 return False
         self.run = after
         self._services.group_news.tell(after, before)
-        for action, command_id in _ended_between(before, after):
+        for action, command_id in attempt_targets.ended_between(before, after):
             if self._services.actions.action_class(action) is not None:
                 self._services.actions.get(action).outcome_saved(command_id)
         self._services.metrics.show_run(before, after)
@@ -529,41 +562,9 @@ class Driver:
         return self._services.clock.now()
 
 
-def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """Return the attempt's targets, without a job's nodes if it only reads."""
-    assert run.target is not None
-    state = run.step(act.key)
-    undo = state.undo if act.undo else None
-    action_class = actions.action_class(undo.action if undo else state.action or "")
-    if action_class is None or not action_class.harmful or not performing.has_methods_of(action_class, MultiNodeAction):
-        return (run.target,)
-    try:
-        params = action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD)
-    except ValueError:
-        return (run.target,)  # no attempt will be made
-    return (run.target, *cast("type[MultiNodeAction]", action_class).places(params))
-
-
-def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequence[Target]) -> set[str]:
-    """Return the nodes that the breaker counts: none for reading actions and undos.
-
-    Raises ConfigurationError if the action does not state them.
-    """
-    state = run.step(act.key)
-    action_class = actions.action_class(state.action or "")
-    if act.undo or action_class is None or not action_class.harmful:
-        return set()
-    assert run.target is not None
-    nodes = {target.node for target in targets if target.node is not None}
-    if performing.has_methods_of(action_class, NodeTouchingAction):
-        try:
-            params = action_class.Params.model_validate(state.params, context=ON_RECORD)
-            nodes |= set(cast("type[NodeTouchingAction]", action_class).touches(params, run.target))
-        except Exception as error:  # third-party code, whose nodes must be known
-            raise errors.ConfigurationError(
-                f"action {state.action} does not say which nodes it touches: {type(error).__name__}: {error}"
-            ) from error
-    return nodes
+def _is_committed(run: Run) -> bool:
+    """Return whether the run has acted on its targets, or asked a person about them."""
+    return any(step.attempts or (step.kind == "approve" and step.started_at) for step in run.steps)
 
 
 def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
@@ -577,18 +578,3 @@ def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
     if act.undo and state.undo:
         return run.with_step(replace(state, undo=replace(state.undo, attempts=moved)))
     return run.with_step(replace(state, attempts=moved))
-
-
-def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
-    for old, new in zip(before.steps, after.steps, strict=True):
-        if old is new:
-            continue
-        pairs = [(new.action, old.attempts, new.attempts)]
-        if old.undo and new.undo:
-            pairs.append((new.undo.action, old.undo.attempts, new.undo.attempts))
-        for action, attempts_before, attempts_after in pairs:
-            if not action or not attempts_before or attempts_before[-1].status != "running":
-                continue
-            last = attempts_before[-1]
-            if all(attempt.status != "running" for attempt in attempts_after if attempt.number == last.number):
-                yield action, last.command_id

@@ -80,7 +80,7 @@ class EngineServices(Struct, frozen=True):
         if not controls.pauses:
             return None
         now, topology = self.clock.now(), self.topology()
-        return pausing.holding(controls, run.playbook, run.target, run.every_label, now, topology, nodes)
+        return pausing.holding(controls, run.playbook, run.targets, run.every_label, now, topology, nodes)
 
     def count_closed(self, run: Run) -> None:
         self.metrics.open_runs.dec()

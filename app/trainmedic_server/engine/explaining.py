@@ -37,7 +37,7 @@ class Explainer:
         now = at or services.clock.now()
         holders = {
             candidate.key: services.locks.holder(
-                claims.of_playbook(candidate.playbook, candidate.target, services.actions)
+                claims.of_playbook(candidate.playbook, candidate.target, services.actions, candidate.also)
             )
             for candidate in delivery.candidates
             if isinstance(candidate.target, Target)

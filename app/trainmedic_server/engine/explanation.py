@@ -178,7 +178,7 @@ def _reacting(
 ) -> Explanation:
     playbook, target = candidate.playbook, candidate.target
     definition = playbook.definition
-    mode = admitter.mode_of(playbook, target)
+    mode = admitter.mode_of(playbook, target, candidate.also)
     explanation = Explanation(definition.name, playbook.source, playbook.version, True, True, mode=mode)
     if definition.target_kind in (TargetKind.GPU, TargetKind.NODE):
         explanation = replace(explanation, target_from=target_resolution.node_reasons(alert.labels, context.topology))
@@ -194,9 +194,11 @@ def _reacting(
         return explanation
     facts = guard_facts.get(candidate.key, GuardFacts()) if context.is_live else None
     members = _members(target, context.topology)
+    first = Candidate.of(playbook, members[0], context.topology) if members else candidate
     steps = forecast.step_plans(
-        playbook, context.actions, alert, members[0] if members else target, mode, context.now, context.verdicts
-    )
+        playbook, context.actions, alert, members[0] if members else target, mode, context.now, context.verdicts,
+        first.also,
+    )  # fmt: skip
     return replace(
         explanation,
         target=target.key,

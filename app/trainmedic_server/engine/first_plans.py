@@ -16,7 +16,7 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.engine import claims, plan
 from trainmedic_server.engine.admission_changes import AdmissionChanges, StartedRun
 from trainmedic_server.engine.engine_services import EngineServices
-from trainmedic_server.engine.matching import Candidate, Key, PreparedDelivery
+from trainmedic_server.engine.matching import Candidate, Key, PreparedDelivery, also_of
 from trainmedic_server.engine.plan_values import OutsideState, RunDraft, RunPlan
 
 log = telemetry.logger(__name__)
@@ -29,6 +29,7 @@ class KeptTargets:
         self._services = services
         self._keepers: dict[Key, str] = {}
         self._turned_away: dict[Key, str] = {}
+        self._also: dict[Key, tuple[Target, ...]] = {}
         for entry in prepared:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 if alert.status is AlertStatus.FIRING:
@@ -39,7 +40,10 @@ class KeptTargets:
         key, target = candidate.key, candidate.target
         if not isinstance(target, Target):
             return
-        allowed, _ = self._services.limits.mode_for(target, self._services.topology())
+        topology = self._services.topology()
+        if also_of(candidate.playbook, target, topology) != candidate.also:
+            return  # its jobs have changed since
+        allowed, _ = self._services.limits.mode_for(target, topology, candidate.also)
         mode = Mode.stricter(candidate.playbook.definition.mode, allowed)
         if mode is Mode.OBSERVE:
             return
@@ -49,7 +53,8 @@ class KeptTargets:
             return  # its turn comes first
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
         asks = mode is Mode.APPROVE
-        claim = claims.of_playbook(candidate.playbook, target, self._services.actions, asks=asks)
+        claim = claims.of_playbook(candidate.playbook, target, self._services.actions, candidate.also, asks=asks)
+        self._also[key] = candidate.also
         is_kept = self._services.locks.try_keep(keeper, claim)
         (self._keepers if is_kept else self._turned_away)[key] = keeper
 
@@ -62,7 +67,8 @@ class KeptTargets:
 
     def first_plan(self, started: StartedRun, now: datetime) -> RunPlan | None:
         """Return the run's first plan; None to leave it to the driver. Called in the transaction."""
-        if (started.run.playbook, started.run.target_key) not in self._keepers:
+        key = started.run.playbook, started.run.target_key
+        if key not in self._keepers or started.run.also != self._also[key]:
             return None
         if started.run.is_group:
             return None  # its members are planned from the durable list

@@ -69,12 +69,21 @@ def step_plans(
     mode: Mode,
     now: datetime,
     verdicts: Mapping[str, VerdictsOnJob],
+    also: tuple[Target, ...] = (),
 ) -> tuple[StepPlan, ...]:
     """Return each step as a run started now would perform it, with rendered parameters where they are known."""
-    run = _imagined(playbook, alert, target, mode, now)
+    run = replace(_imagined(playbook, alert, target, mode, now), also=also)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts, now=now)
     states = step_sequence.initial_steps(playbook, ask_first=False)
-    return tuple(_step_plan(playbook, actions, names, state) for state in states)
+    return tuple(_on(run, state, _step_plan(playbook, actions, names, state)) for state in states)
+
+
+def _on(run: Run, state: StepState, plan: StepPlan) -> StepPlan:
+    if state.target is None:
+        return plan
+    if why := step_sequence.why_without_target(run, state):
+        return replace(plan, verdict=StepForecast.SKIPPED, why=why, params=None)
+    return replace(plan, what=f"{plan.what} on {', '.join(target.key for target in run.also)}")
 
 
 def _imagined(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Run:

@@ -62,7 +62,7 @@ async def start(
         if _is_over(tx, parent.id):
             return StartedMembers()
         now, ago = services.clock.now(), services.timeline.by_clock()
-        candidates = [Candidate(playbook, target) for target in targets]
+        candidates = [Candidate.of(playbook, target, topology) for target in targets]
         facts = admission_facts.for_members(tx, candidates, services.limits, ago, topology)
         if facts.controls.breaker_open:
             return StartedMembers(held=facts.controls.breaker_reason or "the breaker is open")

@@ -42,7 +42,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
     if any(step.kind == "approve" for step in run.steps):
         return "a person approved it only once"
     nodes = tx.touched_nodes(run.id) if controls.pauses else ()
-    pause = pausing.holding(controls, run.playbook, run.target, run.every_label, now, Topology(), nodes)
+    pause = pausing.holding(controls, run.playbook, run.targets, run.every_label, now, Topology(), nodes)
     if pause is not None:
         return f"the server is {pause.why(now)}"
     if controls.breaker_open:

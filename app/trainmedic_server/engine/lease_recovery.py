@@ -207,7 +207,7 @@ class LeaseRecovery:
         needed = [effect for effect in effects if _is_needed(run, effect.command_id)]
         if not needed:
             return []
-        allowed, _ = self._services.limits.mode_for(run.target, self._services.topology())
+        allowed, _ = self._services.limits.mode_for(run.target, self._services.topology(), run.also)
         reason = obstacle(tx, run, prepared.fires, allowed, self._services.clock.now())
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():

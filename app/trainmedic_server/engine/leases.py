@@ -1,7 +1,8 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
 An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
-open, an alert fires or its undo is armed. Later, an expiring lease only does the undo's work.
+open, an alert fires or its undo is armed. Later, an expiring lease only does the undo's work. A hold, such as a job's
+pause, is renewed only while a later question of its run is open.
 
 Pauses and the breaker do not stop renewals, which change nothing: otherwise a pause would restore a hot GPU's full
 power.
@@ -16,7 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain import alert
+from trainmedic_server.domain import alert, destinations
+from trainmedic_server.domain.approval import Terms, waiting_step
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.engine_services import EngineServices
@@ -76,7 +78,8 @@ class LeaseRenewer:
         self._last_third = last_third
         self._recovery.forget_others(last_third)
         for name, effects in due.items():
-            task = asyncio.create_task(self._renew(self._leased[name], effects, now))
+            shortest = min(lease for of, _, lease in in_effect if of == name)
+            task = asyncio.create_task(self._renew(self._leased[name], effects, now + shortest / 3))
             self._renewals.add(task)
             task.add_done_callback(self._renewals.discard)
 
@@ -94,14 +97,17 @@ class LeaseRenewer:
             goes_on = run.is_open or any(fires)
             for step in run.steps:
                 action = self._leased.get(step.action or "")
-                if action is not None and _is_needed(step, goes_on):
+                if action is None:
+                    continue
+                is_hold = getattr(action, "is_hold", False)
+                if _is_awaited(run, step) if is_hold else _is_needed(step, goes_on):
                     lease = action.granted(step.output)
                     in_effect += [(step.action or "", effect, lease) for effect in _effects(run, step, now)]
         return in_effect
 
-    async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], now: datetime) -> None:
+    async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], until: datetime) -> None:
         try:
-            renewals = await action.renew(effects, now + action.lease / 3)
+            renewals = await action.renew(effects, until)
             outcomes = Counter(renewal.outcome for renewal in renewals)
             for outcome, count in outcomes.items():
                 self._services.metrics.lease_renewals.labels(outcome).inc(count)
@@ -136,9 +142,20 @@ def _is_needed(step: StepState, run_goes_on: bool) -> bool:
     return step.undo.status is UndoStatus.ARMED
 
 
+def _is_awaited(run: Run, step: StepState) -> bool:
+    """Return whether a later question about a hold (``Action.is_hold``) is open."""
+    undo = step.undo
+    if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
+        return False
+    later = run.steps[run.steps.index(step) + 1 :]
+    if any(each.action == undo.action and each.attempts for each in later):
+        return False
+    asked = waiting_step(run)
+    return asked in later and not Terms.of(asked).lapsed
+
+
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
     """Yield possible effects of the step's attempts, except those in flight, whose lease has just begun."""
-    assert run.target is not None
     command_ids: Collection[str] = set()
     for attempt in reversed(step.attempts):
         in_flight = attempt.status == "running" and attempt.deadline > now
@@ -146,4 +163,6 @@ def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]
             continue
         command_ids = {*command_ids, attempt.command_id}
         certain = attempt.status == "applied"
-        yield LeasedEffect(attempt.command_id, run.id, step.id, run.target, step.params, certain)
+        for target in run.targets_of(step):
+            command_id = destinations.command_id_of(attempt.command_id, step, target)
+            yield LeasedEffect(command_id, run.id, step.id, target, step.params, certain)

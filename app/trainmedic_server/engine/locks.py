@@ -4,6 +4,8 @@ A run locks its claim (``claims``) from start to close. Claims are granted in or
 earlier waiters whose claims do not overlap its own. Undos take no lock; they only wait for attempts in flight on what
 they overlap.
 
+A claim with several targets is granted all or none. A holder never waits for more, so no two runs block each other.
+
 A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs run one at
 a time, and their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
 
@@ -138,7 +140,7 @@ class _Acting:
 class _Claims:
     """Ordered claims by holder, grouped because a storm may have ten thousand, but few per group.
 
-    Claims of different groups overlap only with the cluster.
+    Targets of different groups overlap only with the cluster. A claim with several targets is in several groups.
     """
 
     def __init__(self) -> None:
@@ -150,7 +152,8 @@ class _Claims:
     def add(self, name: str, claim: Claim) -> None:
         self._by_name[name] = claim
         self._numbers[name] = self._next = self._next + 1
-        self._groups.setdefault(_group(claim.target), {})[name] = claim
+        for group in _groups(claim):
+            self._groups.setdefault(group, {})[name] = claim
 
     def has(self, name: str) -> bool:
         return name in self._by_name
@@ -159,16 +162,16 @@ class _Claims:
         claim = self._by_name.pop(name, None)
         if claim is not None:
             del self._numbers[name]
-            key = _group(claim.target)
-            group = self._groups[key]
-            del group[name]
-            if not group:
-                del self._groups[key]
+            for key in _groups(claim):
+                group = self._groups[key]
+                del group[name]
+                if not group:
+                    del self._groups[key]
         return claim
 
     def near(self, claim: Claim) -> list[tuple[str, Claim]]:
-        claims = [named for group in self._near(claim) for named in group.items()]
-        return sorted(claims, key=lambda named: self._numbers[named[0]])
+        claims = {name: each for group in self._near(claim) for name, each in group.items()}
+        return sorted(claims.items(), key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
         """Return the first holder before `before` whose claim overlaps `claim`, or None."""
@@ -187,9 +190,13 @@ class _Claims:
         if claim.target.kind is TargetKind.CLUSTER:
             yield from self._groups.values()
             return
-        for name in (_group(claim.target), "cluster"):
+        for name in (*_groups(claim), "cluster"):
             if name in self._groups:
                 yield self._groups[name]
+
+
+def _groups(claim: Claim) -> set[str]:
+    return {_group(target) for target in (claim.target, *claim.also)}
 
 
 def _group(target: Target) -> str:

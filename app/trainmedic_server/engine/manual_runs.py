@@ -27,7 +27,7 @@ from trainmedic_server.engine import admission_facts, claims, group_members, pre
 from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.engine_services import EngineServices
-from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
+from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery, also_of
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
@@ -116,8 +116,10 @@ class ManualStarter:
         playbook: CompiledPlaybook,
         target: Target | None,
     ) -> Started:
-        claim = claims.of_playbook(playbook, target, self._services.actions) if target is not None else None
-        holder = self._services.locks.holder(claim) if claim is not None else None
+        services, also = self._services, also_of(playbook, target, self._services.topology())
+        holder = None
+        if target is not None and not isinstance(also, Unresolved):
+            holder = services.locks.holder(claims.of_playbook(playbook, target, services.actions, also))
         started, changes = await self._services.store.transact(work)
         if changes is not None:
             self._services.metrics.decisions.labels(started.run.playbook, str(started.run.decision)).inc()
@@ -137,7 +139,7 @@ class ManualStarter:
         members: Selection | None = None,
     ) -> tuple[Started, AdmissionChanges | None]:
         """Return the result, and the changes unless it is a dry run. `members`: of a group, instead of its selector."""
-        services, candidate = self._services, Candidate(playbook, target)
+        services, candidate = self._services, Candidate.of(playbook, target, topology)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
         prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from trainmedic_core.once import once
 from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.domain import selectors
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.modes import Mode
@@ -24,6 +25,14 @@ Key = tuple[str, str]
 class Candidate(Struct, frozen=True, dict=True):
     playbook: CompiledPlaybook
     target: Target | Unresolved
+    also: tuple[Target, ...] = ()
+    """Further targets."""
+
+    @classmethod
+    def of(cls, playbook: CompiledPlaybook, target: Target | Unresolved, topology: Topology) -> Candidate:
+        """Return the candidate with the further targets that the playbook derives; Unresolved if they are not known."""
+        also = also_of(playbook, target, topology)
+        return cls(playbook, also) if isinstance(also, Unresolved) else cls(playbook, target, also)
 
     @property
     def is_unknown(self) -> bool:
@@ -32,6 +41,15 @@ class Candidate(Struct, frozen=True, dict=True):
     @once
     def key(self) -> Key:
         return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
+
+
+def also_of(
+    playbook: CompiledPlaybook, target: Target | Unresolved | None, topology: Topology
+) -> tuple[Target, ...] | Unresolved:
+    """Return a target's further targets now. Those of a group are its members'."""
+    if not (isinstance(target, Target) and playbook.definition.has_jobs) or target.kind is TargetKind.GROUP:
+        return ()
+    return selectors.jobs_on_node(target, topology)
 
 
 MOST_MISSES = 10
@@ -95,7 +113,7 @@ def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topolog
     for playbook in playbooks:
         matched = playbook.match(alert)
         if matched.matched:
-            candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
+            candidates.append(Candidate.of(playbook, playbook.target_of(alert, topology), topology))
         else:
             misses.append(Reaction(playbook.definition.name, _decision_on(matched), matched.why))
     acting, excluded = _in_order(candidates)

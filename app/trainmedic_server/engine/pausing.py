@@ -30,7 +30,7 @@ MOST = 200
 def holding(
     controls: Controls,
     playbook: str,
-    target: Target | None,
+    targets: Collection[Target],
     labels: Mapping[str, str],
     now: datetime,
     topology: Topology,
@@ -38,13 +38,13 @@ def holding(
 ) -> OperatorPause | None:
     """Return the active pause that holds a run, of several the one that ends last, or None.
 
-    `nodes` are touched in addition to its target's.
+    `nodes` are touched in addition to its targets'.
     """
     candidates = [pause for pause in controls.pauses if not pause.observe and pause.is_in_force(now)]
     if not candidates:
         return None
-    touched = set(nodes) | (places.nodes_of(target, topology) if target else set())
-    jobs = places.jobs_of(target, topology) if target else frozenset[str]()
+    touched = {*nodes, *(node for target in targets for node in places.nodes_of(target, topology))}
+    jobs = {job for target in targets for job in places.jobs_of(target, topology)}
     held = [pause for pause in candidates if pause.scope.covers(playbook, touched, jobs, labels)]
     return max(held, key=lambda pause: (pause.until(now) is None, pause.until(now) or now), default=None)
 

@@ -8,11 +8,17 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+from msgspec.structs import replace
+from pydantic import BaseModel
+
+from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import destinations
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.destinations import DestinationOutcome
 from trainmedic_server.domain.run import Attempt, Run, StepState
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
-from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction
+from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, Call, Clearance, MultiNodeAction
 
 GRACE = timedelta(seconds=5)
 """Time after its deadline for an action to report before it is cancelled."""
@@ -46,14 +52,13 @@ def call_of(
     *earlier, attempt = attempts_of(state, act)
     repeated = bool(earlier) and earlier[-1].command_id == attempt.command_id
     action_class = actions.action_class(name)
-    assert run.target is not None
     if action_class is None:
         raise errors.ConfigurationError(f"this server has no action {name!r}")
     return Call(
         command_id=attempt.command_id,
         run_id=run.id,
         playbook=run.playbook,
-        target=run.target,
+        target=run.targets_of(state)[0],
         params=action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD),
         reason=f"{alert.name}: {undo.because}" if undo else alert.name,
         issued_at=attempt.started_at,
@@ -83,6 +88,52 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
     except errors.PermanentFailure:
         return None  # the attempt fails with this reason
     return cast("MultiNodeAction", action) if has_methods_of(type(action), MultiNodeAction) else None
+
+
+def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
+    """Return the call of the action: one, or one for each job with one outcome for all."""
+    state = run.step(act.key)
+    if state.target is None:
+        return lambda call: actions.get(name).perform(call)
+
+    async def on_each(call: Call) -> Mapping[str, Any]:
+        action = actions.get(name)
+        async with asyncio.TaskGroup() as group:
+            calls = [_call_on(call, target, state, actions) for target in run.also]
+            tasks = [group.create_task(_perform_one(action, each)) for each in calls]
+        outcomes = [task.result() for task in tasks]
+        return destinations.combine(outcomes, destinations.output_by_job(outcomes), is_undo=act.undo)
+
+    return on_each
+
+
+async def _perform_one(action: Action, call: Call) -> DestinationOutcome:
+    try:
+        return DestinationOutcome(call.target, await action.perform(call))
+    except errors.ActionFailure as failure:
+        return DestinationOutcome(call.target, failure.output, failure)
+
+
+def _call_on(call: Call, target: Target, state: StepState, actions: Actions) -> Call:
+    return replace(
+        call,
+        command_id=destinations.command_id_of(call.command_id, state, target),
+        target=target,
+        params=_own_undo_params(call, target, state, actions) or call.params,
+        undo_of=destinations.command_id_of(call.undo_of, state, target) if call.undo_of is not None else None,
+    )
+
+
+def _own_undo_params(call: Call, target: Target, state: StepState, actions: Actions) -> BaseModel | None:
+    """Return the undo's parameters by this job's own output; None to use the persisted ones."""
+    output = state.output.get(destinations.BY_JOB, {}).get(target.job)
+    action = actions.action_class(state.action or "")
+    if call.undo_of is None or output is None or action is None or state.undo is None:
+        return None
+    inverse = action.inverse(action.Params.model_validate(state.params, context=ON_RECORD), output)
+    if inverse is None or inverse.action != state.undo.action:
+        return None
+    return type(call.params).model_validate(inverse.params, context=ON_RECORD)
 
 
 async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:

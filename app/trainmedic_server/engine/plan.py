@@ -114,6 +114,8 @@ def is_under_way(draft: RunDraft) -> bool:
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
     def observed(state: StepState) -> StepState:
+        if why := step_sequence.why_without_target(run, state):
+            return replace(state, status=StepStatus.SKIPPED, message=why)
         if state.phase == "steps":
             return preview.observed(state, playbook, names)
         message = f"is for a run that {'succeeds' if state.phase == 'on_success' else 'fails'}"

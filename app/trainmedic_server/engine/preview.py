@@ -13,10 +13,12 @@ from trainmedic_core.target import Target
 from trainmedic_server.domain import group, places, selectors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.approval import StepAhead
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import APPROVAL, WaitStep
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import scope, step_sequence
+from trainmedic_server.engine.matching import also_of
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouchingAction
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.presentation import times
@@ -48,7 +50,7 @@ def steps_after(
     phase = "steps" if asking.phase == APPROVAL else asking.phase
     first = 0 if asking.phase == APPROVAL else asking.index + 1
     ahead = [state for state in run.steps if state.phase == phase and state.index >= first and state.kind == "action"]
-    return tuple(_ahead(ahead, run.target, playbook, names, actions, topology))
+    return tuple(_ahead(ahead, run, playbook, names, actions, topology))
 
 
 def steps_of_group(
@@ -62,46 +64,53 @@ def steps_of_group(
     """Return the steps of a group's members, as the first one would run them, with the places of all."""
     targets = [Target.of_key(member) for member in members]
     states = step_sequence.initial_steps(playbook, ask_first=False, phases=step_sequence.MEMBER_PHASES)
-    example = replace(run, target=targets[0], steps=states)
+    jobs = {target: _jobs_of(target, playbook, topology) for target in targets}
+    example = replace(run, target=targets[0], steps=states, also=jobs[targets[0]])
     names = scope.build(example, playbook, alerts, hindsight=False, verdicts=topology.verdicts)
-    nodes = tuple(sorted(selectors.nodes_of(targets, topology)))
-    gpus = selectors.gpus_of(targets, topology)
     note = f"for each of {len(members)} members, list {group.digest(members)}; shown for {members[0]}"
-    ahead = _ahead(
-        [state for state in states if state.kind == "action"], targets[0], playbook, names, actions, topology
-    )
-    return tuple(_for_all(each, members[: group.SHOWN], nodes, gpus, note) for each in ahead)
+    every_job = list(dict.fromkeys(job for of_member in jobs.values() for job in of_member))
+    acting = [state for state in states if state.kind == "action"]
+    on_jobs = {state.id for state in acting if state.target is not None}
+    ahead = _ahead(acting, example, playbook, names, actions, topology)
+    return tuple(_for_all(each, every_job if each.id in on_jobs else targets, topology, note) for each in ahead)
 
 
-def _for_all(step: StepAhead, members: Sequence[str], nodes: tuple[str, ...], gpus: int | None, note: str) -> StepAhead:
+def _jobs_of(target: Target, playbook: CompiledPlaybook, topology: Topology) -> tuple[Target, ...]:
+    also = also_of(playbook, target, topology)
+    return () if isinstance(also, Unresolved) else also
+
+
+def _for_all(step: StepAhead, targets: Sequence[Target], topology: Topology, note: str) -> StepAhead:
     note = f"{note}; {step.note}" if step.note else note
     if not step.targets:
         return replace(step, note=note)
-    return replace(step, targets=tuple(members), nodes=nodes, gpus=gpus, note=note)
+    nodes, gpus = tuple(sorted(selectors.nodes_of(targets, topology))), selectors.gpus_of(targets, topology)
+    return replace(step, targets=tuple(each.key for each in targets[: group.SHOWN]), nodes=nodes, gpus=gpus, note=note)
 
 
 def _ahead(
     states: list[StepState],
-    target: Target | None,
+    run: Run,
     playbook: CompiledPlaybook,
     names: Scope,
     actions: Actions,
     topology: Topology,
 ) -> Iterator[StepAhead]:
     for state in states:
-        would = observed(state, playbook, names)
-        if would.status is StepStatus.SKIPPED or target is None or would.action is None:
+        would, targets = observed(state, playbook, names), run.targets_of(state)
+        if would.status is StepStatus.SKIPPED or not targets or would.action is None:
             continue
         action = actions.action_class(would.action)
-        reaches = action is not None and action.harmful
-        nodes = _nodes_of(action, would.params, target, topology) if reaches else set()
+        reached = targets if action is not None and action.harmful else ()
+        nodes = {node for each in reached for node in _nodes_of(action, would.params, each, topology)}
+        gpus = places.gpus_of(targets[0], topology) if len(targets) == 1 else selectors.gpus_of(targets, topology)
         yield StepAhead(
             would.id,
             would.action,
             would.params,
-            (target.key,) if reaches else (),
+            tuple(each.key for each in reached),
             tuple(sorted(nodes)),
-            places.gpus_of(target, topology) if reaches else 0,
+            gpus if reached else 0,
             _condition(state, playbook) or would.message,
         )
 

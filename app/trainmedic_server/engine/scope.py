@@ -15,6 +15,7 @@ from trainmedic_core.target import Target
 from trainmedic_server.domain import inputs, links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
+from trainmedic_server.domain.playbook_target import JOBS
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.engine import verdict_alert
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
@@ -40,7 +41,7 @@ class LazyScope(Mapping[str, Any]):
         return len(self._names)
 
 
-def of_target(target: Target | None) -> dict[str, Any]:
+def of_target(target: Target | None, also: Sequence[Target] = ()) -> dict[str, Any]:
     if target is None:
         return {}
     return {
@@ -49,6 +50,7 @@ def of_target(target: Target | None) -> dict[str, Any]:
         "node": target.node,
         "gpu": target.gpu,
         "job": target.job,
+        JOBS: [each.job for each in also],
     }
 
 
@@ -94,7 +96,7 @@ def build(
         "alerts": [alert.as_data() for alert in alerts],
         "labels": dict(first.labels),
         "annotations": dict(first.annotations),
-        "target": of_target(run.target),
+        "target": of_target(run.target, run.also),
         "job": of_job(run.target, first, verdicts),
         "vars": dict(playbook.definition.vars),
         "inputs": inputs.of_annotations(first.annotations) if playbook.definition.on.manual else {},

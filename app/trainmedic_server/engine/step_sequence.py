@@ -39,8 +39,16 @@ def initial_steps(
     for phase in phases:
         for index, entry in enumerate(_entries(playbook, phase)):
             action = entry.action if isinstance(entry, ActionStep) else None
-            states.append(StepState(phase, index, step_id(entry, index, phase), _kind(entry), action))
+            target = entry.target if isinstance(entry, ActionStep) else None
+            states.append(StepState(phase, index, step_id(entry, index, phase), _kind(entry), action, target=target))
     return tuple(states)
+
+
+def why_without_target(run: Run, state: StepState) -> str | None:
+    """Return why a step on the jobs of a node has none; None otherwise."""
+    if state.target is None or run.also:
+        return None
+    return f"no job runs on {run.target.node if run.target else 'an unknown node'}"
 
 
 def is_fatal(state: StepState, definition: Step) -> bool:

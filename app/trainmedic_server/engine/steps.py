@@ -38,7 +38,7 @@ from trainmedic_server.engine.plan_values import (
     TakeTarget,
     Wait,
 )
-from trainmedic_server.engine.step_sequence import step_definition
+from trainmedic_server.engine.step_sequence import step_definition, why_without_target
 from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
@@ -72,6 +72,10 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look |
         return waits.proceed(draft, state, definition)
     if not draft.has_target:
         return TakeTarget()
+    if why := why_without_target(draft.run, state):
+        draft.end(state, StepStatus.SKIPPED, message=why)
+        draft.add_event(kinds.StepSkipped(state.id, action=state.action, why=why))
+        return None
     if isinstance(definition, WaitStep):
         return _wait(draft, state, definition)
     if isinstance(definition, ApproveStep):
@@ -165,7 +169,8 @@ def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
     acted_at = draft.run.acted_at if has_acted_before(draft.run, state, draft.context.actions) else None
     draft.add_event(kinds.AttemptCalledOff(state.id, unmade.number, unmade.command_id))
     if not earlier:
-        draft.put(StepState(state.phase, state.index, state.id, state.kind, state.action), acted_at=acted_at)
+        unbegun = StepState(state.phase, state.index, state.id, state.kind, state.action, target=state.target)
+        draft.put(unbegun, acted_at=acted_at)
         return
     waiting = replace(state, status=StepStatus.WAITING, attempts=tuple(earlier), error=earlier[-1].error)
     draft.put(waiting, acted_at=acted_at)

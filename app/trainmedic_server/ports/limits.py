@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 
 from msgspec import Struct
@@ -26,6 +27,9 @@ class EngineLimits(Struct, frozen=True):
     external_url: str = ""
     """Public URL of the server, without a trailing slash; empty for none."""
 
-    def mode_for(self, target: Target | None, topology: Topology) -> tuple[Mode, str]:
-        """Return the server's mode for a target, and why it differs from `mode`."""
-        return self.target_modes.of(target, self.mode, topology)
+    def mode_for(self, target: Target | None, topology: Topology, also: Collection[Target] = ()) -> tuple[Mode, str]:
+        """Return the server's mode for a target, and why it differs from `mode`. The strictest of all if `also` has
+        further ones.
+        """
+        modes = [self.target_modes.of(each, self.mode, topology) for each in (target, *also)]
+        return min(modes, key=lambda mode: list(Mode).index(mode[0]))

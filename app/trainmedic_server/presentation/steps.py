@@ -11,6 +11,7 @@ from trainmedic_server.presentation.targets import IndexOf
 
 Document = Mapping[str, Any]
 Says = Callable[[Document, str], str]
+_SHOWN = 3
 _FACTORS = {0.25: "to a quarter", 0.5: "by half"}
 
 
@@ -115,15 +116,24 @@ def _titled(params: Document) -> str:
     return f": {plain(params['title'])}" if params.get("title") else ""
 
 
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > _SHOWN:
+        return f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def sentence(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
     """Return what a step does: ``lower the power limit of GPU 3 on node-2 to 80 %``, with its condition first.
 
     `step` has ``action``, ``params``, ``targets`` and ``note``, as a question's. `target` is the run's, as a key.
     """
     action, params = str(step.get("action") or ""), step.get("params") or {}
+    note = step.get("note")
     key = next(iter(step.get("targets") or ()), target)
     on = targets.within(key, index_of) if key else "the target"
-    says, note = _SAYS.get(action), step.get("note")
+    if key and not str(note or "").startswith("for each of"):
+        on = _listed([targets.within(str(each), index_of) for each in step.get("targets") or (key,)])
+    says = _SAYS.get(action)
     if says is None or (note and not params):
         phrase = call(action, params) + (f" on {on}" if key else "")
     else:

@@ -84,6 +84,8 @@ def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterat
     reason = f" ({run.message})" if run.message else ""
     yield from equal((*path, "playbook"), expected.playbook, run.playbook)
     yield from equal((*path, "target"), expected.target, _target(record))
+    also = [target.key for target in run.also]
+    yield from equal((*path, "also"), None if expected.also is None else list(expected.also), also)
     yield from equal((*path, "decision"), expected.decision, run.decision, reason)
     yield from equal((*path, "status"), expected.status, run.status, reason)
     yield from equal((*path, "mode"), expected.mode, run.mode)

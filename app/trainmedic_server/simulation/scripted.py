@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 from msgspec import Struct
 from pydantic import BaseModel
 
-from trainmedic_core.target import TargetKind
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.actions.commands import COMPARED
 from trainmedic_server.domain import promql
+from trainmedic_server.domain.destinations import command_id_of
 from trainmedic_server.domain.playbook import PROMETHEUS_QUERY
 from trainmedic_server.domain.run import Run, StepStatus
 from trainmedic_server.ports.actions import Action, Actions, Call
@@ -94,7 +95,7 @@ class _ScriptedAction:
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = call.params.model_dump(mode="json", by_alias=True, exclude_none=True)
         run = await self._store.transact(lambda tx: tx.run(call.run_id))
-        step = _step_of(run, call.command_id)
+        step = _step_of(run, call.command_id, call.target)
         is_undo = call.undo_of is not None
         if step.is_attempt:
             self._script.calls.append(RecordedCall(self._real.name, call.target.key, params, is_undo))
@@ -132,12 +133,12 @@ class _Caller(Struct, frozen=True):
     """False for the look of a wait."""
 
 
-def _step_of(run: Run | None, command_id: str) -> _Caller:
+def _step_of(run: Run | None, command_id: str, target: Target) -> _Caller:
     """Return the step with this command in its attempts or undo attempts; otherwise the one that waits."""
     steps = run.steps if run else ()
     for step in steps:
         attempts = (*step.attempts, *step.undo_attempts)
-        if any(attempt.command_id == command_id for attempt in attempts):
+        if any(command_id_of(attempt.command_id, step, target) == command_id for attempt in attempts):
             return _Caller(step.id, True)
     waiting = next((step.id for step in steps if step.kind == "wait" and step.status is StepStatus.WAITING), "")
     return _Caller(waiting, False)

@@ -175,6 +175,7 @@ class GroupExpected(_Model):
 class RunExpected(_Model):
     playbook: str | None = None
     target: str | None = None
+    also: tuple[str, ...] | None = Field(None, description="Further targets, in order.")
     decision: Decision | None = None
     status: Status | None = None
     mode: Mode | None = None

@@ -100,9 +100,13 @@ class EmptyCache:
 
 @dataclass(frozen=True)
 class Pause:
-    """Hold the loop at a step boundary until a resume, for ``max`` at most."""
+    """Hold the loop at a step boundary until a resume, for ``max`` at most.
+
+    With ``extends``, the ID of an earlier pause, only if that one still lasts.
+    """
 
     max: timedelta = timedelta(hours=1)
+    extends: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,12 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _command_id(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 64:
+        raise ValueError(f"{name} is not the ID of a command")
+    return value
+
+
 def _time(name: str, value: Any) -> datetime:
     if not isinstance(value, str):
         raise ValueError(f"{name} is not an RFC 3339 time")
@@ -212,4 +222,5 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "at_most": _count,
     "max": _duration,
     "checkpoint": _flag,
+    "extends": _command_id,
 }

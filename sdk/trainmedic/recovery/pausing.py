@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Callable, Mapping
 
 from trainmedic.client import Medic
+from trainmedic.errors import Rejected
 from trainmedic.job.progress import PAUSE
 
 _POLL_INTERVAL = 0.05  # seconds between two polls for commands
@@ -30,8 +31,13 @@ class LoopPause:
         """Return whether a pause by this command lasts. Thread-safe."""
         return self.lasts and command_id in self._begun_by
 
-    def start(self, longest: timedelta, command_id: str) -> Mapping[str, Any]:
-        """Begin a pause of at most ``longest``, or set a new end."""
+    def start(self, longest: timedelta, command_id: str, extends: str | None = None) -> Mapping[str, Any]:
+        """Begin a pause of at most ``longest``, or set a new end for the present one.
+
+        With ``extends``, raise Rejected unless the pause of that command lasts.
+        """
+        if extends is not None and not self.is_in_force(extends):
+            raise Rejected(f"no pause of command {extends} lasts")
         self._begun_by = {*(self._begun_by if self.lasts else ()), command_id}
         self._polls_left = math.ceil(longest.total_seconds() / _POLL_INTERVAL)
         return {"max_seconds": longest.total_seconds()}

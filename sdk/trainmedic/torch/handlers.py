@@ -183,9 +183,10 @@ class CommandHandlers:
 
     def pause(self, command: JobCommand) -> Output:
         assert isinstance(command.parameters, Pause)
+        output = self._pause.start(command.parameters.max, command.id, command.parameters.extends)
         self._verification.finish(PAUSED)
         self._rates.finish(PAUSED)
-        return self._pause.start(command.parameters.max, command.id)
+        return output
 
     def resume(self, command: JobCommand) -> Output:
         return self._pause.end()

@@ -131,8 +131,9 @@ class LiveCommands:
 
     def _pause(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, PauseParameters)
+        output = self.pause.start(command.parameters.max, command.id, command.parameters.extends)
         self._rates.finish(PAUSED)
-        return self.pause.start(command.parameters.max, command.id)
+        return output
 
 
 def _empty_cache(command: JobCommand) -> Mapping[str, Any]:

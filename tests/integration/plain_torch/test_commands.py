@@ -361,6 +361,23 @@ def test_a_pause_ends_by_command_or_by_its_time(begin: Begin, commander: Command
     assert time.monotonic() - began < 600
 
 
+def test_a_pause_is_extended_while_it_lasts_and_not_begun_again(begin: Begin) -> None:
+    """By the ID of the command that began it, whose undo then ends it."""
+    training = begin()
+
+    def later() -> None:
+        training.order("job.pause", max="1h")()
+        training.order("job.pause", max="2h", extends=training.sent[0])()
+        training.undo(0, "job.resume")()
+
+    training.train(6, {4: later})
+    assert [output.get("max_seconds") for output in training.outputs()] == [3600.0, 7200.0, None]
+    assert training.outputs()[-1]["was_paused"] is True
+    training.train(10, {8: training.order("job.pause", max="1h", extends=training.sent[0])})
+    assert [reply.status for reply in training.replies()] == ["applied", "applied", "applied", "rejected"]
+    assert training.run.global_step == 10
+
+
 def test_a_stop_ends_the_batches_after_a_checkpoint(begin: Begin, tmp_path: Path) -> None:
     """From which the run goes on when it is started again."""
     training = begin()

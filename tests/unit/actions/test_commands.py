@@ -25,7 +25,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Services
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, LeasedEffect, Services
 from trainmedic_server.ports.outside import HttpReply, Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -469,3 +469,37 @@ async def test_no_more_file_systems_are_sent_than_an_agent_takes(bus: ScriptedBu
     assert len(executor.named_filesystems(sent)) == len(sent) == nodes.MOST_FILESYSTEMS
     with pytest.raises(CommandRejected):
         executor.named_filesystems([*sent, sent[0]])
+
+
+PAUSE = LeasedEffect("c1", "r1", "hold", JOB, {"max": "30m"}, is_certain=True)
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        (replies("applied", "applied"), "renewed"),
+        (replies("applied", "rejected", reason="no pause of command c1 lasts"), "refused"),
+        (replies("accepted"), "unanswered"),
+        ((), "unanswered"),
+    ],
+)
+async def test_a_pause_is_extended_by_its_id(bus: ScriptedBus, answers: tuple[Reply, ...], outcome: str) -> None:
+    """As long as `max` says, and only where it still lasts."""
+    bus.answers = answers
+    pause = jobs.JobPause(Services(clock=bus.clock, bus=bus, http=NoHttp()))
+    [renewal] = await pause.renew([PAUSE], NOW + timedelta(minutes=10))
+    [sent] = bus.sent
+    assert (renewal.outcome, sent.action, sent.params) == (outcome, "job.pause", {"max": "30m", "extends": "c1"})
+    assert (sent.target, bus.settled) == ({"kind": "job", "job": JOB.job}, [sent.id])
+
+
+def test_how_long_a_pause_lasts_is_what_the_job_reports() -> None:
+    """A job that reports nothing is asked often."""
+    assert jobs.JobPause.granted({"max_seconds": 1800.0}) == timedelta(minutes=30)
+    assert jobs.JobPause.granted({}) == timedelta(minutes=3)
+
+
+def test_a_playbook_cannot_extend_a_pause() -> None:
+    """Only the server does."""
+    with pytest.raises(ValueError, match="set by the server"):
+        jobs.JobPause.check_template({"extends": "c1"})

@@ -243,7 +243,28 @@ WHOLE = [
     ("target: gpus", 3, "gpus", "gpu"),
     ("target: {host: a}", 3, "host", "node:"),
     ("target: {pod: a}", 3, "pod", "job:"),
+    ("target: {racks: r1}", 3, "racks", "{nodes: {rack: r1}}"),
+    ("target: {pool: h100}", 3, "pool", "{nodes: {rack: r1}}"),
 ]
+MANUAL = [
+    ("manual", 2, "on", "write on: {manual: {}}"),
+    ("{manual: true}", 2, "on.manual", "write manual: {}"),
+    ("{manual: }", 2, "manual is empty", "write manual: {}"),
+    ("{manual: {by: []}}", 2, "on.manual.by", "leave out 'by'"),
+]
+"""Values of `on`, in a playbook that a person starts."""
+OF_INPUTS = [
+    ("target: {node: '{{ inputs.w }}'}", 3, "inputs.w is a list", "{nodes: {name:"),
+    ("target: {job: '{{ inputs.w }}'}", 3, "inputs.w is a list", "{jobs: {name:"),
+    ("target: {node: '{{ inputs.w.foo }}'}", 3, "inputs.w is a list", "inputs.w[0]"),
+    (
+        "target: cluster\nmode: enforce\nvars: {a: 1}\napproval: {message: '{{ inputs.w.foo }}'}",
+        6,
+        "has no 'foo'",
+        "join",
+    ),
+]
+"""Targets of a playbook with an input `w` of type nodes."""
 JOB = [
     ('{action: job.scale_lr, with: {factor: "50%"}}', "factor", "write 0.5"),
     ("{action: job.scale_lr, with: {factor: 50}}", "factor", "between"),
@@ -272,4 +293,9 @@ def mistakes() -> Iterator[tuple[str, int, str, str]]:
     of_job = BASE.replace("target: gpu", "target: job")
     for wrong, named, cure in JOB:
         yield f"{of_job}  - {wrong}\n", LAST, named, cure
+    tells = "steps: [{action: notify, with: {message: a}}]\n"
+    for wrong, line, named, cure in MANUAL:
+        yield f"playbook: p\non: {wrong}\ntarget: cluster\n{tells}", line, named, cure
+    for wrong, line, named, cure in OF_INPUTS:
+        yield f"playbook: p\non: {{manual: {{inputs: {{w: {{type: nodes}}}}}}}}\n{wrong}\n{tells}", line, named, cure
     yield f"{BASE}  - {SILENCE}\n", LAST + 1, "silences", "wait before the silence"

@@ -56,7 +56,7 @@ def test_selectors_load(target: str, kind: TargetKind) -> None:
         (with_target("{nodes: {rack: []}}"), "target.nodes.rack"),
         (with_target("{nodes: all, gpus: all}"), "a playbook works on one group"),
         (with_target("{node: x, nodes: all}"), "unknown key 'node'"),
-        (with_target("{jobs: on_node}"), "target.jobs"),
+        (with_target("{jobs: on_node}"), "on_node needs a node"),
         (with_target("group"), "write a group as its selector"),
         (with_target("node") + "rollout: {serial: 1}", "rollout: only for a group"),
         (BASE + "rollout: {serial: 0}", "rollout.serial.*must be more than 0"),

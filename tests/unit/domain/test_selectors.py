@@ -146,3 +146,18 @@ def test_wrong_attributes_are_refused(key: str, value: str, why: str) -> None:
     """An inventory with a slip is not read by half."""
     with pytest.raises(ValueError, match=why):
         inventory.parse({key: value})
+
+
+def test_jobs_on_a_node_are_those_that_report_it_by_any_name() -> None:
+    """Refused while Redis does not answer: no job may be overlooked."""
+    placed = {"llm-2": "n1.lab", "llm-10": "n1", "other": "n2"}
+    details = {job: {"placement": [{"rank": 0, "node": node}]} for job, node in placed.items()}
+    jobs = JobTopology.of(details, AgentTopology())
+    cluster = ClusterTopology(nodes=(ClusterNode("n1.lab", ()),))
+    topology = Topology(jobs=jobs, cluster=cluster)
+    node = Target(TargetKind.NODE, node="n1.lab")
+    found = selectors.jobs_on_node(node, topology)
+    assert not isinstance(found, Unresolved)
+    assert [target.job for target in found] == ["llm-2", "llm-10"]
+    silent = selectors.jobs_on_node(node, Topology(jobs=jobs, cluster=cluster, agents_answer=False))
+    assert isinstance(silent, Unresolved)

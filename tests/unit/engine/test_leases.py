@@ -267,3 +267,85 @@ async def test_a_clock_that_is_set_back_delays_no_renewal(world: MakeWorld) -> N
     count = len(held.renewed)
     await w.pass_time(500)
     assert len(held.renewed) >= count + 4
+
+
+ASKS = """
+playbook: asks
+on: {alert: Hot}
+target: node
+steps:
+  - {id: pause, action: test.pause, with: {amount: 600}, undo: on_failure}
+  - {id: sure, approve: Go on?, timeout: 1h, on_timeout: fail}
+  - {id: later, wait: 1h}
+"""
+
+
+class Paused(Held):
+    """A pause that ends by itself, unless a question is open."""
+
+    name = "test.pause"
+    is_hold: ClassVar[bool] = True
+
+
+async def asked(world: MakeWorld, playbook: str = ASKS) -> tuple[World, Paused]:
+    w = world(playbook, more=[Paused])
+    paused = w.actions["pause"]
+    assert isinstance(paused, Paused)
+    paused.world = w
+    await w.engine.start()
+    await w.post(w.alert(node="n1"))
+    return w, paused
+
+
+async def test_a_pause_is_held_until_its_question_times_out(world: MakeWorld) -> None:
+    """However long the question is open, across a restart; then the undo ends the pause."""
+    w, paused = await asked(world)
+    since = w.clock.now()
+    await w.pass_time(1800)
+    await w.restart(after=60)
+    await w.pass_time(1700)
+    assert longest_gap(paused, since, w.clock.now()) <= THIRD + SLACK
+    await w.pass_time(100)
+    run = await w.run()
+    assert run.steps[0].undo is not None
+    assert (run.steps[1].status, run.steps[0].undo.status) == ("timed_out", UndoStatus.DONE)
+    count = len(paused.renewed)
+    await w.pass_time(3600)
+    assert len(paused.renewed) == count
+
+
+async def test_a_pause_is_not_held_after_the_answer(world: MakeWorld) -> None:
+    """While the run goes on, the pause's own limit holds again."""
+    w, paused = await asked(world)
+    await w.pass_time(600)
+    await w.engine.order((await w.run()).id, OrderKind.APPROVE, "ann")
+    await w.pass_time(0)
+    count = len(paused.renewed)
+    assert count >= 6
+    await w.pass_time(1800)
+    assert ((await w.run()).waiting_on, len(paused.renewed)) == ("wait", count)
+
+
+async def test_a_pause_without_a_later_question_keeps_its_limit(world: MakeWorld) -> None:
+    """Nor is it held for a question before it, or while a lapsed one waits to be asked again."""
+    before = ASKS.replace("steps:\n", "steps:\n  - {id: first, approve: May it?, timeout: 1h}\n").replace(
+        "{id: sure, approve: Go on?, timeout: 1h, on_timeout: fail}", "{id: calm, wait: 1h}"
+    )
+    w, paused = await asked(world, before)
+    await w.engine.order((await w.run()).id, OrderKind.APPROVE, "ann")
+    await w.pass_time(1800)
+    assert (len(paused.calls), paused.renewed) == (1, [])
+    again = ASKS.replace("approve: Go on?, timeout: 1h", "approve: {message: Go on?, ask_again: 1h}, timeout: 10m")
+    w, paused = await asked(world, again)
+    await w.pass_time(700)
+    count = len(paused.renewed)
+    await w.pass_time(1800)
+    assert (len(paused.renewed), (await w.run()).status) == (count, "awaiting_approval")
+
+
+async def test_a_pause_that_a_step_has_ended_is_not_held(world: MakeWorld) -> None:
+    """A question after that is not about it."""
+    text = ASKS.replace("  - {id: sure", "  - {id: free, action: test.uncap}\n  - {id: sure")
+    w, paused = await asked(world, text)
+    await w.pass_time(1800)
+    assert ((await w.run()).status, paused.renewed) == ("awaiting_approval", [])

@@ -211,3 +211,77 @@ def test_no_two_holders_ever_overlap_and_nobody_waits_for_nothing(moves: list[tu
                 ahead_of[run] = wanted
 
     virtual_time.run(play())
+
+
+def _both(node: str, *jobs: str) -> Claim:
+    also = tuple(Target(TargetKind.JOB, job=job) for job in jobs)
+    return Claim(Target(TargetKind.NODE, node=node), also=also)
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "free"),
+    [
+        (_both("n1", "llm"), JOB, False),
+        (JOB, _both("n1", "llm"), False),
+        (_both("n1", "llm"), GPU, False),
+        (_both("n1", "llm"), _both("n2", "llm"), False),
+        (_both("n1", "llm"), _both("n2", "other"), True),
+        (_both("n1", "llm"), CLUSTER, False),
+        (Claim(NODE.target, nothing=True, also=(JOB.target,)), NODE, True),
+        (Claim(NODE.target, nothing=True, also=(JOB.target,)), JOB, False),
+        (Claim(NODE.target, disks_only=True, also=(JOB.target,)), GPU, True),
+        (Claim(NODE.target, disks_only=True, also=(JOB.target,)), DISKS, False),
+    ],
+)
+async def test_a_claim_with_several_targets_overlaps_by_any(held: Claim, wanted: Claim, free: bool) -> None:
+    """Each part as if it were alone; releasing frees all."""
+    locks = TargetLocks()
+    assert locks.try_acquire("first", held)
+    assert locks.try_acquire("second", wanted) is free
+    locks.release("first")
+    assert locks.try_acquire("second", wanted)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.sampled_from("jklm"), max_size=3)), max_size=9), st.data())
+def test_no_order_of_claims_deadlocks_or_starves(wanted: list[tuple[str, set[str]]], data: st.DataObject) -> None:
+    """No two holders overlap; a claim passes earlier ones only if it overlaps none; once holders end, each waiter is
+    granted."""
+
+    async def play() -> None:
+        locks, claims = TargetLocks(), [_both(node, *sorted(jobs)) for node, jobs in wanted]
+        waiting: dict[str, asyncio.Future[None]] = {}
+        arrived: list[str] = []
+        holding: set[str] = set()
+        names = {str(number): claim for number, claim in enumerate(claims)}
+
+        def settle() -> None:
+            for name in [name for name, granted in waiting.items() if granted.done()]:
+                del waiting[name]
+                holding.add(name)
+            for one in holding:
+                assert not any(names[one].overlaps(names[other]) for other in holding if other != one)
+            for name in waiting:
+                before = [other for other in arrived[: arrived.index(name)] if other in holding or other in waiting]
+                behind = [other for other in holding if arrived.index(other) > arrived.index(name)]
+                assert any(names[name].overlaps(names[other]) for other in before), "it waits for one before it"
+                assert not any(names[name].overlaps(names[other]) for other in behind), "none has overtaken it"
+
+        while len(arrived) < len(claims) or holding or waiting:
+            can_come, can_end = len(arrived) < len(claims), bool(holding or waiting)
+            if can_come and (not can_end or data.draw(st.booleans())):
+                name = str(len(arrived))
+                arrived.append(name)
+                if locks.try_acquire(name, names[name]):
+                    holding.add(name)
+                else:
+                    waiting[name] = locks.wait(name, names[name])
+            else:
+                assert holding, "waiters without a holder"
+                gives_up = waiting and data.draw(st.integers(0, 4)) == 0
+                name = data.draw(st.sampled_from(sorted(waiting if gives_up else holding)))
+                holding.discard(name)
+                waiting.pop(name, None)
+                locks.release(name)
+            settle()
+
+    virtual_time.run(play())

@@ -193,3 +193,24 @@ def test_a_run_of_an_older_server_is_told_too() -> None:
 def test_an_undo_is_told_in_words(undo: dict[str, Any], text: str) -> None:
     """No status stands beside a trigger without saying what it means."""
     assert run_story.undo(undo) == text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["job:a"], "paused job a for 30m at most"),
+        (["job:a", "job:b"], "paused job a and job b for 30m at most"),
+        (["job:a", "job:b", "job:c"], "paused job a, job b and job c for 30m at most"),
+        (["job:a", "job:b", "job:c", "job:d"], "paused job a, job b, job c and 1 more for 30m at most"),
+    ],
+)
+def test_a_step_on_several_jobs_names_them(keys: list[str], said: str) -> None:
+    """In place of the run's target."""
+    step = {"action": "job.pause", "params": {"max": "30m"}, "targets": keys}
+    assert steps.done(step, "node:n1") == said
+
+
+def test_a_step_of_a_group_names_the_first_member() -> None:
+    """The note has their number."""
+    step = {"action": "k8s.cordon", "params": {}, "targets": ["node:n1", "node:n2"], "note": "for each of 2 members"}
+    assert steps.sentence(step) == "k8s.cordon on node n1 (for each of 2 members)"

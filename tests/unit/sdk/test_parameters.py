@@ -71,6 +71,8 @@ def test_good_parameters_become_a_typed_value(action: str, params: dict[str, Any
         ("job.dataloader_workers", {"count": 1, "at_most": 1}, "count and at_most"),
         ("job.dataloader_workers", {}, "count or at_most"),
         ("job.scale_batch", {"factor": 1, "keep_global_batch": 1}, "keep_global_batch"),
+        ("job.pause", {"extends": 5}, "extends"),
+        ("job.pause", {"extends": ""}, "extends"),
         ("job.pause", {"max": "0s"}, "max"),
         ("job.pause", {"max": "31d"}, "max"),
         ("job.pause", {"max": "9" * 50 + "d"}, "max"),

@@ -25,7 +25,17 @@ from trainmedic_server.ports.store import RunRecord
 ITEM = ["run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "mode", "status", "decision"]
 ITEM += ["action_taken", "success", "message", "duration_ms", "touched"]
 ITEM += ["owes_undo", "undo_error", "undone_at", "waiting_on", "deadline", "approved_by", "decided_at"]
-ITEM += ["started_by", "repeats", "parent", "batch", "group", "original_alert_name", "original_labels", "version"]
+ITEM += [
+    "started_by",
+    "repeats",
+    "parent",
+    "batch",
+    "group",
+    "original_alert_name",
+    "original_labels",
+    "version",
+    "also",
+]
 
 
 def run(number: int, **changes: Any) -> Run:

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from trainmedic.wire.ids import first_id
+from trainmedic_server.adapters.sql_store.columns import encode_json
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.adapters.sql_store.schema import (
     TimeColumn,
@@ -26,7 +27,7 @@ from trainmedic_server.adapters.sql_store.schema import (
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
 _MOST_LISTS = 32
-_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")}
+_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision")}
 
 _APART = 86_400_000
 
@@ -73,6 +74,8 @@ def alternatives(
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
+    if values := values_of(matching.job):
+        yield [condition for value in values for condition in _of_job(value)]
     if values := values_of(matching.alertname):
         originals = [runs.c.original_alert_name == value for value in mapped]
         yield [*(runs.c.alert_name == value for value in values), *originals]
@@ -90,6 +93,13 @@ def _of_gpu(text: str) -> Condition:
     """Select runs of a GPU, with or without its node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
     node, slash, gpu = text.removeprefix("gpu:").partition("/")
     return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
+
+
+def _of_job(name: str) -> tuple[Condition, Condition]:
+    """Match runs on a job, and those that have it as a further target."""
+    keys = sa.type_coerce(runs.c.also, sa.Text)
+    is_among = sa.func.replace(keys, encode_json(f"job:{name}"), "") != keys
+    return runs.c.job == name, sa.and_(runs.c.also.is_not(None), is_among)
 
 
 def _of_target(key: str) -> Condition:

@@ -101,13 +101,14 @@ def run_row(run: Run) -> tuple[Any, ...]:
         None if run.original_labels is None else dict(run.original_labels),
         run.parent,
         run.batch,
+        [target.key for target in run.also] or None,
     )
 
 
 def run_of(row: Row, steps: Sequence[StepState]) -> Run:
     run_id, playbook, version, kind, node, gpu, job, target_key, mode, status, decision, *rest = row
     fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, *rest = rest
-    waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch = rest
+    waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch, also = rest
     return Run(
         id=run_id,
         playbook=playbook,
@@ -131,6 +132,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         original_labels=original_labels,
         parent=parent,
         batch=batch,
+        also=tuple(map(Target.of_key, also)) if also else (),
         members_owe=kind == TargetKind.GROUP and bool(unfinished) and Status(status) not in OPEN,
     )
 
@@ -171,12 +173,13 @@ def step_row(run_id: str, step: StepState) -> tuple[Any, ...]:
         step.retry_at,
         step.attempts[-1].command_id if step.attempts else None,
         *(_undo_columns(step.undo) if step.undo else _NO_UNDO),
+        step.target,
     )
 
 
 def step_of(row: Row) -> StepState:
     _, phase, index, step_id, kind, action, status, params, attempts, output, *rest = row
-    error, message, started_at, ended_at, deadline, retry_at, _, *undo = rest
+    error, message, started_at, ended_at, deadline, retry_at, _, *undo, target = rest
     return StepState(
         phase=phase,
         index=index,
@@ -194,6 +197,7 @@ def step_of(row: Row) -> StepState:
         deadline=deadline,
         retry_at=retry_at,
         undo=_undo_of(undo),
+        target=target,
     )
 
 

@@ -17,7 +17,7 @@ from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, StepState
 from trainmedic_server.domain.time_gaps import TimeGap
 
-_CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
+_CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished", "also")
 _OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
@@ -72,7 +72,8 @@ class PendingWrites:
         return run_id in self.saved or run_id in self.added
 
     def _note_form(self, run: Run) -> None:
-        self.has_new_forms |= run.is_group or run.decision is Decision.OUTSIDE_WINDOW
+        has_jobs = bool(run.also) or any(step.target for step in run.steps)
+        self.has_new_forms |= has_jobs or run.is_group or run.decision is Decision.OUTSIDE_WINDOW
 
     def _note_group(self, run: Run) -> None:
         if run.parent is not None:

@@ -18,7 +18,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0019"
+HEAD = "0020"
 READABLE_FROM = "0016"
 """Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
 code uses.
@@ -80,9 +80,10 @@ runs = sa.Table(
     sa.Column("original_labels", JsonColumn),
     sa.Column("parent", Text),
     sa.Column("batch", sa.Integer),
+    sa.Column("also", JsonColumn),
 )
 """``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``parent``
-and ``batch`` are those of a group's member.
+and ``batch`` are those of a group's member. ``also`` are the keys of further targets; null without any.
 """
 
 groups = sa.Table(
@@ -136,10 +137,11 @@ steps = sa.Table(
     sa.Column("undo_error", Text),
     sa.Column("undo_retry_at", TimeColumn),
     sa.Column("undo_command_id", Text),
+    sa.Column("target", Text),
     sqlite_with_rowid=False,
 )
 """``command_id`` is that of the last attempt, ``undo_command_id`` too until the undo is done. ``undo_status`` is null
-without an undo.
+without an undo, ``target`` for the run's target.
 """
 
 touched_nodes = sa.Table(
@@ -324,6 +326,7 @@ _page_index("decision", runs.c.decision)
 _page_index("node", runs.c.node, where="node IS NOT NULL")
 _page_index("gpu", runs.c.gpu, where="gpu IS NOT NULL")
 _page_index("job", runs.c.job, where="job IS NOT NULL")
+_page_index("also", where="also IS NOT NULL")
 
 # history of a node: runs on jobs that touched it; history of a person: operator commands. The condition is always true
 # and keeps the breaker's count off this index

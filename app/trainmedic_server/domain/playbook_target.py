@@ -1,0 +1,159 @@
+"""Models of a playbook's ``target``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainmedic_core.target import TargetKind
+from trainmedic_server.domain.selectors import MEMBER_KINDS
+
+ON_NODE = "on_node"
+JOBS = "jobs"
+"""Name of a run's second target, the jobs on its node."""
+
+
+class PlaybookModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
+
+
+def _beside_node(value: Any) -> Any:
+    if value != ON_NODE:
+        raise ValueError(f"next to a node or gpu, write jobs: {ON_NODE}, or select jobs alone")
+    return value
+
+
+class TargetParts(PlaybookModel):
+    """Parts of the target as templates, for labels that are not built in."""
+
+    node: str | None = None
+    gpu: str | None = None
+    """UUID, PCI address or index on the node."""
+    job: str | None = None
+    """Name, or what the job uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
+    jobs: Annotated[Literal["on_node"], BeforeValidator(_beside_node)] | None = None
+    """Second target."""
+
+    @model_validator(mode="after")
+    def _names_one_thing(self) -> TargetParts:
+        if self.jobs is not None and self.node is None:
+            raise ValueError("on_node needs a node: {node: '{{ labels.node }}', jobs: on_node}")
+        if self.job is not None and (self.node is not None or self.gpu is not None):
+            raise ValueError("name a job, or a node, or a gpu with its node; not a job and a node")
+        if self.gpu is not None and self.node is None:
+            raise ValueError("a gpu needs its node too")
+        if self.job is None and self.node is None:
+            raise ValueError("name at least a node or a job")
+        return self
+
+    @property
+    def kind(self) -> TargetKind:
+        if self.job is not None:
+            return TargetKind.JOB
+        return TargetKind.GPU if self.gpu is not None else TargetKind.NODE
+
+
+Attribute = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,252}$")]
+_Values = Annotated[
+    Annotated[str, Field(min_length=1), Tag("str")]
+    | Annotated[tuple[str, ...], Field(min_length=1, max_length=1000), Tag("tuple[str]")],
+    Discriminator(lambda value: "tuple[str]" if isinstance(value, (list, tuple)) else "str"),
+]
+
+
+def _written_out(value: Any) -> Any:
+    """All is never the meaning of nothing."""
+    if value == ON_NODE:
+        raise ValueError("on_node is for jobs, next to a node: {node: '{{ labels.node }}', jobs: on_node}")
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        raise ValueError(f"names are written as a condition: {{name: [{', '.join(value[:3])}]}}")
+    if isinstance(value, str) and value != "all":
+        raise ValueError(f"write {{name: {value!r}}} for names, {{pool: h100}} for an attribute, or all")
+    if not value:
+        raise ValueError("name conditions, such as {pool: h100}, or write all")
+    return value
+
+
+Selected = Annotated[
+    Annotated[Literal["all"], Tag("literal")] | Annotated[dict[Attribute, _Values], Field(max_length=20), Tag("dict")],
+    Discriminator(lambda value: "dict" if isinstance(value, dict) else "literal"),
+    BeforeValidator(_written_out),
+]
+"""``all``, or conditions on topology attributes: the value, or a list of possible ones."""
+
+SelectedJobs = Annotated[
+    Annotated[Literal["all", "on_node"], Tag("literal")]
+    | Annotated[dict[Attribute, _Values], Field(max_length=20), Tag("dict")],
+    Discriminator(lambda value: "dict" if isinstance(value, dict) else "literal"),
+    BeforeValidator(lambda value: value if value == ON_NODE else _written_out(value)),
+]
+
+
+class GroupTarget(PlaybookModel):
+    """A group of targets, resolved once when the run starts. Each member gets a run of its own."""
+
+    gpus: Selected = "all"
+    nodes: Selected = "all"
+    """By attributes; ``name`` is a node name or host list."""
+    jobs: SelectedJobs = "all"
+    """By attributes of their nodes, ``name`` (of the job) or ``on_nodes`` (a host list). Next to ``gpus`` or ``nodes``:
+    ``on_node``, the jobs on each member's node.
+    """
+
+    @model_validator(mode="after")
+    def _is_one_group(self) -> GroupTarget:
+        if self.model_fields_set == {JOBS} and self.jobs == ON_NODE:
+            raise ValueError("on_node needs a node: {node: '{{ labels.node }}', jobs: on_node}")
+        if len(self._selecting) != 1:
+            raise ValueError(
+                "name one of gpus, nodes and jobs: a playbook works on one group; jobs on its nodes are jobs: on_node"
+            )
+        return self
+
+    @property
+    def _selecting(self) -> list[str]:
+        return [name for name in self.model_fields_set if getattr(self, name) != ON_NODE]
+
+    @property
+    def plural(self) -> str:
+        return self._selecting[0]
+
+    @property
+    def kind(self) -> TargetKind:
+        """Kind of the members."""
+        return MEMBER_KINDS[self.plural]
+
+    @property
+    def selected(self) -> Selected:
+        written: Selected = getattr(self, self.plural)
+        return written
+
+
+def is_group(written: Any) -> bool:
+    """Return whether a written target selects a group."""
+    if not isinstance(written, dict):
+        return False
+    is_of_one = bool(written.keys() & {"node", "gpu", "job"})
+    return bool(written.keys() & (MEMBER_KINDS.keys() - {JOBS})) or (JOBS in written and not is_of_one)
+
+
+def kind_of_target(value: Any) -> str:
+    if isinstance(value, GroupTarget) or is_group(value):
+        return "GroupTarget"
+    return "TargetParts" if isinstance(value, (dict, TargetParts)) else "enum[TargetKind]"
+
+
+def _one_kind(value: Any) -> Any:
+    if value == TargetKind.GROUP:
+        raise ValueError("write a group as its selector, such as target: {nodes: {pool: h100}}")
+    if value not in _KINDS:
+        raise PydanticCustomError("enum", "must be one of {expected}", {"expected": ", ".join(map(repr, _KINDS))})
+    return value
+
+
+_KINDS = tuple(str(kind) for kind in TargetKind if kind is not TargetKind.GROUP)
+OneTargetKind = Annotated[
+    TargetKind, BeforeValidator(_one_kind), WithJsonSchema({"type": "string", "enum": list(_KINDS)})
+]
