@@ -98,7 +98,7 @@ class CompiledAlertMap(Struct, frozen=True):
     def apply(self, alert: Alert) -> MappedAlert:
         """Trainmedic's own alerts stay unchanged: without Alertmanager, no Prometheus adds a cluster's label."""
         sent = alert.sent_labels
-        if is_own(sent):
+        if is_own(sent) or alert.is_stand_in:
             return MappedAlert(alert)
         rename = self.rename_of(sent)
         made = rename.renamed(sent) if rename is not None else sent

@@ -280,7 +280,7 @@ def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem]
     }
     naming: dict[str, list[YamlPlaybook]] = {}
     for playbook in by_name.values():
-        for name in dict.fromkeys(playbook.definition.on.alertnames):
+        for name in dict.fromkeys(playbook.definition.begins_with):
             naming.setdefault(name, []).append(playbook)
     by_alert = {name: _MatcherIndex(playbooks) for name, playbooks in naming.items()}
     return _Snapshot(by_name, by_alert, tuple(sorted(problems)))

@@ -28,6 +28,14 @@ It vouches for the alert's own name: alert maps cannot set it, and remove it fro
 SHIPPED_RULE = "1"
 
 BY_HAND = "by-hand-"
+SCHEDULE = "schedule-"
+ENDED_RUN = "ended-run-"
+EVENT = "event-"
+BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
+STAND_INS = (BY_HAND, *BEGINNINGS)
+"""How fingerprints of stand-in alerts begin: one for each beginning of a run without an alert. Alertmanager's are
+hexadecimal.
+"""
 
 
 class AlertStatus(StrEnum):
@@ -78,6 +86,10 @@ class Alert(Struct, frozen=True, dict=True):
         return Identity(self.fingerprint, self.starts_at)
 
     @property
+    def is_stand_in(self) -> bool:
+        return self.fingerprint.startswith(STAND_INS)
+
+    @property
     def name(self) -> str:
         """Empty if the alert has no ``alertname``."""
         return self.labels.get("alertname", "")
@@ -125,7 +137,7 @@ class AlertRecord(Struct, frozen=True):
 
     @property
     def is_stand_in(self) -> bool:
-        return self.alert.fingerprint.startswith(BY_HAND)
+        return self.alert.is_stand_in
 
     @property
     def has_reaction(self) -> bool:

@@ -132,7 +132,7 @@ def alone(
     mapped = [alert_map.apply(alert) for alert in alerts]
     delivery = prepared(playbooks_for, mapped, topology)
     known_nodes = matching.nodes_named([delivery]) | topology.nodes
-    facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), known_nodes, topology)
+    facts = AdmissionFacts({}, {}, {}, {}, {}, {}, Controls(), set(), known_nodes, topology)
     playbooks = [playbook for each in mapped for playbook in playbooks_for(each.alert.name)]
     return explain(
         playbooks,
@@ -164,7 +164,7 @@ def _not_reacting(
         if not miss.playbook:  # refused, so no playbook was checked
             continue
         playbook = by_name[miss.playbook]
-        names_alert = alert.name in playbook.definition.on.alertnames
+        names_alert = alert.name in playbook.definition.begins_with
         yield Explanation(miss.playbook, playbook.source, playbook.version, names_alert, False, miss.reason)
 
 
