@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from msgspec.structs import replace
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +28,7 @@ from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain.admission import Admission
-from trainmedic_server.domain.alert import Delivery, RejectedAlert
+from trainmedic_server.domain.alert import Alert, Delivery, RejectedAlert, fingerprint
 from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.http import problems
 from trainmedic_server.http.body import BodyReader, parse_json
@@ -200,7 +201,15 @@ def _rejected(alert: RejectedAlert) -> dict[str, Any]:
 
 
 def _read(body: bytearray, received_at: datetime) -> Delivery:
-    return payload.delivery(parse_json(body, keep_half_pairs=True), new_id(), received_at)
+    delivery = payload.delivery(parse_json(body, keep_half_pairs=True), new_id(), received_at)
+    if not any(alert.is_stand_in for alert in delivery.alerts):
+        return delivery
+    return replace(delivery, alerts=tuple(map(_as_alert, delivery.alerts)))
+
+
+def _as_alert(alert: Alert) -> Alert:
+    """Return the alert with Alertmanager's fingerprint, so that it cannot pass for a schedule's time."""
+    return replace(alert, fingerprint=fingerprint(alert.labels)) if alert.is_stand_in else alert
 
 
 def _outcome(status: int) -> str:

@@ -37,6 +37,19 @@ def event_name(event: str) -> str:
     return f"event:{event}"
 
 
+def phrase(alertname: str) -> str:
+    """Return a sentence on the beginning of a run, without its end, by the name of its alert or stand-in."""
+    kind, _, name = alertname.partition(":")
+    match kind if name else "":
+        case "schedule":
+            return f"The schedule of {name} came due"
+        case "run":
+            return f"A run of {name} ended"
+        case "event":
+            return f"The event {name} came"
+    return f"{alertname or 'An alert'} fired"
+
+
 def of_schedule(playbook: str, at: datetime, missed: str = "") -> Alert:
     """Return the stand-in for one time of a schedule. `missed`: why it starts nothing."""
     labels = {"alertname": schedule_name(playbook)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_core.fields import Expression, Identifier
-from trainmedic_server.domain import beginnings
+from trainmedic_server.domain import beginnings, cron
 from trainmedic_server.domain.cron import Schedule, TimeZone
 from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName
 from trainmedic_server.domain.proof import AlertProof
@@ -104,9 +105,16 @@ class Trigger(_Model):
             return (beginnings.event_name(self.event),)
         return tuple(map(beginnings.run_name, self.run.playbook)) if self.run is not None else self.alertnames
 
+    def next_times(self, now: datetime, count: int = 3) -> tuple[datetime, ...]:
+        """Return the schedule's next times in UTC; empty without one."""
+        times: list[datetime] = []
+        while self.schedule is not None and len(times) < count:
+            times.append(cron.next_after(self.schedule, self.zone, times[-1] if times else now))
+        return tuple(times)
+
     @property
     def starter(self) -> str:
-        """What starts it, for people, without an article of its own. Empty for alerts."""
+        """Statement for people on the start; empty for alerts."""
         if self.manual is not None:
             return "people start this playbook"
         if self.schedule is not None:

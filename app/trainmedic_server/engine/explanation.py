@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trainmedic_core import duration
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.domain import selectors, target_resolution
+from trainmedic_server.domain import selectors, target_resolution, upcoming
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -202,6 +202,7 @@ def _reacting(
         target=target.key,
         waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
         guards=(
+            *_next_times(definition, context.now),
             *_rollout(definition, members),
             *_observed(playbook, members, admitter),
             *_guards(definition.guards, facts, context.ago),
@@ -226,6 +227,11 @@ def _observed(playbook: CompiledPlaybook, members: Sequence[Target], admitter: A
         return ()
     shown, more = ", ".join(observed[:_SHOWN]), len(observed) - _SHOWN
     return (f"only observed: {shown}{f' and {more} more' if more > 0 else ''}",)
+
+
+def _next_times(definition: Playbook, now: datetime) -> tuple[str, ...]:
+    times = definition.on.next_times(now, _SHOWN)
+    return (f"schedule: next at {', '.join(map(upcoming.clock, times))}",) if times else ()
 
 
 def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]:

@@ -67,14 +67,6 @@ def _until(now: datetime, following: Callable[[datetime], datetime], moment: dat
         yield moment
 
 
-def next_times(playbook: CompiledPlaybook, now: datetime, count: int) -> tuple[datetime, ...]:
-    """Return the schedule's next times; empty without one."""
-    trigger, times = playbook.definition.on, list[datetime]()
-    while trigger.schedule is not None and len(times) < count:
-        times.append(cron.next_after(trigger.schedule, trigger.zone, times[-1] if times else now))
-    return tuple(times)
-
-
 class Schedules:
     def __init__(self, services: EngineServices, admit: Callable[[Delivery], Awaitable[object]]) -> None:
         self._services = services

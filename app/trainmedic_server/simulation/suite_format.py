@@ -62,6 +62,7 @@ class AlertEntry(_Model):
 
 class SimulatedOperation(StrEnum):
     START = "start"
+    SCHEDULE = "schedule"
     APPROVE = "approve"
     REJECT = "reject"
     CANCEL = "cancel"
@@ -76,7 +77,8 @@ class SimulatedOperation(StrEnum):
 class OrderEntry(_Model):
     """Operator command for the newest run (of `playbook` and `target`, if set).
 
-    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``restart`` kills the server
+    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``schedule`` lets a time of
+    its schedule come. ``restart`` kills the server
     and starts a new one `down` later.
     """
 
@@ -93,8 +95,8 @@ class OrderEntry(_Model):
 
     @model_validator(mode="after")
     def _is_whole(self) -> OrderEntry:
-        if self.do is SimulatedOperation.START and self.playbook is None:
-            raise ValueError("start needs 'playbook'")
+        if self.do in (SimulatedOperation.START, SimulatedOperation.SCHEDULE) and self.playbook is None:
+            raise ValueError(f"{self.do} needs 'playbook'")
         if self.do is not SimulatedOperation.START and self.inputs:
             raise ValueError("only start takes 'inputs'")
         return self
