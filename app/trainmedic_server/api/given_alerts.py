@@ -48,7 +48,13 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def _beginning(document: Any, now: datetime) -> Alert | None:
-    """Return the stand-in of a beginning without an alert: ``{"schedule": PLAYBOOK}``."""
+    """Return the stand-in of a beginning without an alert: ``{"schedule": PLAYBOOK}``, or ``{"event": NAME, "labels":
+    {…}}``.
+    """
+    if isinstance(document, dict) and set(document) == {"event", "labels"} and isinstance(document["event"], str):
+        labels = document["labels"]
+        if isinstance(labels, dict):
+            return beginnings.of_event(document["event"], payload.checked_labels(labels), None, b"", now)
     if isinstance(document, dict) and set(document) == {"schedule"} and isinstance(document["schedule"], str):
         return beginnings.of_schedule(document["schedule"], now)
     return None

@@ -67,7 +67,9 @@ ON = _table(
         "the alert rule in Prometheus has 'for'": "for duration",
         "write guards: {cooldown: 10m} at the playbook": "cooldown throttle once_within",
         "a run begins when an alert fires; 'undo: on_resolve' acts at its end": "status state",
-        "write alert: NAME": "push pull_request workflow_dispatch webhook source",
+        "write alert: NAME, or event: NAME for POST /events/NAME": (
+            "push pull_request workflow_dispatch webhook source events http"
+        ),
         'write schedule: "0 3 * * 2"': "cron crontab at times every interval",
         "write run: {playbook: NAME, status: failed}": "playbook after workflow_run runs depends_on needs",
         "write timezone: Europe/Berlin": "tz zone time_zone timeZone",

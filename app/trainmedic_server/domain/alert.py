@@ -31,6 +31,8 @@ BY_HAND = "by-hand-"
 SCHEDULE = "schedule-"
 ENDED_RUN = "ended-run-"
 EVENT = "event-"
+SENT_AS_EVENT = "trainmedic_event"
+"""Annotation of an alert that arrived as an event: the event's name."""
 BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
 STAND_INS = (BY_HAND, *BEGINNINGS)
 """How fingerprints of stand-in alerts begin: one for each beginning of a run without an alert. Alertmanager's are
@@ -88,6 +90,11 @@ class Alert(Struct, frozen=True, dict=True):
     @property
     def is_stand_in(self) -> bool:
         return self.fingerprint.startswith(STAND_INS)
+
+    @property
+    def is_in_alertmanager(self) -> bool:
+        """Return whether Alertmanager knows the alert, unlike stand-ins and alerts sent as events."""
+        return not self.is_stand_in and SENT_AS_EVENT not in self.annotations
 
     @property
     def name(self) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainmedic_server.domain.alert import ENDED_RUN, EVENT, SCHEDULE, Alert, AlertStatus
+from msgspec.structs import replace
+
+from trainmedic_server.domain.alert import ENDED_RUN, EVENT, SCHEDULE, SENT_AS_EVENT, Alert, AlertStatus
 from trainmedic_server.domain.run import Decision, Run
 
 REPEATED_WITHIN = timedelta(hours=1)
@@ -89,10 +91,15 @@ def of_ended_run(run: Run, cause: Alert | None) -> Alert:
 
 def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes, now: datetime) -> Alert:
     """Return the stand-in for an event. Without a `key`, the digest of the body identifies it for `REPEATED_WITHIN`."""
-    prefix, identity = (f"{EVENT}key-", key.encode()) if key is not None else (_BY_BODY, body)
+    prefix, identity = (f"{EVENT}key-", key.encode(errors="surrogatepass")) if key is not None else (_BY_BODY, body)
     digest = hashlib.sha256(event.encode() + b"\0" + identity).hexdigest()[:32]
     named = {**labels, EVENT_LABEL: event, "alertname": event_name(event)}
     return _stand_in(f"{prefix}{digest}", named, now)
+
+
+def sent_by_event(event: str, alert: Alert) -> Alert:
+    """Return an alert that an event contains, marked as not known to Alertmanager."""
+    return replace(alert, annotations={**alert.annotations, SENT_AS_EVENT: event})
 
 
 def _stand_in(

@@ -21,7 +21,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 class RunEnds:
     """Listener for history events (`engine.event_dispatch`)."""
 
-    name = "run ends"
+    name = "run_ends"
     kinds = names(Closed)
     at_once = 100
 

@@ -62,7 +62,7 @@ class SilentAlerts:
         """Return how the end became known (`AlertRecord.resolved_because`); None if the alert may still fire."""
         if record.alert.fingerprint.startswith(BEGINNINGS):
             return None  # no step waits for its end, and a rollout may take days
-        if self._source is not None and not record.is_stand_in:
+        if self._source is not None and record.alert.is_in_alertmanager:
             try:
                 if not await self._source.is_firing(record.identity):
                     return "asked"

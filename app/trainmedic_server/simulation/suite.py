@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -279,6 +280,10 @@ class _Scenario:
                 await self._start_run(entry)
             case SimulatedOperation.SCHEDULE:
                 await self._begin(beginnings.of_schedule(self._scheduled(entry), self.clock.now()))
+            case SimulatedOperation.EVENT:
+                assert entry.event is not None
+                body = json.dumps(entry.labels, sort_keys=True).encode()
+                await self._begin(beginnings.of_event(entry.event, entry.labels, None, body, self.clock.now()))
             case SimulatedOperation.PAUSE:
                 await self.engine.pause(entry.by)
             case SimulatedOperation.RESUME:

@@ -63,6 +63,7 @@ class AlertEntry(_Model):
 class SimulatedOperation(StrEnum):
     START = "start"
     SCHEDULE = "schedule"
+    EVENT = "event"
     APPROVE = "approve"
     REJECT = "reject"
     CANCEL = "cancel"
@@ -78,7 +79,7 @@ class OrderEntry(_Model):
     """Operator command for the newest run (of `playbook` and `target`, if set).
 
     ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``schedule`` lets a time of
-    its schedule come. ``restart`` kills the server
+    its schedule come, ``event`` sends `event` with `labels`. ``restart`` kills the server
     and starts a new one `down` later.
     """
 
@@ -87,6 +88,8 @@ class OrderEntry(_Model):
     playbook: str | None = None
     target: str | None = None
     inputs: dict[str, Value] = {}
+    event: str | None = None
+    labels: dict[str, str] = {}
     by: str = "operator"
     groups: tuple[str, ...] = ()
     note: str = ""
@@ -97,6 +100,10 @@ class OrderEntry(_Model):
     def _is_whole(self) -> OrderEntry:
         if self.do in (SimulatedOperation.START, SimulatedOperation.SCHEDULE) and self.playbook is None:
             raise ValueError(f"{self.do} needs 'playbook'")
+        if (self.do is SimulatedOperation.EVENT) != (self.event is not None):
+            raise ValueError("do: event and 'event' belong together")
+        if self.do is not SimulatedOperation.EVENT and self.labels:
+            raise ValueError("only event takes 'labels'")
         if self.do is not SimulatedOperation.START and self.inputs:
             raise ValueError("only start takes 'inputs'")
         return self

@@ -112,3 +112,17 @@ def test_a_name_of_no_playbook_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text(chained("cap", "cap2").replace("cap2", "after2"))
     told = [each.message for each in check.check([tmp_path], TestActions()).warnings]
     assert "warning: on.run: there is no playbook 'cappp' here; did you mean 'cap'?" in told
+
+
+def test_mistakes_about_events_are_reported() -> None:
+    """An event has labels, and no alert that proves or resolves anything."""
+    text = ENDED.replace(
+        "{run: {playbook: [a, b], status: failed}, when: ended_run.node == labels.node}", "{event: x}"
+    ).replace("ended_run.message", "labels.message")
+    assert problems_of(text) == []
+    undo = text.replace('message }}"}', 'message }}"}, undo: on_resolve')
+    assert any("needs an alert, and an event starts this playbook" in each for each in problems_of(undo))
+    assert any(
+        "event has none" in each for each in problems_of(text.replace("{event: x}", "{event: x, proof: shipped_rule}"))
+    )
+    assert any("event" in each for each in problems_of(text.replace("{event: x}", "{event: a/b}")))

@@ -98,3 +98,39 @@ def test_playbooks_that_start_each_other_are_not_tested(tmp_path: Path) -> None:
     """They could run for ever."""
     found = failures(tmp_path, CHAIN.replace("{alert: Hot}", "{run: {playbook: after, status: failed}}"), "expect: {}")
     assert any("start each other without end" in each for each in found)
+
+
+PULLED = """\
+playbook: pulled
+on: {event: rack, when: labels.rack != "r9"}
+target: {node: "{{ labels.rack }}-1"}
+steps:
+  - {action: notify, with: {message: "{{ labels.event }} on {{ target.node }}"}}
+"""
+
+
+def test_an_event_is_sent_in_a_test(tmp_path: Path) -> None:
+    """With its labels; the same event again within an hour is a repetition."""
+    test = """\
+orders:
+  - {do: event, event: rack, labels: {rack: r1}}
+  - {do: event, event: rack, labels: {rack: r9}}
+  - {at: 1m, do: event, event: rack, labels: {rack: r1}}
+expect:
+  decisions: [started, duplicate]
+  runs: [{target: "node:r1-1", status: succeeded}]
+  calls: [{action: notify, params: {message: rack on r1-1}}]
+"""
+    assert failures(tmp_path, PULLED, test) == []
+
+
+def test_explain_shows_what_an_event_would_start(tmp_path: Path) -> None:
+    """By its labels, as the alert map makes them."""
+    (tmp_path / "p.yaml").write_text(PULLED)
+    library = Library([tmp_path], registry.specs_only())
+    library.reload()
+    now = datetime(2026, 3, 28, 12, tzinfo=UTC)
+    document = {"event": "rack", "labels": {"rack": "r1"}}
+    (alert,) = explain.explain(library, registry.specs_only(), given_alerts.read(document, now), EngineLimits(), now)
+    (explanation,) = alert.playbooks
+    assert (explanation.matched, explanation.target, given_alerts.kept_back(document)) == (True, "node:r1-1", ())
