@@ -14,7 +14,7 @@ playbook: pulled
 on: {{event: rack}}
 target: {{job: "{{{{ labels.job }}}}"}}
 steps:
-  - {{action: http.request, with: {{url: "http://127.0.0.1:{port}/"}}}}
+  - {{action: http.request, with: {{method: GET, url: "http://127.0.0.1:{port}/"}}}}
 ---
 playbook: after
 on: {{run: {{playbook: pulled, status: failed}}}}
