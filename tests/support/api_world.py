@@ -59,6 +59,7 @@ class World:
     findings: InMemoryStore = field(default_factory=InMemoryStore)
     tester: PlaybookTester = field(default_factory=NoPlaybookTester)
     channels: ChannelsApi | None = None
+    alert_map: Any = None
     is_stored: bool = False
     """Whether the history is the store's own, in place of `history`."""
 
@@ -91,6 +92,7 @@ class World:
             clock_watch=NoClockWatch(),
             limits=self.limits,
             allowed_hosts=self.allowed_hosts,
+            alert_map=self.alert_map,
         )
 
     @asynccontextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainmedic_core.problems import FileProblem
 from trainmedic_logs.domain.known_finding import KeptJob
@@ -19,6 +19,7 @@ from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.manual_runs import Started, StartOrder
+from trainmedic_server.ports.alert_map import MappedEvent
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
@@ -109,6 +110,13 @@ class AlertMapState(Protocol):
     @property
     def names(self) -> int:
         """Number of renamed alertnames."""
+        ...
+
+    @property
+    def events(self) -> Collection[str]: ...
+
+    def map_event(self, name: str, body: Any) -> MappedEvent | None:
+        """Return the event as mapped; None if no entry takes it. Raises PayloadError."""
         ...
 
     @property

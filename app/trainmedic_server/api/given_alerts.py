@@ -1,6 +1,6 @@
 """Parser of alerts in any common form: a webhook's body or one alert of it; Alertmanager's ``GET /api/v2/alerts`` (also
 ``amtool alert query -o json``); Prometheus's ``GET /api/v1/alerts``; items of ``GET /alerts``; runs of the history,
-whose alerts count as firing, as at their decision.
+whose alerts count as firing, as at their decision; the time of a schedule.
 
 Each is converted to the webhook's form and checked like a delivery.
 """
@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmedic_server.api import payload
+from trainmedic_server.domain import beginnings
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.errors import PayloadError
 
@@ -36,12 +37,27 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
     """
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return _all_sound(document, now)
+    if (beginning := _beginning(document, now)) is not None:
+        return (beginning,)
     entries = [_as_of_webhook(entry, now) for entry in _entries(document)]
     if not entries:
         raise PayloadError("it contains no alert" if document in ([], {}) else _UNKNOWN)
     if len(entries) > MOST:
         raise PayloadError(f"it contains {len(entries)} alerts; at most {MOST} are explained at once")
     return _all_sound({"version": payload.VERSION, "alerts": entries}, now)
+
+
+def _beginning(document: Any, now: datetime) -> Alert | None:
+    """Return the stand-in of a beginning without an alert: ``{"schedule": PLAYBOOK}``, or ``{"event": NAME, "labels":
+    {…}}``.
+    """
+    if isinstance(document, dict) and set(document) == {"event", "labels"} and isinstance(document["event"], str):
+        labels = document["labels"]
+        if isinstance(labels, dict):
+            return beginnings.of_event(document["event"], payload.checked_labels(labels), None, b"", now)
+    if isinstance(document, dict) and set(document) == {"schedule"} and isinstance(document["schedule"], str):
+        return beginnings.of_schedule(document["schedule"], now)
+    return None
 
 
 def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
@@ -54,7 +70,8 @@ def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 def kept_back(document: Any) -> tuple[str, ...]:
     """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or unknown."""
-    if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
+    is_delivery = isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document
+    if is_delivery or _beginning(document, datetime.now(UTC)) is not None:
         return ()
     return tuple(map(_kept_back, _entries(document)))
 

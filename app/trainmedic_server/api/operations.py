@@ -103,6 +103,8 @@ class PlaybookSummary(ApiModel):
     mode: Mode
     alerts: list[str] = Field(description="Alertnames that it reacts to.")
     manual: ManualView | None = Field(None, description="How people start it; null if alerts do.")
+    begins: str = Field("", description="Beginning of its runs, for people: alertnames, a schedule, people.")
+    next_times: list[datetime] = Field(default_factory=list, description="Next times of its schedule.")
     proof: list[str] = Field(
         default_factory=list,
         description="Proof that an alert must give in addition to its name: one of these is enough.",
@@ -152,7 +154,7 @@ def routers(
         starts.router(engine, standing.present, auth, bodies),
         approvals.router(compiler.history, auth, reads, standing.external_url),
         orders(engine, standing.present, auth, bodies),
-        overview(catalog, compiler.counts_of_late, auth, reads, alert_map),
+        overview(catalog, compiler.counts_of_late, auth, reads, clock.now, alert_map),
         job_orders(lives, auth, bodies),
     )
 
@@ -208,6 +210,7 @@ def overview(
     counts_of_late: CountsOfLate,
     auth: Authenticator,
     reads: ReadTurns,
+    now: Callable[[], datetime],
     alert_map: AlertMapPort | None = None,
 ) -> ApiRoutes:
     routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
@@ -226,7 +229,7 @@ def overview(
             counts = await counts_of_late() if counted else {}
         problems = (*catalog.problems, *(alert_map.problems if alert_map is not None else ()))
         return PlaybookList(
-            items=[PlaybookSummary(**_summary(playbook, counts)) for playbook in catalog.all()],
+            items=[PlaybookSummary(**_summary(playbook, counts, now())) for playbook in catalog.all()],
             errors=[LoadProblemView.model_validate(problem) for problem in problems],
         )
 
@@ -244,7 +247,7 @@ def overview(
             )
         async with reads.take():
             counts = await counts_of_late() if counted else {}
-        return PlaybookView(**_summary(playbook, counts), text=playbook.text)
+        return PlaybookView(**_summary(playbook, counts, now()), text=playbook.text)
 
     return routes
 
@@ -263,7 +266,7 @@ def job_name(text: str) -> str:
     return text
 
 
-def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) -> dict[str, Any]:
+def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally], now: datetime) -> dict[str, Any]:
     spec = playbook.definition
     tally = counts.get(spec.name, PlaybookTally())
     return {
@@ -272,6 +275,8 @@ def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) ->
         "mode": spec.mode,
         "alerts": list(spec.on.alertnames),
         "manual": None if spec.on.manual is None else spec.on.manual.model_dump(mode="json"),
+        "begins": spec.on.sentence,
+        "next_times": spec.on.next_times(now),
         "proof": [str(each) for each in spec.on.proofs],
         "target": spec.target_kind,
         "source": playbook.source,

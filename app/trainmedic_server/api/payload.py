@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
+from msgspec.structs import replace
+
 from trainmedic_server.api import cut_texts
 from trainmedic_server.api.cut_texts import TEXT_LENGTH, TOTAL_LENGTH
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert, fingerprint
@@ -58,6 +60,26 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
         tuple(rejected),
         ignored.all,
     )
+
+
+def alerts_only(delivery: Delivery) -> Delivery:
+    """Return the delivery with alerts that cannot pass for stand-ins: theirs is Alertmanager's fingerprint then."""
+    if not any(alert.is_stand_in for alert in delivery.alerts):
+        return delivery
+    alerts = (
+        replace(alert, fingerprint=fingerprint(alert.labels)) if alert.is_stand_in else alert
+        for alert in delivery.alerts
+    )
+    return replace(delivery, alerts=tuple(alerts))
+
+
+def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of an event. Raises PayloadError if they exceed an alert's limits."""
+    problems = _Problems()
+    sound = _labels(dict(labels), "labels", problems)
+    problems.raise_any()
+    assert sound is not None
+    return sound
 
 
 class _Problems:
@@ -128,7 +150,7 @@ def _version(value: Any, problems: _Problems) -> None:
         problems.add("version", 'is missing; it must be "4", Alertmanager\'s webhook payload')
     elif value == "1":
         problems.add(
-            "version", 'is "1", as Grafana\'s own webhook sends; send through an Alertmanager, which sends "4"'
+            "version", 'is "1", as Grafana\'s own webhook sends; send it to /events/grafana, with --alert-map grafana'
         )
     elif value != VERSION:
         problems.add("version", 'must be "4", Alertmanager\'s webhook payload')

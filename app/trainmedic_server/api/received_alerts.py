@@ -225,7 +225,7 @@ ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
 def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
     naming: dict[str, list[CompiledPlaybook]] = {}
     for playbook in catalog.all():
-        for name in dict.fromkeys(playbook.definition.on.alertnames):
+        for name in dict.fromkeys(playbook.definition.begins_with):
             naming.setdefault(name, []).append(playbook)
     return {name: naming[name] for name in sorted(naming)}
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import telemetry
-from trainmedic_server.api import payload, schemas
+from trainmedic_server.api import payload, received_events, schemas
 from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.auth.auth import Authenticator
@@ -61,6 +61,7 @@ _REASONS: Mapping[int, RefusalReason] = {
 }
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_Read = Callable[[bytearray, datetime], Delivery]
 
 
 class _PlainRoute(APIRoute):
@@ -78,7 +79,9 @@ def endpoint(
     bodies: BodyReader,
     clock: Clock,
     metrics: telemetry.Metrics,
+    reader: Callable[[Request], _Read] = lambda _: _read,
 ) -> _Handler:
+    """Return the handler of deliveries. `reader` returns the parser of a request's body."""
     outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
     refusals = {reason: metrics.refused_deliveries.labels(reason) for reason in RefusalReason}
 
@@ -92,12 +95,12 @@ def endpoint(
         outcome = "failed"
         try:
             auth.require(request, TokenRole.WEBHOOK)
-            received_at = clock.now()
+            received_at, read = clock.now(), reader(request)
             async with bodies.read(request) as body:
                 if len(body) < _LARGE_BYTES:
-                    delivery = _read(body, received_at)
+                    delivery = read(body, received_at)
                 else:
-                    delivery = await asyncio.to_thread(_read, body, received_at)
+                    delivery = await asyncio.to_thread(read, body, received_at)
                 admission = await engine.admit(await own_alerts.checked(delivery))
             outcome = "accepted"
             return Response(reply(admission), media_type="application/json")
@@ -163,6 +166,25 @@ def declare(routes: APIRouter, handle: _Handler) -> None:
     )
 
 
+def declare_events(routes: APIRouter, handle: _Handler) -> None:
+    routes.add_api_route(
+        received_events.PATH,
+        handle,
+        methods=["POST"],
+        tags=["webhook"],
+        summary=received_events.SUMMARY,
+        description="Any JSON. The alert map makes labels of it, or alerts.",
+        name="event",
+        route_class_override=_PlainRoute,
+        response_model=schemas.WebhookReply,
+        responses=problems.responses(400, 401, 403, 404, 408, 413, 415, 422, 503),
+        openapi_extra={
+            "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": {}}}},
+        },
+    )
+
+
 def reply(admission: Admission) -> bytes:
     written: bytes = to_json(
         {
@@ -200,7 +222,7 @@ def _rejected(alert: RejectedAlert) -> dict[str, Any]:
 
 
 def _read(body: bytearray, received_at: datetime) -> Delivery:
-    return payload.delivery(parse_json(body, keep_half_pairs=True), new_id(), received_at)
+    return payload.alerts_only(payload.delivery(parse_json(body, keep_half_pairs=True), new_id(), received_at))
 
 
 def _outcome(status: int) -> str:

@@ -15,10 +15,12 @@ from trainmedic_core.expressions.evaluation import Expression, TextTemplate
 from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import shown
 from trainmedic_server import telemetry
+from trainmedic_server.catalog import event_map
+from trainmedic_server.catalog.event_map import EventEntry
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert
 from trainmedic_server.domain.own_source import is_own
-from trainmedic_server.ports.alert_map import MappedAlert
+from trainmedic_server.ports.alert_map import MappedAlert, MappedEvent
 
 log = telemetry.logger(__name__)
 
@@ -80,16 +82,27 @@ class CompiledAlertMap(Struct, frozen=True):
 
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
+    events: Mapping[str, Sequence[EventEntry]] = field(default_factory=dict)
+    """By name of the event."""
     unusable: str = ""
     """Reason to accept no alert: a file that was never loaded may have conditions."""
 
     @classmethod
-    def of(cls, accept: Iterable[Accept], renames: Iterable[Rename], unusable: str = "") -> CompiledAlertMap:
+    def of(
+        cls,
+        accept: Iterable[Accept],
+        renames: Iterable[Rename],
+        unusable: str = "",
+        events: Iterable[EventEntry] = (),
+    ) -> CompiledAlertMap:
         by_name: dict[str, list[Rename]] = {}
         for rename in renames:
             for name in rename.alertnames:
                 by_name.setdefault(name, []).append(rename)
-        return cls(tuple(accept), by_name, unusable)
+        by_event: dict[str, list[EventEntry]] = {}
+        for entry in events:
+            by_event.setdefault(entry.event, []).append(entry)
+        return cls(tuple(accept), by_name, by_event, unusable)
 
     @property
     def names(self) -> int:
@@ -98,7 +111,7 @@ class CompiledAlertMap(Struct, frozen=True):
     def apply(self, alert: Alert) -> MappedAlert:
         """Trainmedic's own alerts stay unchanged: without Alertmanager, no Prometheus adds a cluster's label."""
         sent = alert.sent_labels
-        if is_own(sent):
+        if is_own(sent) or alert.is_stand_in:
             return MappedAlert(alert)
         rename = self.rename_of(sent)
         made = rename.renamed(sent) if rename is not None else sent
@@ -107,6 +120,10 @@ class CompiledAlertMap(Struct, frozen=True):
         else:
             mapped = replace(alert, labels=made, original=sent)
         return MappedAlert(mapped, self._refusal(sent))
+
+    def map_event(self, name: str, body: Any) -> MappedEvent | None:
+        """Return the event as mapped; None if no entry takes it. Raises PayloadError."""
+        return event_map.map_event(self.events.get(name, ()), body)
 
     def rename_of(self, labels: Mapping[str, str]) -> Rename | None:
         return next((each for each in self.renames.get(labels.get("alertname", ""), ()) if each.takes(labels)), None)

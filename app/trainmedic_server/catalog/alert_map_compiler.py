@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,18 +14,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainmedic_core import model_errors, yaml_text
 from trainmedic_core.allowance import Allowance, TooLarge
 from trainmedic_core.expressions import evaluation, template_syntax
-from trainmedic_core.expressions.template_syntax import Malformed
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate
+from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
+from trainmedic_core.fields import Identifier
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import matchers, overlaps, scope_check
 from trainmedic_server.catalog.alert_map import Accept, LabelValue, Rename
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.event_map import EventEntry
 from trainmedic_server.catalog.scope_check import VisibleNames
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL
+from trainmedic_server.domain.beginnings import EVENT_LABEL
 from trainmedic_server.domain.own_source import SOURCE
 from trainmedic_server.domain.proof import XID_LABELS, AlertProof
 from trainmedic_server.ports.actions import Actions
 
+_BODY = ("body",)
 MOST_MATCHERS = 50
 MOST_NAMES = 10_000
 _LONGEST_NAME = 500
@@ -51,14 +56,24 @@ class _RenameForm(_Form):
         return (self.alert,) if isinstance(self.alert, str) else self.alert
 
 
+class _EventForm(_Form):
+    event: Identifier
+    when: str | None = None
+    labels: dict[_Text, str] = {}
+    key: _Text | None = None
+    alerts: _Text | None = None
+
+
 class AlertMapForm(_Form):
     accept: _Matchers = ()
     rename: tuple[_RenameForm, ...] = ()
+    events: Annotated[tuple[_EventForm, ...], Field(max_length=1000)] = ()
 
 
 class CompiledFile(Struct, frozen=True):
     accept: tuple[Accept, ...] = ()
     renames: tuple[Rename, ...] = ()
+    events: tuple[EventEntry, ...] = ()
 
 
 def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
@@ -66,7 +81,7 @@ def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
     if problems:
         return problems
     if not documents:
-        return [FileProblem(source, None, None, "the file is empty; an alert map has accept or rename")]
+        return [FileProblem(source, None, None, "the file is empty; an alert map has accept, rename or events")]
     if len(documents) > 1:
         return [documents[1].problem((), "a file has one alert map; put what follows '---' into the first document")]
     return _Compilation(documents[0]).run()
@@ -82,8 +97,8 @@ class _Compilation:
         form = model_errors.validate(AlertMapForm, self.document)
         if isinstance(form, list):
             return sorted(set(form)) or [self.document.problem((), "is not an alert map")]
-        if not form.accept and not form.rename:
-            self._problem((), "an alert map has accept or rename; this one has neither")
+        if not form.accept and not form.rename and not form.events:
+            self._problem((), "an alert map has accept, rename or events; this one has none of them")
         if "accept" in self.document.value and not form.accept:
             self._problem(("accept",), "accept: is empty; leave it out to accept every alert")
         names = sum(len(entry.alertnames) for entry in form.rename)
@@ -92,7 +107,8 @@ class _Compilation:
             return self.problems
         accept = [Accept(self.document.source, each) for each in self._matchers(form.accept, ("accept",))]
         renames = [self._rename(entry, ("rename", place)) for place, entry in enumerate(form.rename)]
-        return sorted(set(self.problems)) or CompiledFile(tuple(accept), tuple(renames))
+        events = [self._event(entry, ("events", place)) for place, entry in enumerate(form.events)]
+        return sorted(set(self.problems)) or CompiledFile(tuple(accept), tuple(renames), tuple(events))
 
     def _rename(self, entry: _RenameForm, path: DocumentPath) -> Rename:
         if not entry.alertnames:
@@ -121,6 +137,37 @@ class _Compilation:
             drop=frozenset(entry.drop),
         )
 
+    def _event(self, entry: _EventForm, path: DocumentPath) -> EventEntry:
+        if entry.alerts is not None and (entry.labels or entry.key is not None):
+            self._problem((*path, "alerts"), "alerts: the alerts have their own labels; leave out labels and key")
+        if entry.alerts is not None and not evaluation.is_template(entry.alerts):
+            cure = "{{ body.alerts }}"
+            self._problem((*path, "alerts"), f"alerts: must be a template for a list, such as {cure!r}")
+        for label in entry.labels:
+            if label == EVENT_LABEL:
+                self._problem((*path, "labels", label), "labels: 'event' is the event's name", at_key=True)
+            elif reason := _forbidden(label):
+                self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
+        when = None
+        if entry.when is not None:
+            when = self._compiled(entry.when, (*path, "when"), "when", _BODY, template_syntax.parse_expression)
+        return EventEntry(
+            source=self.document.source,
+            line=self.document.marks[path].line,
+            column=self.document.marks[path].column,
+            event=entry.event,
+            when=when if isinstance(when, Expression) else None,
+            labels=tuple(
+                (label, self._of_body(text, (*path, "labels", label), f"labels.{label}"))
+                for label, text in entry.labels.items()
+            ),
+            key=None if entry.key is None else self._of_body(entry.key, (*path, "key"), "key"),
+            alerts=None if entry.alerts is None else self._of_body(entry.alerts, (*path, "alerts"), "alerts"),
+        )
+
+    def _of_body(self, text: str, path: DocumentPath, name: str) -> LabelValue:
+        return self._compiled(text, path, name, _BODY) or "" if evaluation.is_template(text) else text
+
     def _matchers(self, written: Sequence[str], path: DocumentPath) -> Iterator[matchers.Matcher]:
         for place, text in enumerate(written):
             try:
@@ -131,16 +178,27 @@ class _Compilation:
     def _value(self, text: str, path: DocumentPath) -> LabelValue:
         if not evaluation.is_template(text):
             return text
+        return self._compiled(text, path, f"labels.{path[-1]}", ("labels",)) or ""
+
+    def _compiled(
+        self,
+        text: str,
+        path: DocumentPath,
+        name: str,
+        names: tuple[str, ...],
+        parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
+    ) -> Expression | TextTemplate | None:
+        """Return the compiled text; None after reporting wrong syntax."""
         try:
-            tree = template_syntax.parse_template(text)
+            tree = parse(text)
             self.allowance.spend_on_template(len(tree.every))
-            wrong = scope_check.check(tree, VisibleNames(("labels",)))
+            wrong = scope_check.check(tree, VisibleNames(names))
             made = evaluation.compile_parsed(tree, ".".join(map(str, path)))
         except (Malformed, TooLarge) as error:
-            self._problem(path, f"labels.{path[-1]}: {error}")
-            return ""
+            self._problem(path, f"{name}: {error}")
+            return None
         for each in wrong:
-            self._problem(path, f"labels.{path[-1]}: {each}")
+            self._problem(path, f"{name}: {each}")
         return made
 
     def _problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> None:
@@ -170,6 +228,9 @@ def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
     """With `playbooks`, warn also of names that start none, and of constants accepted as proof by an acting one."""
+    files = tuple(files)
+    if playbooks is not None:
+        yield from _of_events([entry for file in files for entry in file.events], playbooks)
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}
     for rename in renames:
@@ -186,6 +247,20 @@ def warnings(
         if playbooks is not None and rename.name is not None:
             for message in _without_use(rename, rename.name, reacting, actions):
                 yield FileProblem(rename.source, rename.line, rename.column, f"warning: {message}")
+
+
+def _of_events(entries: Sequence[EventEntry], playbooks: Sequence[YamlPlaybook]) -> Iterator[FileProblem]:
+    awaited = {playbook.definition.on.event: playbook for playbook in playbooks if playbook.definition.on.event}
+    for entry in entries:
+        if entry.alerts is None and entry.event not in awaited:
+            hint = did_you_mean(entry.event, sorted(awaited))
+            message = f"warning: no playbook begins with the event {entry.event!r}{hint}"
+            yield FileProblem(entry.source, entry.line, entry.column, message)
+    mapped = sorted({entry.event for entry in entries if entry.alerts is None})
+    for event, playbook in awaited.items() if mapped else ():
+        if event not in mapped:
+            message = f"warning: on.event: no alert map here has labels for {event!r}{did_you_mean(event, mapped)}"
+            yield FileProblem(playbook.source, playbook.line, 1, message)
 
 
 def _suspicious(rename: Rename, whole: dict[str, Rename], sources: dict[str, Rename]) -> Iterator[str]:

@@ -93,6 +93,7 @@ class AlertMapLibrary:
             (accept for content in contents for accept in content.accept),
             (rename for content in contents for rename in content.renames),
             f"the alert map {lost[0]} could not be loaded, so it is not known which alerts it accepts" if lost else "",
+            (entry for content in contents for entry in content.events),
         )
         self._log_result(before)
         return True

@@ -16,7 +16,7 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.catalog.quoted_query import QuotedQuery
 from trainmedic_server.catalog.scope_check import OUTPUT
-from trainmedic_server.domain import inputs, job_lookup, proof, selectors, target_resolution
+from trainmedic_server.domain import beginnings, inputs, job_lookup, proof, selectors, target_resolution
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.playbook import GroupTarget, Playbook
@@ -70,12 +70,9 @@ class YamlPlaybook(Struct, frozen=True):
 
     def match(self, alert: Alert) -> Match:
         """Check alertname, matchers, ``when`` and ``proof``, in this order."""
-        if self.definition.on.manual is not None:
-            return Match(False, "people start it, no alert does")
-        if alert.name not in self.definition.on.alertnames:
-            return Match(
-                False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"
-            )
+        refusal = self._refusal_of_name(alert)
+        if refusal:
+            return Match(False, refusal)
         for matcher in self.matchers:
             try:
                 if not matcher.matches(alert.labels):
@@ -90,6 +87,21 @@ class YamlPlaybook(Struct, frozen=True):
                 return Match(False, str(error), failed=True)
         missing = proof.lacking(self.definition.on.proofs, alert)
         return Match(False, missing, unproven=True) if missing else Match(True)
+
+    def _refusal_of_name(self, alert: Alert) -> str:
+        """Return why the alert does not begin the playbook, before its conditions; empty if it does."""
+        trigger, names = self.definition.on, self.definition.begins_with
+        if trigger.manual is not None:
+            return "people start it, no alert does"
+        if trigger.alert is None and not alert.is_stand_in:
+            return f"{trigger.starter}, no alert does"
+        if alert.name not in names:
+            return f"alertname is {alert.name!r}, not {' or '.join(map(repr, names))}"
+        if trigger.run is not None:
+            status = beginnings.ended_run_of(alert.annotations).get("status")
+            if status not in trigger.run.status:
+                return f"the run ended as {status}, not as {' or '.join(trigger.run.status)}"
+        return ""
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         """Return Unresolved, never a guess, if the alert names no target."""
@@ -193,6 +205,7 @@ class YamlPlaybook(Struct, frozen=True):
             "annotations": data["annotations"],
             "vars": self.definition.vars,
             "inputs": inputs.of_annotations(alert.annotations) if self.definition.on.manual else {},
+            "ended_run": beginnings.ended_run_of(alert.annotations),
         }
 
 

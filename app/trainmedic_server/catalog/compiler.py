@@ -24,7 +24,7 @@ from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import attachments, cures, definition_check, matchers, quoted_query, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
+from trainmedic_server.catalog.scope_check import GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import playbook_target, value_types
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.inputs import InputType
@@ -86,10 +86,10 @@ class _Compilation:
         self._on_jobs: set[DocumentPath] = set()
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
-        self._is_manual = "manual" in trigger
+        self._own_names = scope_check.names_of_beginning(trigger)
         declared = _mapping(trigger.get("manual")).get("inputs")
         self._inputs = {str(name): _of_input(spec) for name, spec in _mapping(declared).items()}
-        before_run = self._visible(ALERT_NAMES)
+        before_run = self._visible(scope_check.names_before_run(trigger))
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
@@ -129,9 +129,9 @@ class _Compilation:
         outputs: Mapping[str, Mapping[str, Shape]] = MappingProxyType({}),
         later: Collection[str] = (),
     ) -> VisibleNames:
-        too = (scope_check.INPUTS,) if self._is_manual else ()
         has_jobs = self._has_jobs and kind is not TargetKind.GROUP
-        return VisibleNames((*names, *too), self._vars, kind, before, outputs, later, self._inputs, has_jobs=has_jobs)
+        scope = (*names, *self._own_names)
+        return VisibleNames(scope, self._vars, kind, before, outputs, later, self._inputs, has_jobs=has_jobs)
 
     # --- trigger, target, effect
 

@@ -18,7 +18,7 @@ _LABELS = "write matchers: ['severity=\"critical\"']"
 _ON_FAILURE = "list these steps under 'on_failure' of the playbook"
 _WHEN = "write the condition under 'when', without braces"
 _RETRY = "write retry: {attempts: 3, delay: 10s}"
-_ALERT = "a playbook begins with alerts or by hand: on: {alert: NAME}, or on: {manual: {by: [NAME]}}"
+_ALERT = "a playbook begins with one of: on: {alert: NAME}, {schedule: CRON}, {manual: {by: [NAME]}}"
 _OUTPUT = "give the step an id; later steps use steps.<id>.output"
 _NO_LOOP = "there are no loops; an action works on one target, and each alert starts a run for its target"
 _ORDER = "steps run one after the other in the order of the list"
@@ -67,8 +67,13 @@ ON = _table(
         "the alert rule in Prometheus has 'for'": "for duration",
         "write guards: {cooldown: 10m} at the playbook": "cooldown throttle once_within",
         "a run begins when an alert fires; 'undo: on_resolve' acts at its end": "status state",
-        "write alert: NAME": "push pull_request workflow_dispatch webhook source",
-        "it belongs to the playbook, beside 'on'": "target",
+        "write alert: NAME, or event: NAME for POST /events/NAME": (
+            "push pull_request workflow_dispatch webhook source events http"
+        ),
+        'write schedule: "0 3 * * 2"': "cron crontab at times every interval",
+        "write run: {playbook: NAME, status: failed}": "playbook after workflow_run runs depends_on needs",
+        "write timezone: Europe/Berlin": "tz zone time_zone timeZone",
+        "it belongs to the playbook, beside 'on'": "target only_during",
     }
 )
 STEP = _table(

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from trainmedic_core import duration
 from trainmedic_core.problems import DocumentPath, shown
+from trainmedic_core.target import TargetKind
 from trainmedic_server.domain import inputs, promql
 from trainmedic_server.domain.playbook import (
     PHASES,
@@ -37,7 +38,8 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     for phase in PHASES:
         yield from _waits_during_silence(phase, getattr(definition, phase))
     yield from _group(definition)
-    yield from _manual(definition)
+    yield from _inputs(definition)
+    yield from _without_alert(definition)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             yield from _waits((phase, index), step)
@@ -110,23 +112,32 @@ def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
             )
 
 
-def _manual(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    """Check the inputs' defaults, and that no step waits for the end of an alert that there is not."""
+def _inputs(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     manual = definition.on.manual
-    if manual is None:
-        return
-    for name, spec in manual.inputs.items():
+    for name, spec in manual.inputs.items() if manual is not None else ():
         if spec.default is not None:
             if spec.required:
                 yield ("on", "manual", "inputs", name, "default"), "default: a required input has none"
             for _, message in inputs.read({name: spec}, {}).problems:
                 yield ("on", "manual", "inputs", name, "default"), f"default: {message}"
+
+
+def _without_alert(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """Check that nothing needs the alert of a playbook that has none."""
+    starter = definition.on.starter
+    if not starter:
+        return
+    if definition.on.schedule is not None and definition.target in (TargetKind.GPU, TargetKind.NODE, TargetKind.JOB):
+        cure = (
+            f"write target: {{{definition.target}: NAME}}, or a group such as {{{definition.target}s: {{name: NAME}}}}"
+        )
+        yield ("target",), f"target: {definition.target} is named by an alert's labels, and {starter}; {cure}"
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             if isinstance(step, WaitStep):
-                yield (phase, index, "wait_for"), "wait_for: resolved needs an alert, and people start this playbook"
+                yield (phase, index, "wait_for"), f"wait_for: resolved needs an alert, and {starter}"
             if isinstance(step, ActionStep) and step.undo_trigger is UndoTrigger.ON_RESOLVE:
-                message = "undo: on_resolve needs an alert, and people start this playbook; use on_failure or never"
+                message = f"undo: on_resolve needs an alert, and {starter}; use on_failure or never"
                 yield (phase, index, "undo"), message
 
 

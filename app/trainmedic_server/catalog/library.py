@@ -20,7 +20,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_core import yaml_files
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import chains, loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
 from trainmedic_server.domain.alert import Alert
@@ -266,7 +266,25 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
         if first is not playbook:
             message = f"playbook {playbook.definition.name!r} is also in {first.source}:{first.line}; that one is used"
             problems.append(FileProblem(playbook.source, playbook.line, 1, message))
-    return _snapshot(chosen.values(), problems)
+    return _snapshot(_without_cycles(chosen, problems, before).values(), problems)
+
+
+def _without_cycles(
+    chosen: Mapping[str, YamlPlaybook], problems: list[FileProblem], before: _Snapshot
+) -> Mapping[str, YamlPlaybook]:
+    """Refuse playbooks that start each other without end. Of a changed one, the loaded version stays."""
+    kept, cycles = dict(chosen), list(chains.cycles(chosen))
+    problems.extend(problem for _, problem in cycles)
+    for playbook, _ in cycles:
+        name = playbook.definition.name
+        loaded = before.playbooks.get(name)
+        if loaded is not None:
+            kept[name] = loaded
+        else:
+            del kept[name]
+    for playbook, _ in list(chains.cycles(kept)):
+        del kept[playbook.definition.name]
+    return kept
 
 
 def _was_chosen(playbook: YamlPlaybook, before: _Snapshot) -> bool:
@@ -280,7 +298,7 @@ def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem]
     }
     naming: dict[str, list[YamlPlaybook]] = {}
     for playbook in by_name.values():
-        for name in dict.fromkeys(playbook.definition.on.alertnames):
+        for name in dict.fromkeys(playbook.definition.begins_with):
             naming.setdefault(name, []).append(playbook)
     by_alert = {name: _MatcherIndex(playbooks) for name, playbooks in naming.items()}
     return _Snapshot(by_name, by_alert, tuple(sorted(problems)))

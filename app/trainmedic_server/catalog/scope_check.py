@@ -22,6 +22,8 @@ from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXT_LIST, T
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 INPUTS = "inputs"
 """Only in playbooks that declare inputs."""
+ENDED_RUN = "ended_run"
+"""Only in playbooks that the end of a run starts."""
 OUTPUT = "output"
 """Only in ``until`` of a polled wait."""
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", "now")
@@ -41,6 +43,7 @@ _TARGET = {
     TargetKind.CLUSTER: ("kind", "key"),
     TargetKind.GROUP: ("kind", "key"),
 }
+_ENDED_RUN = ("id", "playbook", "status", "message", "alert", "target", "node", "gpu", "job")
 _GROUP = ("total", "succeeded", "failed", "skipped", "not_begun")
 
 
@@ -58,6 +61,16 @@ class VisibleNames(Struct, frozen=True):
     """Of the step itself, in its own undo and in the condition of its wait."""
     has_jobs: bool = False
     """True if the run has jobs as its second target."""
+
+
+def names_of_beginning(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return the names that only this ``on`` provides."""
+    return tuple(name for key, name in (("manual", INPUTS), ("run", ENDED_RUN)) if key in trigger)
+
+
+def names_before_run(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return the names in ``on`` and ``target``. A schedule has no labels."""
+    return ("vars",) if "schedule" in trigger else ALERT_NAMES
 
 
 def kind_of(target: Any) -> TargetKind | None:
@@ -112,6 +125,7 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "run": dict.fromkeys(_RUN, TEXT),
         "vars": value_types.of_constant(dict(scope.vars)),
         "inputs": scope.inputs,
+        ENDED_RUN: dict.fromkeys(_ENDED_RUN, TEXT),
         "output": scope.output or ANY,
         "now": NUMBER,
         "group": dict.fromkeys(_GROUP, NUMBER),
@@ -163,6 +177,8 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return f"a step has no {member!r}; {cure}" if cure else _missing("a step has no", member, _STEP)
         case ("alert",):
             return _missing("an alert has no", member, _ALERT, f"; of a label, write labels.{member}")
+        case ("ended_run",):
+            return _missing("an ended run has no", member, _ENDED_RUN, "; of a label of its alert, write labels.NAME")
         case ("run",):
             return _missing("a run has no", member, _RUN)
         case ("group",):

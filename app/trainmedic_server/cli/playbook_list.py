@@ -18,7 +18,7 @@ from trainmedic_server.domain.modes import Mode
 from trainmedic_server.presentation import times
 
 _VERSION_HEADER = ("VERSION", "LOADED", "RUNS", "FIRST USED", "LAST USED")
-_HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "BLOCKED", "SUMMARY")
+_HEADER = ("PLAYBOOK", "MODE", "BEGINS WITH", "RUNS", "OPEN", "FAILED", "BLOCKED", "SUMMARY")
 
 
 @click.command(name="list")
@@ -35,7 +35,7 @@ def list_playbooks(client: Client, output: str) -> None:
         (
             item["name"],
             _mode(item["mode"], allowed),
-            ", ".join(item["alerts"]) or "started by people",
+            item.get("begins") or ", ".join(item["alerts"]) or "started by people",
             *_ended(item["runs"]),
             item["summary"],
         )

@@ -28,6 +28,16 @@ It vouches for the alert's name: alert maps cannot set it, and remove it from re
 SHIPPED_RULE = "1"
 
 BY_HAND = "by-hand-"
+SCHEDULE = "schedule-"
+ENDED_RUN = "ended-run-"
+EVENT = "event-"
+SENT_AS_EVENT = "trainmedic_event"
+"""Annotation of an alert that arrived as an event: the event's name."""
+BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
+STAND_INS = (BY_HAND, *BEGINNINGS)
+"""How fingerprints of stand-in alerts begin: one for each beginning of a run without an alert. Alertmanager's are
+hexadecimal.
+"""
 
 
 class AlertStatus(StrEnum):
@@ -78,6 +88,15 @@ class Alert(Struct, frozen=True, dict=True):
         return Identity(self.fingerprint, self.starts_at)
 
     @property
+    def is_stand_in(self) -> bool:
+        return self.fingerprint.startswith(STAND_INS)
+
+    @property
+    def is_in_alertmanager(self) -> bool:
+        """Return whether Alertmanager knows the alert, unlike stand-ins and alerts sent as events."""
+        return not self.is_stand_in and SENT_AS_EVENT not in self.annotations
+
+    @property
     def name(self) -> str:
         """Empty if the alert has no ``alertname``."""
         return self.labels.get("alertname", "")
@@ -123,7 +142,7 @@ class AlertRecord(Struct, frozen=True):
 
     @property
     def is_stand_in(self) -> bool:
-        return self.alert.fingerprint.startswith(BY_HAND)
+        return self.alert.is_stand_in
 
     @property
     def has_reaction(self) -> bool:

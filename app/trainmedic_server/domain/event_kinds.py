@@ -79,7 +79,7 @@ class OutsideWindow(Decided, frozen=True):
 
 
 class Stale(Decided, frozen=True):
-    """The alert is too old, or had already resolved."""
+    """The alert is too old or had already resolved, or a schedule's time was missed."""
 
 
 class NotAccepted(Decided, frozen=True):

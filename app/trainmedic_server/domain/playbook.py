@@ -24,7 +24,7 @@ from trainmedic_core import duration
 from trainmedic_core.fields import Duration, Expression, Identifier
 from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.cron import CronWindow
-from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName, read_time
+from trainmedic_server.domain.inputs import read_time
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.playbook_target import JOBS as JOBS
@@ -32,7 +32,8 @@ from trainmedic_server.domain.playbook_target import ON_NODE, OneTargetKind, kin
 from trainmedic_server.domain.playbook_target import GroupTarget as GroupTarget
 from trainmedic_server.domain.playbook_target import PlaybookModel as _Model
 from trainmedic_server.domain.playbook_target import TargetParts as TargetParts
-from trainmedic_server.domain.proof import AlertProof
+from trainmedic_server.domain.trigger import MOST_MATCHERS as MOST_MATCHERS
+from trainmedic_server.domain.trigger import Approvers, Trigger
 
 APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
@@ -40,63 +41,10 @@ APPROVAL = "approval"
 PROMETHEUS_QUERY = "prometheus.query"
 """The action that a wait for a query repeats."""
 
-MOST_MATCHERS = 100
 MOST_WINDOWS = 20
 MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
 
-
-Approver = Annotated[str, Field(min_length=1, max_length=128)]
-Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
-
-
-class Manual(_Model):
-    """Start by people only."""
-
-    by: Annotated[Approvers, Field(min_length=1)] = Field(
-        (), description="Who may start it: user:NAME, group:NAME, or a name of either; default: any."
-    )
-    inputs: dict[InputName, Input] = Field(default_factory=dict, max_length=MOST_INPUTS)
-
-
-class Trigger(_Model):
-    """The playbook's beginning: alerts that it reacts to, or a start by people."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["alert"]}, {"required": ["manual"]}]})
-
-    alert: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        None, description="The alertname, or a list of them."
-    )
-    manual: Manual | None = Field(None, description="Only people start it.")
-    matchers: tuple[str, ...] = Field(
-        (), max_length=MOST_MATCHERS, description="Alertmanager matchers; all of them must hold."
-    )
-    when: Expression | None = Field(None, description="A further condition, over the alert.")
-    proof: AlertProof | Annotated[tuple[AlertProof, ...], Field(min_length=1)] | None = Field(
-        None, description="Proof that the alert must give in addition to its name: one of these is enough."
-    )
-
-    @property
-    def proofs(self) -> tuple[AlertProof, ...]:
-        """Proofs of which one suffices. Empty if none is required."""
-        return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
-
-    @property
-    def alertnames(self) -> tuple[str, ...]:
-        """Empty if no alert begins the playbook."""
-        return (self.alert,) if isinstance(self.alert, str) else self.alert or ()
-
-    @model_validator(mode="after")
-    def _is_one_beginning(self) -> Trigger:
-        if self.manual is None and "manual" in self.model_fields_set:
-            raise ValueError("manual is empty; write manual: {}")
-        if self.manual is None and self.alert is None:
-            raise ValueError("'alert' is missing")
-        if self.manual is not None and self.alert is not None:
-            raise ValueError("names one beginning: alert or manual, not both")
-        if self.manual is not None and (self.matchers or self.when or self.proof):
-            raise ValueError("matchers, when and proof are conditions on an alert; manual has none")
-        return self
 
 
 class Percentage(float):
@@ -461,6 +409,11 @@ class Playbook(_Model):
     @property
     def name(self) -> str:
         return self.playbook
+
+    @property
+    def begins_with(self) -> tuple[str, ...]:
+        """Names of the alerts, or stand-in alerts, that begin it. Empty if people do."""
+        return self.on.begins_with(self.playbook)
 
     @property
     def windows(self) -> tuple[CronWindow, ...]:

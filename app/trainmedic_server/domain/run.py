@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.domain.alert import BY_HAND, Identity
+from trainmedic_server.domain.alert import STAND_INS, Identity
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.modes import Mode, UndoTrigger
 from trainmedic_server.domain.pause import OperatorPause
@@ -290,8 +290,8 @@ class Run(Struct, frozen=True):
 
     @property
     def has_alert(self) -> bool:
-        """False if started manually without a firing alert."""
-        return not self.alert.fingerprint.startswith(BY_HAND)
+        """False for a stand-in alert."""
+        return not self.alert.fingerprint.startswith(STAND_INS)
 
     @property
     def is_open(self) -> bool:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
+from trainmedic_server.domain import beginnings, group, group_events, selectors, target_modes
 from trainmedic_server.domain import event_kinds as kinds
-from trainmedic_server.domain import group, group_events, selectors, target_modes
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
-from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
+from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import PHASES, ActionStep, Guards, Mode
@@ -37,6 +37,7 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 _REJECTED_IN_HISTORY = 20
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns a starting run's first plan; None to leave it to the driver."""
+_DUPLICATE = Decision.DUPLICATE
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
@@ -44,6 +45,8 @@ class AdmissionFacts(Struct):
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
     """By fingerprint, only for those that resolve in these deliveries."""
+    newest: dict[str, AlertRecord]
+    """Newest stand-in alerts of events, by fingerprint."""
     linked: dict[Identity, list[LinkedRun]]
     open_runs: dict[Key, str]
     guards: dict[Key, GuardFacts]
@@ -192,8 +195,22 @@ class Admitter:
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
                 self._touched.add(run.run_id)
 
+    def _begun(self, alert: Alert) -> AlertRecord | None:
+        """Return the record of the same beginning; None if it comes for the first time, and for ordinary alerts."""
+        if not alert.is_stand_in:
+            return None
+        newest = self._facts.newest.get(alert.fingerprint)
+        is_repeated = newest is not None and beginnings.is_repeated(newest.alert, alert)
+        return newest if is_repeated else self._facts.records.get(alert.identity)
+
     def _firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
         """Record a firing alert; return whether it was known, and each playbook's decision."""
+        begun = self._begun(alert)
+        if begun is not None:
+            self._keep(replace(begun, last_heard_at=self._now, count=begun.count + 1))
+            linked = self._facts.linked.get(begun.identity, ())
+            decisions = [PlaybookDecision(run.run_id, run.playbook, run.target_key, _DUPLICATE) for run in linked]
+            return True, decisions
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":
             ended = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
@@ -250,7 +267,9 @@ class Admitter:
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
-        target = candidate.target
+        refused, target = beginnings.refusal_of(alert), candidate.target
+        if refused is not None:
+            return guards.GuardDecision(*refused)
         if isinstance(target, Unresolved):
             return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:
@@ -499,6 +518,8 @@ class Admitter:
         identity = record.identity
         self._facts.records[identity] = record
         self._records[identity] = record
+        if record.alert.fingerprint.startswith(EVENT):
+            self._facts.newest[identity.fingerprint] = record
         firing = self._facts.firing.setdefault(identity.fingerprint, {})
         if record.is_resolved:
             firing.pop(identity, None)

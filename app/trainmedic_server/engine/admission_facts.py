@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainmedic_core.target import Target
-from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.alert import EVENT, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission, guards, matching
@@ -36,8 +36,11 @@ def read(
     ended |= {each.identity.fingerprint for each in rejected if each.identity is not None and each.is_end}
     for record in tx.firing_with(ended) if ended else ():
         firing.setdefault(record.alert.fingerprint, {})[record.identity] = record
+    events = {alert.fingerprint for alert in alerts if alert.fingerprint.startswith(EVENT)}
+    newest = tx.newest_alerts(events) if events else {}
     identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
     identities |= {each.identity for each in rejected if each.identity is not None}
+    identities |= {record.identity for record in newest.values()}
     nodes = matching.nodes_named(prepared)
     has_nodes = bool(nodes) or matching.names_group(prepared)
     controls = tx.controls()
@@ -45,6 +48,7 @@ def read(
     return AdmissionFacts(
         records=tx.alerts(identities),
         firing=firing,
+        newest=newest,
         linked=tx.linked_runs(identities),
         open_runs=tx.open_runs_for(keys) if keys else {},
         guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago), per_target) if keys else {},
@@ -64,6 +68,7 @@ def for_members(
     return AdmissionFacts(
         records={},
         firing={},
+        newest={},
         linked={},
         open_runs=tx.open_runs_for(keys),
         guards=tx.guard_facts(keys, {}),

@@ -23,7 +23,7 @@ NOT_BEGUN = "the alert resolved before it began"
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
     """Return whether the step must not start: it changes something and all alerts of the run resolved."""
-    if not _is_resolved(draft) or state.action is None:
+    if not is_resolved(draft) or state.action is None:
         return False
     action = draft.context.actions.action_class(state.action)
     if action is None or not action.harmful or getattr(action, "gives_back", False):
@@ -90,13 +90,13 @@ def left_out(run: Run) -> Iterator[StepState]:
 
 def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
     """Return whether all alerts resolved, and the step does not follow the run's wait for it."""
-    if not _is_resolved(draft) or may_be_silenced(draft):
+    if not is_resolved(draft) or may_be_silenced(draft):
         return False
     return not is_behind_wait(draft.run, draft.playbook, state)
 
 
-def _is_resolved(draft: RunDraft) -> bool:
-    """A stand-in of a manual run never resolves."""
+def is_resolved(draft: RunDraft) -> bool:
+    """A stand-in never resolves."""
     return draft.outside.resolved and not all(record.is_stand_in for record in draft.outside.alerts)
 
 

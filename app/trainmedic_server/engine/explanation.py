@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trainmedic_core import duration
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.domain import selectors, target_resolution
+from trainmedic_server.domain import selectors, target_resolution, upcoming
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -132,7 +132,7 @@ def alone(
     mapped = [alert_map.apply(alert) for alert in alerts]
     delivery = prepared(playbooks_for, mapped, topology)
     known_nodes = matching.nodes_named([delivery]) | topology.nodes
-    facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), known_nodes, topology)
+    facts = AdmissionFacts({}, {}, {}, {}, {}, {}, Controls(), set(), known_nodes, topology)
     playbooks = [playbook for each in mapped for playbook in playbooks_for(each.alert.name)]
     return explain(
         playbooks,
@@ -164,7 +164,7 @@ def _not_reacting(
         if not miss.playbook:  # refused, so no playbook was checked
             continue
         playbook = by_name[miss.playbook]
-        names_alert = alert.name in playbook.definition.on.alertnames
+        names_alert = alert.name in playbook.definition.begins_with
         yield Explanation(miss.playbook, playbook.source, playbook.version, names_alert, False, miss.reason)
 
 
@@ -204,6 +204,7 @@ def _reacting(
         target=target.key,
         waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
         guards=(
+            *_next_times(definition, context.now),
             *_rollout(definition, members),
             *_observed(playbook, members, admitter),
             *_guards(definition.guards, facts, context.ago),
@@ -228,6 +229,11 @@ def _observed(playbook: CompiledPlaybook, members: Sequence[Target], admitter: A
         return ()
     shown, more = ", ".join(observed[:_SHOWN]), len(observed) - _SHOWN
     return (f"only observed: {shown}{f' and {more} more' if more > 0 else ''}",)
+
+
+def _next_times(definition: Playbook, now: datetime) -> tuple[str, ...]:
+    times = definition.on.next_times(now, _SHOWN)
+    return (f"schedule: next at {', '.join(map(upcoming.clock, times))}",) if times else ()
 
 
 def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]:

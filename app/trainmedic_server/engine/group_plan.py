@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from trainmedic_server.domain import group_events
 from trainmedic_server.domain.group import counted
 from trainmedic_server.domain.run import Decision, Run, Status
-from trainmedic_server.engine import rollout, windows
+from trainmedic_server.engine import after_resolve, rollout, windows
 from trainmedic_server.engine.plan_values import RunDraft, Wait
 from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMembers, WaitForMembers
 
@@ -30,7 +30,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver:
     if group.has_acted and draft.run.acted_at is None:
         draft.run = replace(draft.run, acted_at=draft.now)
     settings = draft.playbook.definition.rollout or rollout.DEFAULTS
-    then = rollout.next_of(settings, group, may_start=not draft.outside.resolved)
+    then = rollout.next_of(settings, group, may_start=not after_resolve.is_resolved(draft))
     if isinstance(then, RolloutOver):
         if group.last_batch is not None and draft.run.waiting_on in (MEMBERS, "resume"):
             draft.add_event(batch_ended(group, group.last_batch))

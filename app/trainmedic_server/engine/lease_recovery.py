@@ -174,7 +174,7 @@ class LeaseRecovery:
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
-        if any(alert.is_stand_in for alert in firing):
+        if any(not record.alert.is_in_alertmanager for record in firing):
             return True
         if self._source is not None:
             try:

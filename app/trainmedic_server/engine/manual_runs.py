@@ -230,7 +230,7 @@ def _target(
         if kind is not order.target.kind:
             raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
         return target_resolution.confirmed(order.target, topology)
-    is_derived = definition.on.manual is not None and isinstance(definition.target, (TargetParts, GroupTarget))
+    is_derived = definition.on.alert is None and isinstance(definition.target, (TargetParts, GroupTarget))
     if not is_derived and kind is not TargetKind.CLUSTER:
         raise errors.PayloadError.at([("target", f"is missing; {order.playbook} works on a {kind}")])
     return playbook.target_of(stand_in.alert, topology)

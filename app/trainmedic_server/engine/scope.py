@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core.target import Target
-from trainmedic_server.domain import inputs, links
+from trainmedic_server.domain import beginnings, inputs, links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook_target import JOBS
@@ -100,6 +100,7 @@ def build(
         "job": of_job(run.target, first, verdicts),
         "vars": dict(playbook.definition.vars),
         "inputs": inputs.of_annotations(first.annotations) if playbook.definition.on.manual else {},
+        "ended_run": beginnings.ended_run_of(first.annotations),
         "steps": steps,
         "run": {
             "id": run.id,

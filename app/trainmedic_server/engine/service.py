@@ -35,6 +35,7 @@ from trainmedic_server.engine.leases import LeaseRenewer
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.engine.manual_runs import ManualStarter, Started, StartOrder
 from trainmedic_server.engine.recorder import Recorder
+from trainmedic_server.engine.schedules import Schedules
 from trainmedic_server.engine.silent_alerts import SilentAlerts
 from trainmedic_server.engine.timeline import HEARTBEAT, Timeline
 from trainmedic_server.engine.workers import Workers
@@ -109,6 +110,7 @@ class Engine:
         self._locks, self._actions = services.locks, actions
         self._explainer = Explainer(services)
         self._starter = ManualStarter(services, self._on_admitted)
+        self._schedules = Schedules(services, self.admit)
         self._silent_alerts = SilentAlerts(services, alert_source, self._workers.touch)
         lease_recovery = LeaseRecovery(services, alert_source, self._workers.playbook_of)
         self._leases = LeaseRenewer(services, lease_recovery)
@@ -156,7 +158,7 @@ class Engine:
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
         await self._workers.recover(down_for)
-        loops = (self._beat_for_ever(), self._silent_alerts.run(), self._leases.run())
+        loops = (self._beat_for_ever(), self._silent_alerts.run(), self._leases.run(), self._schedules.run())
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.alert import BEGINNINGS, AlertRecord
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import AlertResolved
 from trainmedic_server.engine import loops
@@ -60,7 +60,9 @@ class SilentAlerts:
 
     async def _ended_because(self, record: AlertRecord) -> str | None:
         """Return how the end became known (`AlertRecord.resolved_because`); None if the alert may still fire."""
-        if self._source is not None and not record.is_stand_in:
+        if record.alert.fingerprint.startswith(BEGINNINGS):
+            return None  # no step waits for its end, and a rollout may take days
+        if self._source is not None and record.alert.is_in_alertmanager:
             try:
                 if not await self._source.is_firing(record.identity):
                     return "asked"

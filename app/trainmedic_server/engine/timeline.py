@@ -50,6 +50,12 @@ class Timeline:
         later = (gap.length for gap in gaps if not gap.is_downtime and moment < gap.ended_at <= now)
         return sum(later, timedelta(0))
 
+    def was_skipped(self, moment: datetime) -> bool:
+        """Return whether the clock jumped past `moment`."""
+        now, gaps = self._look()
+        jumps = (gap for gap in gaps if not gap.is_downtime and gap.ended_at <= now)
+        return any(gap.ended_at - gap.length < moment <= gap.ended_at for gap in jumps)
+
     def idle_since(self, moment: datetime) -> timedelta:
         """Return the wall-clock time after `moment` without a working server."""
         now, gaps = self._look()

@@ -23,6 +23,7 @@ from trainmedic_server.api import (
     operations,
     pauses,
     playbook_versions,
+    received_events,
     reports,
     schemas,
     starts,
@@ -119,6 +120,8 @@ def create_app(
     app = _Api(webhook.WebhookApp(handle), OriginCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
+    reader = received_events.reader(alert_map)
+    webhook.declare_events(app.router, webhook.endpoint(engine, own, auth, bodies, clock, metrics, reader))
     for routes in (
         *history.routers(runs, found.history, standing, auth, clock, limits, reads, sums.has_metrics),
         *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -13,6 +14,14 @@ class MappedAlert(Struct, frozen=True):
     alert: Alert
     refused: str = ""
     """For a person; empty if accepted."""
+
+
+class MappedEvent(Struct, frozen=True):
+    """An event's labels and key, or the alerts that it contains."""
+
+    labels: Mapping[str, str] = {}
+    key: str | None = None
+    alerts: list[Any] | None = None
 
 
 class AlertMap(Protocol):

@@ -81,6 +81,10 @@ class Transaction(KeptTables, Protocol):
         """Return unresolved alerts of these fingerprints, with any start time."""
         ...
 
+    def newest_alerts(self, fingerprints: Collection[str]) -> dict[str, AlertRecord]:
+        """Return the alert of each fingerprint that began last, also a resolved one."""
+        ...
+
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
         """Return up to `limit` unresolved alerts, only of `names` unless None."""
         ...

@@ -11,6 +11,8 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_core.words import few, words
+from trainmedic_server.domain import beginnings
+from trainmedic_server.domain.alert import STAND_INS
 from trainmedic_server.domain.run import Status
 from trainmedic_server.presentation import runs, steps, targets, times
 from trainmedic_server.presentation.sentences import At, Sentence
@@ -52,7 +54,7 @@ def undo(document: Document) -> str:
 
 def _happened(run: Document, index_of: IndexOf) -> str:
     status, where = str(run.get("status")), targets.within(run["target"], index_of) if run.get("target") else ""
-    cause = f"{run.get('alert_name') or 'An alert'} fired{f' for {where}' if where else ''}"
+    cause = f"{beginnings.phrase(run.get('alert_name') or '')}{f' for {where}' if where else ''}"
     if run.get("started_by"):
         cause = f"{run['started_by']} started {run.get('playbook')}{f' for {where}' if where else ''}"
     message = targets.shortened(str(run.get("message") or ""), index_of).rstrip(".")
@@ -98,6 +100,8 @@ def _alerts(run: Document) -> str:
     firing = sorted({str(run.get("alert_name")) for alert in run.get("alerts", ()) if not alert.get("resolved_at")})
     if not run.get("alerts"):
         return "no alert is tied to it"
+    if all(str(alert.get("fingerprint")).startswith(STAND_INS) for alert in run["alerts"]):
+        return "no alert began it"
     if firing:
         return "the alert still fires" if len(run["alerts"]) == 1 else f"{few(firing)} still fires"
     return "the alert has resolved" if len(run["alerts"]) == 1 else "its alerts have resolved"

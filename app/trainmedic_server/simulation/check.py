@@ -10,7 +10,7 @@ from msgspec import Struct
 from trainmedic_core.problems import FileProblem
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.simulation.log_check import rules_in, test_files
-from trainmedic_server.catalog import alert_map_compiler, overlaps
+from trainmedic_server.catalog import alert_map_compiler, chains, overlaps
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
@@ -39,7 +39,7 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
     playbooks = tuple(library.all())
     sources = [Path(source) for source in (*(each.source for each in playbooks), *(each.file for each in problems))]
     empty = tuple(root for root in roots if root not in tests and not any(_is_in(source, root) for source in sources))
-    warnings = tuple(overlaps.warnings(playbooks, actions))
+    warnings = (*overlaps.warnings(playbooks, actions), *chains.warnings(playbooks))
     return CheckResult(playbooks, tuple(sorted(set(problems))), warnings, empty)
 
 

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import places
-from trainmedic_server.domain.alert import BY_HAND, Alert, AlertStatus
+from trainmedic_server.domain.alert import STAND_INS, Alert, AlertStatus
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards, Playbook
 from trainmedic_server.domain.run import PASSING, Decision
@@ -117,7 +117,7 @@ class Replay:
             self._take_alert(item)
 
     def _take_alert(self, item: RecordedAlert) -> None:
-        if item.fingerprint.startswith(BY_HAND):
+        if item.fingerprint.startswith(STAND_INS):
             self._result.by_hand += 1
             return
         result, settings = self._result, self._settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ from trainmedic_logs.simulation import log_fixtures
 from trainmedic_logs.simulation.log_test_format import LineEntry
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import chains, loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
-from trainmedic_server.domain import inventory
+from trainmedic_server.domain import beginnings, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
 from trainmedic_server.domain.identity import IdentityLabels
@@ -32,8 +33,10 @@ from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import step_sequence
 from trainmedic_server.engine.admission_changes import ByHand
+from trainmedic_server.engine.event_dispatch import EventDispatcher
 from trainmedic_server.engine.finding_alert_sender import IntakeAlertSender
 from trainmedic_server.engine.manual_runs import StartOrder
+from trainmedic_server.engine.run_ends import RunEnds
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
@@ -97,6 +100,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         playbooks = [playbook for file in files for playbook in file.playbooks]
+        problems.extend(problem for _, problem in chains.cycles({each.definition.name: each for each in playbooks}))
         problems.extend(unknown_names(suite, playbooks, actions))
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
@@ -164,6 +168,8 @@ class _Scenario:
     decisions: list[PlaybookDecision] = field(default_factory=list)
     began: dict[str, datetime] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
+    ends: EventDispatcher | None = None
+    """None if no playbook begins with the end of a run."""
 
     def fail(self, path: DocumentPath, message: str) -> None:
         self.failures.append((path, message))
@@ -199,12 +205,15 @@ class _Scenario:
         return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, teller, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:
-        """Advance time with the periodic work of log readers."""
+        """Advance time with the periodic work of log readers, and the notice of runs' ends."""
         while self.test.lines and self.clock.now() < moment:
             is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_scenario.SETTLE
             tick = log_scenario.TICK if is_lively else log_scenario.LAZY_TICK
             await self.clock.sleep_until(min(self.clock.now() + tick, moment))
             await self.logs.tick()
+        while self.ends is not None and self.clock.now() < moment:
+            await self.clock.sleep_until(min(self.clock.now() + _POLL_EVERY, moment))
+            await self.ends.tell()
         await self.clock.sleep_until(moment)
 
     async def _start(self) -> Engine:
@@ -224,6 +233,11 @@ class _Scenario:
             lambda: topology,
         )
         await engine.start()
+        self.ends = None
+        if any(playbook.definition.on.run for playbook in self.catalog.all()):
+            ends = RunEnds(self.store, self.catalog, self._admit, self.clock)
+            self.ends = EventDispatcher(self.store, self.store, ends, self.metrics)
+            await self.ends.begin()
         return engine
 
     async def _deliver(self, entry: AlertEntry, number: int) -> None:
@@ -264,6 +278,12 @@ class _Scenario:
         match entry.do:
             case SimulatedOperation.START:
                 await self._start_run(entry)
+            case SimulatedOperation.SCHEDULE:
+                await self._begin(beginnings.of_schedule(self._scheduled(entry), self.clock.now()))
+            case SimulatedOperation.EVENT:
+                assert entry.event is not None
+                body = json.dumps(entry.labels, sort_keys=True).encode()
+                await self._begin(beginnings.of_event(entry.event, entry.labels, None, body, self.clock.now()))
             case SimulatedOperation.PAUSE:
                 await self.engine.pause(entry.by)
             case SimulatedOperation.RESUME:
@@ -288,6 +308,15 @@ class _Scenario:
         run = (await self.engine.start_run(order, ByHand(entry.by, entry.note, groups=frozenset(entry.groups)))).run
         self.decisions.append(PlaybookDecision(run.id, run.playbook, run.target_key, run.decision, run.message))
 
+    def _scheduled(self, entry: OrderEntry) -> str:
+        playbook = self.catalog.get(entry.playbook or "")
+        if playbook is None or playbook.definition.on.schedule is None:
+            raise errors.NotFound(f"there is no playbook {entry.playbook} with a schedule")
+        return playbook.definition.name
+
+    async def _begin(self, stand_in: Alert) -> None:
+        await self._admit(Delivery(f"delivery-{stand_in.name}", self.clock.now(), "trainmedic", "{}", "", (stand_in,)))
+
     async def _newest(self, entry: OrderEntry) -> Run:
         for run in await self._runs():
             target = run.target.key if run.target else ""
@@ -302,6 +331,8 @@ class _Scenario:
 
     async def _run_until_idle(self) -> None:
         await self.clock.sleep_until(self.clock.now() + _SETTLE)
+        while self.ends is not None and await self.ends.tell():
+            await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
     async def _to_the_end(self) -> None:
         """Advance to the test's end, or until its runs have ended."""
@@ -315,6 +346,7 @@ class _Scenario:
         latest = self.clock.now() + _PATIENCE
         while self.clock.now() < latest and any(_is_busy(run) for run in await self._runs()):
             await self._pass_until(self.clock.now() + _POLL_EVERY)
+            await self._run_until_idle()
 
     async def _check(self, check: Check, path: DocumentPath) -> None:
         await self._run_until_idle()

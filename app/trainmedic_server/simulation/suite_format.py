@@ -62,6 +62,8 @@ class AlertEntry(_Model):
 
 class SimulatedOperation(StrEnum):
     START = "start"
+    SCHEDULE = "schedule"
+    EVENT = "event"
     APPROVE = "approve"
     REJECT = "reject"
     CANCEL = "cancel"
@@ -76,7 +78,8 @@ class SimulatedOperation(StrEnum):
 class OrderEntry(_Model):
     """Operator command for the newest run (of `playbook` and `target`, if set).
 
-    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``restart`` kills the server
+    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``schedule`` lets a time of
+    its schedule come, ``event`` sends `event` with `labels`. ``restart`` kills the server
     and starts a new one `down` later.
     """
 
@@ -85,6 +88,8 @@ class OrderEntry(_Model):
     playbook: str | None = None
     target: str | None = None
     inputs: dict[str, Value] = {}
+    event: str | None = None
+    labels: dict[str, str] = {}
     by: str = "operator"
     groups: tuple[str, ...] = ()
     note: str = ""
@@ -93,8 +98,12 @@ class OrderEntry(_Model):
 
     @model_validator(mode="after")
     def _is_whole(self) -> OrderEntry:
-        if self.do is SimulatedOperation.START and self.playbook is None:
-            raise ValueError("start needs 'playbook'")
+        if self.do in (SimulatedOperation.START, SimulatedOperation.SCHEDULE) and self.playbook is None:
+            raise ValueError(f"{self.do} needs 'playbook'")
+        if (self.do is SimulatedOperation.EVENT) != (self.event is not None):
+            raise ValueError("do: event and 'event' belong together")
+        if self.do is not SimulatedOperation.EVENT and self.labels:
+            raise ValueError("only event takes 'labels'")
         if self.do is not SimulatedOperation.START and self.inputs:
             raise ValueError("only start takes 'inputs'")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from trainmedic_server import telemetry
@@ -13,8 +13,10 @@ from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.run_traces import RunTraces
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
 from trainmedic_server.engine.event_dispatch import EventDispatcher, EventListener
+from trainmedic_server.engine.run_ends import RunEnds
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.settings.server import ServerSettings
@@ -34,13 +36,14 @@ async def listener_loops(
     settings: ServerSettings,
     store: SqlStore,
     catalog: Catalog,
+    admit: Callable[[Delivery], Awaitable[object]],
     prometheus: PrometheusApi | None,
     clock: Clock,
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Coroutine[Any, Any, None], str]]:
     loops: list[tuple[Coroutine[Any, Any, None], str]] = []
-    listeners: list[EventListener] = []
+    listeners: list[EventListener] = [RunEnds(store, catalog, admit, clock)]
     if prometheus is not None:
         listeners.append(EffectRecorder(store, catalog))
         loops.append((EffectMeasuring(store, prometheus, clock, metrics).run(), "effects due"))

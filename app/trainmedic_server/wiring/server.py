@@ -279,7 +279,7 @@ class TrainmedicServer:
         sending = notifications.sending_messages(settings, store, notifier, clock, metrics, lambda: catalog.problems)
         await stack.enter_async_context(sending)
         in_slack = slack_loops(settings, store, engine, metrics, stack)
-        after = await listener_loops(settings, store, catalog, prometheus, clock, metrics, stack)
+        after = await listener_loops(settings, store, catalog, engine.admit, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), self._archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
         for work, name in (*upkeep, *in_slack, *after):

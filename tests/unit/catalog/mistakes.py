@@ -47,6 +47,13 @@ ON = [
     ("{alert: A, matchers: {severity: critical}}", "matchers", "must be a list: ['severity"),
     ("{alert: A, matchers: severity=critical}", "matchers", "must be a list: [severity=critical]"),
     ("{alert: A, when: steps.f.status}", "steps", "labels"),
+    ("{cron: 0 3 * * 2}", "cron", "schedule:"),
+    ("{schedule: 0 3 * * 2, tz: Europe/Berlin}", "tz", "timezone: Europe/Berlin"),
+    ("{schedule: 0 3 * *}", "0 3 * *", "five fields"),
+    ("{schedule: 0 3 * * 2, timezone: Berlin}", "Berlin", "Europe/Berlin"),
+    ("{schedule: 0 3 * * 2, alert: A}", "on", "one beginning"),
+    ("{alert: A, timezone: UTC}", "timezone", "schedule"),
+    ("{schedule: 0 3 * * 2, when: labels.a}", "when", "schedule has none"),
 ]
 TOP = [
     ("cooldown: 10m", "cooldown", "guards"),

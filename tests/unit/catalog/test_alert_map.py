@@ -162,7 +162,7 @@ def test_trainmedics_own_alerts_are_neither_refused_nor_renamed() -> None:
         ("rename:\n  - {alert: A, labels: {Exported_XID: '{{ labels.x }}'}}", (2, 25), "a map cannot set it"),
         ("rename:\n  - {alert: A, drop: [xid]}", (2, 22), "playbooks judge by it"),
         ("rename:\n  - {alert: A, drop: [alertname]}", (2, 22), "an alert keeps its alertname"),
-        ("rename: []", (1, 1), "has accept or rename; this one has neither"),
+        ("rename: []", (1, 1), "has accept, rename or events; this one has none of them"),
         ("a: [", None, ""),
         ("", None, "the file is empty"),
         ("rename: [{alert: A, as: B}]\n---\naccept: ['a=\"1\"']", (3, 1), "a file has one alert map"),

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.support.api_world import World, alert, logged, payload
 from trainmedic_server import errors
+from trainmedic_server.api import webhook
 from trainmedic_server.api.schemas import WebhookReply
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import Token, TokenRole
+from trainmedic_server.domain.alert import fingerprint
 from trainmedic_server.http.limits import ServerLimits
 
 
@@ -230,3 +233,17 @@ async def test_refused_deliveries_are_counted_by_reason(token: str, body: bytes,
     assert 400 <= answer.status_code < 500
     assert refused(world) == {reason: 1}
     assert outcome(world, "refused") == 1
+
+
+def test_an_alert_cannot_pass_for_the_time_of_a_schedule() -> None:
+    """Its fingerprint is then computed from its labels."""
+    labels = {"alertname": "schedule:nightly"}
+    entry = {
+        "status": "firing",
+        "labels": labels,
+        "startsAt": "2026-01-01T00:00:00Z",
+        "fingerprint": "schedule-nightly",
+    }
+    body = bytearray(json.dumps({"version": "4", "alerts": [entry]}).encode())
+    delivery = webhook._read(body, datetime(2026, 1, 1, tzinfo=UTC))
+    assert [each.fingerprint for each in delivery.alerts] == [fingerprint(labels)]

@@ -130,7 +130,7 @@ def test_all_problems_are_told_up_to_a_limit() -> None:
 
 def test_grafanas_own_webhook_is_told_what_to_do() -> None:
     """Its version "1" is not what this server speaks; the message says how to get there."""
-    with pytest.raises(PayloadError, match="send through an Alertmanager"):
+    with pytest.raises(PayloadError, match="send it to /events/grafana"):
         read(payload(version="1"))
 
 

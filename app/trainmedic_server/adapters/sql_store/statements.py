@@ -20,6 +20,13 @@ FIRING_ALERTS = Lookup(
     .where(alerts.c.fingerprint.in_(KEYS), alerts.c.resolved_at.is_(None))
     .order_by(alerts.c.fingerprint, alerts.c.starts_at)
 )
+_LATER = alerts.alias("later")
+NEWEST_ALERTS = Lookup(
+    sa.select(alerts).where(
+        alerts.c.fingerprint.in_(KEYS),
+        ~sa.exists().where(_LATER.c.fingerprint == alerts.c.fingerprint, _LATER.c.starts_at > alerts.c.starts_at),
+    )
+)
 _FIRING = sa.select(alerts).where(alerts.c.resolved_at.is_(None)).limit(sa.bindparam("limit"))
 SILENT_ALERTS = (
     sa.select(alerts)

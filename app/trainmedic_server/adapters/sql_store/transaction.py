@@ -161,6 +161,10 @@ class SqlTransaction(Transaction):
         rows = statements.FIRING_ALERTS.rows(self._flushed_alerts(fingerprints), fingerprints)
         return [mapping.alert_of(row) for row in rows]
 
+    def newest_alerts(self, fingerprints: Collection[str]) -> dict[str, AlertRecord]:
+        rows = statements.NEWEST_ALERTS.rows(self._flushed_alerts(fingerprints), fingerprints)
+        return {row[0]: mapping.alert_of(row) for row in rows}
+
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
         connection = self._flushed_if(lambda pending: pending.fingerprints)
         rows = connection.execute(statements.firing(names), {"limit": limit})
