@@ -5,7 +5,7 @@ error does not hide others.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,8 @@ from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mea
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import attachments, cures, definition_check, matchers, quoted_query, scope_check
-from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
+from trainmedic_server.catalog.compiled_playbook import CompiledStep, CompiledUse, YamlPlaybook
+from trainmedic_server.catalog.fragments import Use
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import value_types
 from trainmedic_server.domain.identity import IdentityLabels
@@ -53,8 +54,10 @@ def compile_document(
     actions: Actions,
     identity: IdentityLabels = IdentityLabels(),
     allowance: Allowance | None = None,
+    uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
-    compilation = _Compilation(document, actions, identity, allowance or Allowance())
+    """`uses` are those of fragments, whose steps the document already has."""
+    compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
     except TooLarge as error:
@@ -67,6 +70,7 @@ class _Compilation:
     actions: Actions
     identity: IdentityLabels
     allowance: Allowance
+    uses: Sequence[Use] = ()
     problems: list[FileProblem] = field(default_factory=list)
     place: DocumentPath = ()
     manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
@@ -85,12 +89,13 @@ class _Compilation:
         assert isinstance(trigger, dict)
         self._is_manual = "manual" in trigger
         declared = _mapping(trigger.get("manual")).get("inputs")
-        self._inputs = {str(name): _of_input(spec) for name, spec in _mapping(declared).items()}
+        self._inputs = {str(name): _of_input(_mapping(spec).get("type")) for name, spec in _mapping(declared).items()}
         before_run = self._visible(ALERT_NAMES)
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
         selectors = self._selectors(raw.get("target"), before_run)
+        self._used: dict[tuple[str, int], CompiledUse] = {}
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         effect = self._effect(raw.get("effect"))
         self._constants(self._vars, ("vars",))
@@ -114,6 +119,7 @@ class _Compilation:
             steps=steps,
             identity=self.identity,
             effect=effect,
+            uses=self._used,
         )
 
     def _visible(
@@ -227,8 +233,31 @@ class _Compilation:
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
             names = self._visible(_names_for(kind), kind, before, outputs, later)
+            use = next((use for use in self.uses if use.phase == phase and use.covers(index)), None)
+            if use is not None:
+                names = self._inside(use, index, names, outputs)
             outputs[step_id] = _outputs(entry, self.actions, kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
+
+    def _inside(
+        self, use: Use, index: int, outer: VisibleNames, outputs: Mapping[str, Mapping[str, Shape]]
+    ) -> VisibleNames:
+        """Return the names in a step of a fragment. At its first step, compile what is given."""
+        if index == use.first:
+            given = self._template(use.given, use.place, outer, f"inputs of fragment {use.fragment}")
+            made = CompiledUse(use.id, use.fragment, use.ids, use.declared, given)
+            self._used |= {(use.phase, use.first + each): made for each in range(len(use.ids))}
+        place = index - use.first
+        own = {name: outputs[full] for name in use.ids if (full := f"{use.id}.{name}") in outputs}
+        return VisibleNames(
+            names=(*(name for name in outer.names if name not in ("vars", scope_check.INPUTS)), scope_check.INPUTS),
+            kind=outer.kind,
+            steps=use.ids[:place],
+            outputs=own,
+            later=use.ids[place + 1 :],
+            inputs={name: _of_input(spec.type) for name, spec in use.declared.items()},
+            owner="fragment",
+        )
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
@@ -476,9 +505,9 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
     return written if isinstance(written, dict) else {}
 
 
-def _of_input(written: Any) -> Shape:
+def _of_input(kind: Any) -> Shape:
     kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXTS}
-    return kinds.get(_mapping(written).get("type"), TEXT)
+    return kinds.get(kind, TEXT)
 
 
 def _has_own_undo(entry: Mapping[str, Any]) -> bool:

@@ -40,6 +40,7 @@ DOCUMENT = _table(
         "it belongs under 'on'": "alert alerts alertname matchers proof",
         "under 'on', write matchers: ['severity=\"critical\"']": "severity labels match filter selector",
         "a condition on the alert belongs under 'on' as 'when'": "when condition conditions",
+        "write a document of its own: fragment: NAME, with its steps": "fragment include anchors x-steps",
         "it belongs to each step": "timeout retry retries undo",
         _ON_FAILURE: "on_error rescue finally always catch on_fail onfailure",
         _HEADER: "apiVersion kind metadata spec version hosts jobs entrypoint",
@@ -83,7 +84,9 @@ STEP = _table(
         _NO_LOOP: "loop with_items foreach for_each items matrix withItems withParam",
         _ORDER: "needs depends_on dependencies depends after next do parallel block steps",
         _NOT_IN_STEP: "run shell command script cmd exec",
-        "write action: NAME": "uses run_action module template templateRef ref type function",
+        "write action: NAME, or use: NAME of a fragment": (
+            "uses run_action module template templateRef ref type function include include_tasks import_tasks call"
+        ),
         "write with: {name: value}": "input inputs vars env",
         "write on_error: continue": "ignore_errors continue-on-error continue_on_error continueOn ignore_error",
         _ON_FAILURE: "rescue catch on_failure on-failure always else on_fail onError",
@@ -122,6 +125,28 @@ RETRY = _table(
     {
         "write attempts: 3": "count max limit retries times max_attempts number",
         "write delay: 10s": "interval wait sleep every pause seconds",
+    }
+)
+FRAGMENT = _table(
+    {
+        "it belongs to the playbook that uses the fragment": (
+            "playbook on target guards mode approval priority exclusive rollout only_during effect on_failure "
+            "on_success"
+        ),
+        "a fragment has inputs: {name: {type: text, default: a}}": "vars parameters params with env arguments",
+        "write summary: TEXT": "description desc comment",
+        "write fragment: NAME": "name id",
+        "write its result as steps['<use>.<step>'].output": "outputs output returns",
+    }
+)
+USE = _table(
+    {
+        "write when at the fragment's steps, over its inputs": "when if condition",
+        "write it at the fragment's steps": "timeout retry undo on_error on_timeout",
+        "there are no loops; write a use for each": "loop foreach with_items matrix for_each",
+        "a step has exactly one of use, action and waits": "action wait_for wait wait_until approve",
+        "write with: {name: value}": "inputs vars params parameters args arguments env input",
+        "write id: NAME": "name as",
     }
 )
 QUESTION = _table(
@@ -277,6 +302,24 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
         case (str() as phase, int(), str() as key, *_) if phase in PHASES:
             return _step_value(key, value)
     return None
+
+
+def of_fragment(path: DocumentPath, kind: str, value: Any) -> str | None:
+    """As `of_fault`, for a fragment."""
+    if kind == "extra_forbidden" and len(path) == 1:
+        return FRAGMENT.get(str(path[0]))
+    if path == ("inputs",) or (len(path) == 2 and path[0] == "inputs"):
+        return "write inputs: {name: {type: number, default: 100}}"
+    return of_fault(path, kind, value) if path[:1] == ("steps",) else None
+
+
+def of_use(path: DocumentPath, kind: str, value: Any) -> str | None:
+    """As `of_fault`, for a step that uses a fragment."""
+    if kind == "extra_forbidden" and len(path) == 1:
+        return USE.get(str(path[0]), "a use takes id and with; write others at the fragment's steps")
+    if path == ("use",):
+        return "write use: NAME, the name of a fragment"
+    return "write with: {name: value}" if path == ("with",) else None
 
 
 def of_parameter(action: str, path: DocumentPath, kind: str) -> str | None:

@@ -115,12 +115,8 @@ def _manual(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     manual = definition.on.manual
     if manual is None:
         return
-    for name, spec in manual.inputs.items():
-        if spec.default is not None:
-            if spec.required:
-                yield ("on", "manual", "inputs", name, "default"), "default: a required input has none"
-            for _, message in inputs.read({name: spec}, {}).problems:
-                yield ("on", "manual", "inputs", name, "default"), f"default: {message}"
+    for name, message in inputs.wrong_defaults(manual.inputs):
+        yield ("on", "manual", "inputs", name, "default"), message
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             if isinstance(step, WaitStep):

@@ -55,6 +55,8 @@ class VisibleNames(Struct, frozen=True):
     inputs: Mapping[str, Shape] = field(default_factory=dict)
     output: Mapping[str, Shape] = field(default_factory=dict)
     """Of the step itself, in its own undo and in the condition of its wait."""
+    owner: str = "playbook"
+    """Or ``fragment``: what has the variables and inputs."""
 
 
 def kind_of(target: Any) -> TargetKind | None:
@@ -121,6 +123,8 @@ def _unknown_name(name: str, scope: VisibleNames, text: str, is_compared: Collec
         return f"there is no name {name!r} here; write steps.{name}"
     if name in scope.vars:
         return f"there is no name {name!r} here; write vars.{name}"
+    if name == "vars":
+        return "a fragment has no vars; declare an input, and give it under 'with' where it is used"
     if name in cures.NAMES:
         return f"there is no name {name!r} here; {cures.NAMES[name]}"
     if name in is_compared:
@@ -144,10 +148,11 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
         case ("vars", *inner):
             return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
         case ("inputs",):
-            return _missing("the playbook has no input", member, scope.inputs, "; declare it under on.manual.inputs")
+            where = "on.manual.inputs" if scope.owner == "playbook" else "its inputs"
+            return _missing(f"the {scope.owner} has no input", member, scope.inputs, f"; declare it under {where}")
         case ("steps",):
             return _unknown_step(member, scope)
-        case ("steps", step):
+        case ("steps", step) if step in scope.steps:
             cure = cures.STEP_MEMBERS.get(member, "").replace("{id}", step)
             if member in _STEP:
                 cure = ""
@@ -193,6 +198,12 @@ def _unknown_step(member: str, scope: VisibleNames) -> str | None:
     dashed = next((step for step in scope.steps if step.startswith(f"{member}-")), None)
     if dashed is not None:
         return f"there is no step {member!r} before; a name with a dash is written in brackets: steps[{dashed!r}]"
+    of_fragment = next((step for step in scope.steps if step.startswith(f"{member}.")), None)
+    if of_fragment is not None:
+        return f"{member!r} is a fragment's; its steps are written in brackets: steps[{of_fragment!r}]"
+    if scope.owner == "fragment" and "." not in member and member not in scope.later:
+        hint = did_you_mean(member, scope.steps) or "; give what it needs of the playbook's steps as an input"
+        return f"the fragment has no step {member!r} before{hint}"
     if member in scope.later:
         return f"step {member!r} has not run here; only steps before this one are known"
     return _missing("there is no step", member, scope.steps)

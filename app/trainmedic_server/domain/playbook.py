@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -30,12 +29,11 @@ from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName, read_
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.proof import AlertProof
+from trainmedic_server.domain.question_form import Approvers, AskingForm, LastResort, OnTimeout
+from trainmedic_server.domain.question_form import Escalation as Escalation
+from trainmedic_server.domain.question_form import PlaybookModel as _Model
+from trainmedic_server.domain.question_form import Question as Question
 from trainmedic_server.domain.selectors import MEMBER_KINDS
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
-
 
 APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
@@ -47,10 +45,6 @@ MOST_MATCHERS = 100
 MOST_WINDOWS = 20
 MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
-
-
-Approver = Annotated[str, Field(min_length=1, max_length=128)]
-Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 
 
 class Manual(_Model):
@@ -420,43 +414,6 @@ class UntilStep(_Step):
     )
 
 
-LastResort = Literal["fail", "continue", "reject", "approve"]
-
-
-class Escalation(_Model):
-    """The next approvers if no one answers in time, and what follows if they do not answer either."""
-
-    by: Annotated[Approvers, Field(min_length=1)]
-    """Further approvers, in the form of a question's ``by``."""
-    to: str | None = Field(None, description="Notification channel; default: all.")
-    timeout: Duration | None = None
-    """None for the first question's timeout."""
-    on_timeout: LastResort = "fail"
-
-
-class _Asking(_Model):
-    """How people are asked."""
-
-    message: str = Field("", description="A template: what is asked.")
-    by: Approvers = Field(
-        (), description="Approvers: user:NAME, group:NAME, or a name of either; default: any operator."
-    )
-    count: int = Field(1, ge=1, le=20, description="Number of different people who must approve.")
-    remind: Duration | None = Field(None, description="Interval of reminders until an answer.")
-    ask_again: Duration | None = Field(
-        None, description="Delay after a timeout until the question is asked again, while the alert fires."
-    )
-    to: str | None = Field(None, description="Notification channel; default: all.")
-    escalate: Escalation | None = Field(None, description="Next approvers, with on_timeout: escalate.")
-
-
-class Question(_Asking):
-    """A question to people."""
-
-
-OnTimeout = Literal["fail", "continue", "reject", "approve", "escalate"]
-
-
 class ApproveStep(_Step):
     """A step that waits for people."""
 
@@ -475,7 +432,7 @@ class ApproveStep(_Step):
         return self.question.escalate.on_timeout if self.question.escalate else "fail"
 
 
-class Approval(_Asking):
+class Approval(AskingForm):
     """How mode approve asks before a run acts."""
 
     timeout: Duration | None = Field(default="1h", validate_default=True)
@@ -485,7 +442,7 @@ class Approval(_Asking):
 
     @cached_property
     def step(self) -> ApproveStep:
-        asked = {name: getattr(self, name) for name in _Asking.model_fields}
+        asked = {name: getattr(self, name) for name in AskingForm.model_fields}
         if self.timeout is None or self.on_timeout not in ("fail", "reject"):
             asked["ask_again"] = None  # the default is valid only with these two
         question = Question.model_construct(**asked)
@@ -551,6 +508,11 @@ class Playbook(_Model):
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
     effect: MeasuredEffect | None = None
     """None to measure the alert rule's metric."""
+    fragments: dict[str, str] = Field(
+        default_factory=dict,
+        description="Texts of the fragments that steps use, by name. One that is not given here is read from the "
+        "playbook's folder when the playbook is loaded, and becomes part of it.",
+    )
     files: dict[str, str] = Field(
         default_factory=dict,
         description="Templates that steps name, by file name. One that is not given here is read from the playbook's "

@@ -244,6 +244,22 @@ WHOLE = [
     ("target: {host: a}", 3, "host", "node:"),
     ("target: {pod: a}", 3, "pod", "job:"),
 ]
+FRAGMENTS = "---\nfragment: fit\ninputs: {limit: {type: number, required: true}}\nsteps:\n  - {action: node.facts}\n"
+"""What is added after `BASE` and a step that uses it wrongly."""
+USES = [
+    ("{use: fitt, with: {limit: 1}}", "'fitt'", "did you mean 'fit'?"),
+    ("{use: fit}", "with.limit", "is required"),
+    ("{use: fit, with: {limit: high}}", "with.limit", "not a number"),
+    ("{use: fit, with: {limt: 1, limit: 1}}", "with.limt", "did you mean 'limit'?"),
+    ("{use: fit, when: labels.a, with: {limit: 1}}", "'when'", "over its inputs"),
+    ("{use: fit, timeout: 5m, with: {limit: 1}}", "'timeout'", "at the fragment's steps"),
+    ("{use: fit, undo: on_resolve, with: {limit: 1}}", "'undo'", "at the fragment's steps"),
+    ("{use: fit, limit: 1}", "'limit'", "id and with"),
+    ("{use: fit, inputs: {limit: 1}}", "'inputs'", "with: {name: value}"),
+    ("{use: fit.yaml, with: {limit: 1}}", "'fit.yaml'", "there are fit"),
+    ("{include: fit}", "'include'", "use: NAME"),
+    ("{import_tasks: fit.yaml}", "'import_tasks'", "use: NAME"),
+]
 JOB = [
     ('{action: job.scale_lr, with: {factor: "50%"}}', "factor", "write 0.5"),
     ("{action: job.scale_lr, with: {factor: 50}}", "factor", "between"),
@@ -269,6 +285,8 @@ def mistakes() -> Iterator[tuple[str, int, str, str]]:
         yield f"{BASE}  - {{wait_for: resolved, when: {json.dumps(condition)}}}\n", LAST, named, cure
     for wrong, line, named, cure in WHOLE:
         yield BASE.replace("target: gpu", wrong).replace("node.facts", "notify"), line, named, cure
+    for wrong, named, cure in USES:
+        yield f"{BASE}  - {wrong}\n{FRAGMENTS}", LAST, named, cure
     of_job = BASE.replace("target: gpu", "target: job")
     for wrong, named, cure in JOB:
         yield f"{of_job}  - {wrong}\n", LAST, named, cure
