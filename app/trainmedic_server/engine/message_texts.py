@@ -64,17 +64,17 @@ class Draft(Struct, frozen=True):
 Told = Mapping[str, set[MessageKind]]
 
 
-def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
-    """Return the message on an event, if any. `run` is its run's current state."""
+def written(event: Event, run: Run | None, kinds_told: Told, summary: str = "") -> Draft | None:
+    """Return the message on an event, if any. `run` is its run's current state, `summary` its alert's."""
     if event.run_id is None:
         return _of_server(event)
     if run is None or (run.parent is not None and event.kind not in _OF_MEMBERS):
         return None
-    draft = _of_run(event, run, kinds_told.get(run.id, set()))
+    draft = _of_run(event, run, kinds_told.get(run.id, set()), summary)
     return replace(draft, component=component_of_run(run)) if draft is not None else None
 
 
-def _of_run(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _of_run(event: Event, run: Run, kinds_told: set[MessageKind], summary: str) -> Draft | None:
     match content := content_of(event):
         case kinds.QuestionEvent():
             return _asked(content, run)
@@ -83,7 +83,7 @@ def _of_run(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | Non
         case kinds.ApprovalEnded():
             return _answered(run, kinds_told, questions.UNANSWERED[content.outcome])
         case kinds.Closed():
-            return _closed(run)
+            return _closed(run, summary)
         case kinds.RateLimited() | kinds.ConcurrencyLimited() | kinds.Stale():
             return _not_started(run, Decision(event.kind), content.why or run.message)
         case kinds.TargetUnknown() | kinds.TargetAmbiguous():
@@ -198,15 +198,15 @@ def _asked(content: kinds.QuestionEvent, run: Run) -> Draft:
     return Draft(MessageKind.APPROVAL, run.playbook, title, "\n".join(lines), run.id, to=content.to)
 
 
-def _closed(run: Run) -> Draft | None:
+def _closed(run: Run, summary: str) -> Draft | None:
     if run.status is Status.NOT_STARTED:
         return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
         title = f"{runs.title_of(run)} failed"
-        return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run), run.id)
+        return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run, summary), run.id)
     if run.status is Status.SUCCEEDED and run.acted_at is not None:
         title = f"{runs.title_of(run)}: {run.message}"
-        return Draft(MessageKind.REPAIRED, run.playbook, title, _story(run), run.id)
+        return Draft(MessageKind.REPAIRED, run.playbook, title, _story(run, summary), run.id)
     return None
 
 
@@ -226,8 +226,8 @@ def channels_told_by(run: Run) -> set[str]:
     return {name for output in outputs for name in output.split(", ") if name}
 
 
-def _story(run: Run) -> str:
-    lines = [f"Alert {run.alert_name}. {run.message}"]
+def _story(run: Run, summary: str) -> str:
+    lines = [f"Alert {run.alert_name}. {run.message}", *([summary] if summary else [])]
     lines += [
         f"- {step.id}: {step.status}{_reason(step)}"
         for step in run.steps

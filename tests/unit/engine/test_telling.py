@@ -124,6 +124,35 @@ def metric(world: World, name: str, **labels: str) -> float:
     return world.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+async def test_a_failure_is_told_with_what_was_tried_and_what_came_of_it(begin: Any) -> None:
+    """So a playbook needs no ``on_failure`` for that. One that has told people by itself is not told of twice."""
+    ladder = """
+playbook: ladder
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.cap, undo: on_resolve}
+  - {id: cooled, wait_for: resolved, timeout: 1m, on_timeout: continue}
+  - {id: skipped, when: steps.cap.status == "failed", action: test.other}
+  - {id: harder, action: test.other}
+"""
+    t = await begin(ladder)
+    t.world.actions["other"].outcomes.append(errors.PermanentFailure("no agent"))
+    alert = t.world.alert(node="n1")
+    await t.world.post(replace(alert, annotations={"summary": "n1 has 95 °C"}))
+    await t.world.pass_time(120)
+    ((title, text, *_),) = t.channels.sent
+    assert title == "[warning] ladder on node:n1 failed"
+    assert text.splitlines()[:-1] == [
+        "Alert Hot. step harder: no agent",
+        "n1 has 95 °C",
+        "- cap: succeeded",
+        "- cooled: timed_out, the alert had not resolved in time",
+        "- harder: failed, no agent",
+        "Still to revert, by test.uncap.",
+    ]
+
+
 async def test_a_group_is_told_once(begin: Any) -> None:
     """One message for the whole group, however many members fail, with the counts."""
     rack = CAPPING.replace("target: node", "target: {nodes: {rack: r1}}\nrollout: {serial: 100%}")
