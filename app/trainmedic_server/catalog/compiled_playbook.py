@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct, field
@@ -91,6 +92,8 @@ class YamlPlaybook(Struct, frozen=True):
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: QuotedQuery | None = None
+    remembers: Mapping[str, timedelta] | None = None
+    """Windows of ``runs.count``. None if ``runs`` is not used."""
     uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)
     """By step of a fragment."""
 

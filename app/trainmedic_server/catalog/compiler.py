@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,15 @@ from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.catalog import attachments, cures, definition_check, matchers, quoted_query, scope_check
+from trainmedic_server.catalog import (
+    attachments,
+    cures,
+    definition_check,
+    matchers,
+    memory_check,
+    quoted_query,
+    scope_check,
+)
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, CompiledUse, YamlPlaybook
 from trainmedic_server.catalog.fragments import Use
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, GROUP_NAMES, STEP_NAMES, VisibleNames
@@ -96,6 +105,7 @@ class _Compilation:
         parts = self._parts(raw.get("target"), before_run)
         selectors = self._selectors(raw.get("target"), before_run)
         self._used: dict[tuple[str, int], CompiledUse] = {}
+        self._windows: dict[str, timedelta] | None = None
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         effect = self._effect(raw.get("effect"))
         self._constants(self._vars, ("vars",))
@@ -119,6 +129,7 @@ class _Compilation:
             steps=steps,
             identity=self.identity,
             effect=effect,
+            remembers=self._windows,
             uses=self._used,
         )
 
@@ -449,6 +460,8 @@ class _Compilation:
             tree = parse(text)
             self.allowance.spend_on_template(len(tree.every))
             wrong = scope_check.check(tree, names)
+            if scope_check.RUNS in names.names and not wrong:
+                wrong = self._remember(tree)
             made = evaluation.compile_parsed(tree, name)
         except Malformed as error:
             self._problem(path, f"{path[-1]}: {error}{cures.of_expression(text)}")
@@ -456,6 +469,13 @@ class _Compilation:
         for each in wrong:
             self._problem(path, f"{path[-1]}: {each}")
         return None if wrong else made
+
+    def _remember(self, tree: SyntaxTree) -> list[str]:
+        """Note what the tree reads of earlier runs. Return its errors."""
+        windows, wrong = memory_check.windows(tree)
+        if windows is not None:
+            self._windows = {**(self._windows or {}), **windows}
+        return wrong
 
     def _problem(self, path: DocumentPath, message: str) -> None:
         self.problems.append(self.document.problem(path, message))

@@ -227,6 +227,8 @@ NAMES = _table(
         "write alert, labels or annotations": "event trigger payload github workflow ctx request alertmanager",
         "constants are under vars: vars.name": "inputs parameters params env ansible_vars input",
         "there are no loops over steps": "item items loop matrix",
+        "earlier runs are known in steps: write when at a step": "runs",
+        'write runs.count("1d"), or runs.last.status': "history previous_runs last_run run_count attempts retries",
         "write steps.<id>.output": "outputs result results needs task tasks previous output",
         "write target.node": "inventory_hostname ansible_hostname hostname host",
         "write target.node or labels.node": "node gpu",

@@ -13,7 +13,7 @@ from trainmedic_core.expressions.template_syntax import SyntaxTree
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_server.catalog import cures, expression_types
-from trainmedic_server.domain import value_types
+from trainmedic_server.domain import memory, value_types
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXTS, Each, Shape
@@ -23,7 +23,8 @@ INPUTS = "inputs"
 """Only in playbooks that declare inputs."""
 OUTPUT = "output"
 """Only in ``until`` of a polled wait."""
-STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", "now")
+RUNS = "runs"
+STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", RUNS, "now")
 
 GROUP_NAMES = (*STEP_NAMES, "group")
 """In the steps of a group's parent run."""
@@ -105,6 +106,7 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "target": dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT),
         "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER)}},
         "run": dict.fromkeys(_RUN, TEXT),
+        "runs": {"last": {**dict.fromkeys(memory.LAST, TEXT), "at": NUMBER, "ended_at": NUMBER}},
         "vars": value_types.of_constant(dict(scope.vars)),
         "inputs": scope.inputs,
         "output": scope.output or ANY,
@@ -163,6 +165,10 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("an alert has no", member, _ALERT, f"; of a label, write labels.{member}")
         case ("run",):
             return _missing("a run has no", member, _RUN)
+        case ("runs",):
+            return _missing("runs has no", member, ("count", "last"), '; write runs.count("1d"), or runs.last.status')
+        case ("runs", "last"):
+            return _missing("a last run has no", member, memory.LAST)
         case ("group",):
             return _missing("a group has no", member, _GROUP)
         case ("job",):

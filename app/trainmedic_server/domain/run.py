@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import BY_HAND, Identity
 from trainmedic_server.domain.group_counts import GroupCounts
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.modes import Mode, UndoTrigger
 from trainmedic_server.domain.pause import OperatorPause
 
@@ -233,6 +234,8 @@ class Run(Struct, frozen=True):
     """True for a closed parent run of which a member owes an undo, as of the reading."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
+    memory: RunMemory | None = None
+    """None if its playbook does not use ``runs``."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:

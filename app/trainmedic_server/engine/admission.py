@@ -20,6 +20,7 @@ from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.playbook import PHASES, ActionStep, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
@@ -51,6 +52,8 @@ class AdmissionFacts(Struct):
     nodes_acted_on: set[str]
     known_nodes: set[str]
     topology: Topology = field(default_factory=Topology)
+    memories: dict[Key, RunMemory] = field(default_factory=dict)
+    """Of playbooks that use ``runs``."""
 
 
 class Admitter:
@@ -456,6 +459,7 @@ class Admitter:
             steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
             message=outcome.why,
+            memory=None if playbook.remembers is None else self._facts.memories.get(candidate.key, RunMemory()),
         )
         if self._by_hand is not None:
             order = self._by_hand

@@ -12,6 +12,7 @@ from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.effect import Effect
 from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, UndoStatus
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.archive import RunArchive
@@ -118,6 +119,12 @@ class Transaction(KeptTables, Protocol):
 
         ``started`` counts runs after ``started_since[playbook]``, 0 if absent there; of playbooks `per_target`, those
         on the target.
+        """
+        ...
+
+    def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
+        """Return by target key what runs have changed before: their numbers after each time in `since`, and the last
+        one.
         """
         ...
 

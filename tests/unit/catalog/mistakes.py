@@ -47,6 +47,7 @@ ON = [
     ("{alert: A, matchers: {severity: critical}}", "matchers", "must be a list: ['severity"),
     ("{alert: A, matchers: severity=critical}", "matchers", "must be a list: [severity=critical]"),
     ("{alert: A, when: steps.f.status}", "steps", "labels"),
+    ("{alert: A, when: 'runs.count(\"1d\") > 3'}", "runs", "write when at a step"),
 ]
 TOP = [
     ("cooldown: 10m", "cooldown", "guards"),
@@ -234,6 +235,16 @@ CONDITIONS = [
     ("steps.f.output.cpu.percent > 80%", "80%", "without %"),
     ("{{ labels.a }}", "{{", "without braces"),
     ("target", "target", "target.node"),
+    ("runs.count > 3", "runs.count is a function", 'runs.count("1d")'),
+    ("runs.count() > 3", "takes one time", 'runs.count("1d")'),
+    ("runs.count(1) > 3", "1 is not a time", 'runs.count("1d")'),
+    ("runs.count(vars.limit) > 3", "written out", 'runs.count("1d")'),
+    ('runs.count("1 day") > 3', "'1 day'", "1d"),
+    ('runs.count("0s") > 3', "longer than 0s", 'runs.count("1d")'),
+    ("runs.total > 3", "'total'", "runs.last.status"),
+    ("runs.last.state == 'failed'", "'state'", "did you mean 'status'?"),
+    ("runs.last.at > '1h'", "runs.last.at", "'1h'"),
+    ("run_count > 3", "run_count", 'runs.count("1d")'),
     ("labels.a == “b”", "“", "straight quotes"),
 ]
 WHOLE = [

@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
+from trainmedic_server.domain import memory
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -101,13 +102,14 @@ def run_row(run: Run) -> tuple[Any, ...]:
         None if run.original_labels is None else dict(run.original_labels),
         run.parent,
         run.batch,
+        None if run.memory is None else run.memory.as_json(),
     )
 
 
 def run_of(row: Row, steps: Sequence[StepState]) -> Run:
     run_id, playbook, version, kind, node, gpu, job, target_key, mode, status, decision, *rest = row
     fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, *rest = rest
-    waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch = rest
+    waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch, kept = rest
     return Run(
         id=run_id,
         playbook=playbook,
@@ -131,6 +133,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         original_labels=original_labels,
         parent=parent,
         batch=batch,
+        memory=None if kept is None else memory.of_json(kept),
         members_owe=kind == TargetKind.GROUP and bool(unfinished) and Status(status) not in OPEN,
     )
 

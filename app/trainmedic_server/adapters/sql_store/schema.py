@@ -18,7 +18,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0019"
+HEAD = "0020"
 READABLE_FROM = "0016"
 """Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
 code uses.
@@ -80,6 +80,7 @@ runs = sa.Table(
     sa.Column("original_labels", JsonColumn),
     sa.Column("parent", Text),
     sa.Column("batch", sa.Integer),
+    sa.Column("memory", JsonColumn),
 )
 """``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``parent``
 and ``batch`` are those of a group's member.

@@ -81,6 +81,16 @@ COUNT_STARTED_HERE = _of_each(
         runs.c.created_at > _SINCE,
     )
 )
+_HAS_ACTED = (
+    runs.c.playbook == sa.bindparam("playbook"),
+    runs.c.target_key == WANTED.c.key,
+    schema.was_started,
+    runs.c.acted_at.is_not(None),
+)
+COUNT_ACTED_HERE = _of_each(sa.select(sa.func.count()).select_from(runs).where(*_HAS_ACTED, runs.c.acted_at > _SINCE))
+LAST_ACTED_HERE = _of_each(
+    sa.select(runs.c.id).where(*_HAS_ACTED).order_by(runs.c.acted_at.desc(), runs.c.id.desc()).limit(1)
+)
 _IS_VOUCHED_FOR = sa.and_(runs.c.parent.is_not(None), runs.c.mode == Mode.APPROVE.value)
 """`Run.is_vouched_for`"""
 NODES_OF_STARTED_RUNS = (
