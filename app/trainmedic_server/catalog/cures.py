@@ -114,6 +114,13 @@ GUARDS = _table(
         _MAX_RUNS: "rate_limit max_per_hour limit rate max throttle burst",
         "write max_concurrent: 1": "concurrency parallel serial max_parallel",
         "write cooldown: 10m": "cool_down once_within interval dedup delay wait",
+        "write again: {after: 30m, times: 3}": "retry repeat rerun retries try_again repeat_after",
+    }
+)
+AGAIN = _table(
+    {
+        "write after: 30m": "delay interval wait every in backoff cooldown for",
+        "write times: 3": "count max attempts limit retries max_runs number",
     }
 )
 RATE = _table(
@@ -283,6 +290,8 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
             return "write on: {alert: [NAME, NAME]}"
         case ("guards", "max_runs"):
             return _MAX_RUNS
+        case ("guards", "again"):
+            return "write again: {after: 30m, times: 3}"
         case ("guards",):
             return "write guards: {cooldown: 10m}"
         case ("target",) if isinstance(value, str):
@@ -348,6 +357,8 @@ def _of_key(owner: DocumentPath, key: str) -> str | None:
             return TARGET.get(key)
         case ("guards",):
             return GUARDS.get(key)
+        case ("guards", "again"):
+            return AGAIN.get(key)
         case ("guards", "max_runs"):
             return RATE.get(key)
         case ("approval",):

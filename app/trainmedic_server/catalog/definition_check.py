@@ -38,6 +38,7 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
         yield from _waits_during_silence(phase, getattr(definition, phase))
     yield from _group(definition)
     yield from _manual(definition)
+    yield from _again(definition)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             yield from _waits((phase, index), step)
@@ -143,6 +144,19 @@ def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     for path, value in limits:
         if value is not None and not value:
             yield path, f"{path[-1]}: must be longer than 0s"
+
+
+def _again(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    again = definition.guards.again
+    if again is None:
+        return
+    if definition.on.manual is not None:
+        yield ("guards", "again"), "again: needs an alert, and people start this playbook; use retry at its steps"
+    if definition.group is not None:
+        message = "again: is not for a group; 'trainmedic runs retry' repeats the members that have not succeeded"
+        yield ("guards", "again"), message
+    if not again.after:
+        yield ("guards", "again", "after"), "after: must be longer than 0s"
 
 
 def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[DocumentPath, timedelta | None]]:

@@ -275,6 +275,13 @@ class RateLimit(_Model):
     per_target: bool = Field(False, description="Count the runs of each target alone.")
 
 
+class Again(_Model):
+    """Further runs while the alert still fires."""
+
+    after: Duration = Field(description="Time from the end of the last run on the alert.")
+    times: int = Field(ge=1, le=100, description="Further runs for one alert; those that people start do not count.")
+
+
 class Guards(_Model):
     """Limits on how often and on how much a playbook acts."""
 
@@ -285,6 +292,7 @@ class Guards(_Model):
     queue: Duration | None = Field(
         None, description="How long further runs wait for their turn in max_concurrent; default: refused."
     )
+    again: Again | None = Field(None, description="Further runs while the alert still fires.")
 
 
 class Retry(_Model):

@@ -38,6 +38,7 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 _REJECTED_IN_HISTORY = 20
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns a starting run's first plan; None to leave it to the driver."""
+_TRIED_AGAIN = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
@@ -69,6 +70,7 @@ class Admitter:
         """By playbook, and by playbook and target."""
         self._opened: Counter[str] = Counter()
         self._by_hand: ByHand | None = None
+        self._repeats: str | None = None
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
         self._modes: dict[tuple[str, str, str], tuple[Mode, str]] = {}
@@ -233,10 +235,18 @@ class Admitter:
         before = [run for run in linked if run.playbook == name]
         is_found = isinstance(candidate.target, Target)
         passing = PASSING | _UNFOUND if is_found else PASSING  # a target unknown at first may be known now
-        if any(run.decision not in passing for run in before):
-            last = next(run for run in reversed(before) if run.decision not in passing)
-            return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
-        outcome = self._guard(record.alert, candidate)
+        acted = [run for run in before if run.decision not in passing]
+        self._repeats, alert = None, record.alert
+        if acted:
+            last = PlaybookDecision(acted[-1].run_id, name, acted[-1].target_key, Decision.DUPLICATE)
+            if not self._is_due_again(candidate, acted):
+                return last
+            # The alert may be of any age: its last report counts.
+            before, alert = before[before.index(acted[-1]) + 1 :], replace(alert, starts_at=self._now)
+            if self._guard(alert, candidate).decision not in _TRIED_AGAIN:
+                return last
+            self._repeats = last.run_id
+        outcome = self._guard(alert, candidate)
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
                 self._add_event(before[-1].run_id, DECIDED[outcome.decision](record.alert.name, why=outcome.why))
@@ -251,6 +261,15 @@ class Admitter:
         if before and outcome.decision is Decision.STARTED:
             self._add_event(before[-1].run_id, kinds.StartedLater(run.id))
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
+
+    def try_again(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
+        """Decide as if the alert were reported now, without recording a report."""
+        return self._candidate(record, candidate, list(self._facts.linked.get(record.identity, ())))
+
+    def _is_due_again(self, candidate: Candidate, acted: Sequence[LinkedRun]) -> bool:
+        """Return whether ``again`` asks for a further run after these, which have acted on the alert."""
+        due = guards.again_at(candidate.playbook.definition.guards.again, acted)
+        return due is not None and due <= self._now
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
         target = candidate.target
@@ -400,6 +419,7 @@ class Admitter:
         frozen = self._freeze(run)
         content = DECIDED[run.decision](record.alert.name, run.playbook, candidate.key[1], outcome.why or None)
         if self._by_hand is None:
+            content = content if run.repeats is None else replace(content, repeats=run.repeats)
             self._add_event(run.id, content)
         else:
             content = replace(content, by_hand=True, repeats=run.repeats, note=self._by_hand.note)
@@ -464,6 +484,8 @@ class Admitter:
         if self._by_hand is not None:
             order = self._by_hand
             run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
+        elif parent is None:
+            run = replace(run, repeats=self._repeats)
         if decision is Decision.OBSERVE_ONLY:
             run = plan.observe(run, playbook, self._names(run, playbook, record.alert))
             would = self._would(run, playbook)

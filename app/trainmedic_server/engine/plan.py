@@ -95,7 +95,7 @@ def why_stale(draft: RunDraft) -> str | None:
 def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) -> datetime:
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
     has_windows = context.playbook is not None and bool(context.playbook.definition.windows)
-    is_later = run.started_by or run.parent or has_windows  # a member counts from its batch
+    is_later = run.started_by or run.repeats or run.parent or has_windows  # a member counts from its batch
     return max([*began, run.created_at] if is_later else began, default=run.created_at)
 
 

@@ -34,6 +34,9 @@ class LinkedRun(Struct, frozen=True):
     status: str
     decision: str
     """A `Decision`, or one of a later release."""
+    ended_at: datetime | None = None
+    is_again: bool = False
+    """True if the server started it because its alert still fired after an earlier one."""
 
 
 class GuardFacts(Struct, frozen=True):

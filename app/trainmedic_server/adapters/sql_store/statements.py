@@ -39,6 +39,8 @@ LINKED_RUNS = Lookup(
         runs.c.target_key,
         runs.c.status,
         runs.c.decision,
+        runs.c.ended_at,
+        sa.and_(runs.c.repeats.is_not(None), runs.c.started_by.is_(None)),
     )
     .join(runs, runs.c.id == run_alerts.c.run_id)
     .where(run_alerts.c.fingerprint.in_(KEYS), queries.within(run_alerts.c.starts_at))

@@ -186,7 +186,7 @@ class SqlTransaction(Transaction):
             linked = LinkedRun(*row[2:])
             saved = self._own.saved.get(linked.run_id) or self._shared.saved.get(linked.run_id)
             if saved is not None:
-                linked = replace(linked, status=saved.status, decision=saved.decision)
+                linked = replace(linked, status=saved.status, decision=saved.decision, ended_at=saved.ended_at)
             linked_runs.setdefault(identity, []).append(linked)
         return linked_runs
 
