@@ -42,6 +42,7 @@ from trainmedic_server.domain.playbook import (
     APPROVAL,
     MOST_MATCHERS,
     MOST_STEPS,
+    ON_LIMITED,
     PHASES,
     PROMETHEUS_QUERY,
     ActionStep,
@@ -66,6 +67,7 @@ def compile_document(
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
     """`uses` are those of fragments, whose steps the document already has."""
+    document = _with_limited(document)
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -227,8 +229,8 @@ class _Compilation:
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
         entries = [
             (phase, index, entry, _id_of(entry, index, phase))
-            for phase in PHASES
-            for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
+            for phase, listed in _lists(raw)
+            for index, entry in enumerate(listed[:MOST_STEPS] if isinstance(listed, list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
         outputs: dict[str, Mapping[str, Shape]] = {}
@@ -239,11 +241,12 @@ class _Compilation:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            seen = (phase,) if self._is_group else ("steps", phase)
+            seen = (phase,) if self._is_group or phase == ON_LIMITED else ("steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
-            names = self._visible(_names_for(kind), kind, before, outputs, later)
+            visible = STEP_NAMES if phase == ON_LIMITED else _names_for(kind)
+            names = self._visible(visible, kind, before, outputs, later)
             use = next((use for use in self.uses if use.phase == phase and use.covers(index)), None)
             if use is not None:
                 names = self._inside(use, index, names, outputs)
@@ -384,6 +387,9 @@ class _Compilation:
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
             )
             self._problem((*path, "action"), message)
+        elif phase == ON_LIMITED and (action.harmful or getattr(action, "leaves_results", False)):
+            message = f"action {action.name} changes something; on_limited notifies people, as with action: notify"
+            self._problem((*path, "action"), message)
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
@@ -479,6 +485,27 @@ class _Compilation:
 
     def _problem(self, path: DocumentPath, message: str) -> None:
         self.problems.append(self.document.problem(path, message))
+
+
+def _lists(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each phase with its written list."""
+    yield from ((phase, raw.get(phase)) for phase in PHASES)
+    yield ON_LIMITED, _mapping(raw.get("guards")).get(ON_LIMITED)
+
+
+def _with_limited(document: YamlDocument) -> YamlDocument:
+    """Return the document with the positions of ``guards.on_limited`` also as those of a phase."""
+    place: DocumentPath = ("guards", ON_LIMITED)
+    if place not in document.marks:
+        return document
+    marks, keys, remarks = dict(document.marks), dict(document.keys), dict(document.remarks)
+    for path, mark in document.marks.items():
+        if path[:2] == place:
+            marks[path[1:]] = mark
+    for path, mark in document.keys.items():
+        if path[:2] == place:
+            keys[path[1:]] = mark
+    return replace(document, marks=marks, keys=keys, remarks=remarks)
 
 
 def can_be_undone(action: type[Action]) -> bool:

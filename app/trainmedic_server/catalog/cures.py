@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmedic_core.problems import DocumentPath
-from trainmedic_server.domain.playbook import PHASES
+from trainmedic_server.domain.playbook import ON_LIMITED, PHASES
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 _WAIT = "a step waits with 'wait_for: resolved', or wait_for: {query: PROMQL, for: 5m}, and a timeout"
@@ -25,6 +25,8 @@ _ORDER = "steps run one after the other in the order of the list"
 _NOT_IN_STEP = "commands are actions: write action: NAME, from docs/reference/actions.md"
 _MAX_RUNS = "write max_runs: {count: 5, per: 1h}"
 _APPROVE = 'a question is a step: approve: "…?"'
+_ONLY_ACTIONS = "on_limited has only actions that change nothing, such as action: notify"
+_NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "use", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
@@ -35,7 +37,7 @@ def _table(words: Mapping[str, str]) -> Mapping[str, str]:
 
 DOCUMENT = _table(
     {
-        _GUARDS: "cooldown max_runs max_concurrent",
+        _GUARDS: "cooldown max_runs max_concurrent again on_limited queue",
         "write guards: {max_concurrent: 1}": "concurrency serial throttle rate_limit",
         "it belongs under 'on'": "alert alerts alertname matchers proof",
         "under 'on', write matchers: ['severity=\"critical\"']": "severity labels match filter selector",
@@ -114,6 +116,9 @@ GUARDS = _table(
         _MAX_RUNS: "rate_limit max_per_hour limit rate max throttle burst",
         "write max_concurrent: 1": "concurrency parallel serial max_parallel",
         "write cooldown: 10m": "cool_down once_within interval dedup delay wait",
+        "write on_limited: [{action: notify, with: {message: TEXT}}]": (
+            "on_limit on_refused on_rate_limited on_max_runs limited notify on_exceeded"
+        ),
         "write again: {after: 30m, times: 3}": "retry repeat rerun retries try_again repeat_after",
     }
 )
@@ -281,6 +286,8 @@ _MALFORMED: Sequence[tuple[str, str]] = (
 
 def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
     """Return how the value at `path`, refused with pydantic's error type `kind`, is written. None if unknown."""
+    if path[:2] == ("guards", ON_LIMITED):
+        return _of_limited(path[1:], kind, value)
     if kind == "extra_forbidden":
         return _of_key(path[:-1], str(path[-1]))
     match path:
@@ -313,6 +320,14 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
         case (str() as phase, int(), str() as key, *_) if phase in PHASES:
             return _step_value(key, value)
     return None
+
+
+def _of_limited(path: DocumentPath, kind: str, value: Any) -> str | None:
+    if kind == "extra_forbidden" and len(path) == 3 and path[2] in _NOT_AN_ACTION:
+        return _ONLY_ACTIONS
+    if len(path) == 1:
+        return "write on_limited: [{action: notify, with: {message: TEXT}}]"
+    return of_fault(("steps", *path[1:]), kind, value)
 
 
 def of_fragment(path: DocumentPath, kind: str, value: Any) -> str | None:

@@ -39,6 +39,7 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     yield from _group(definition)
     yield from _manual(definition)
     yield from _again(definition)
+    yield from _limited(definition)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             yield from _waits((phase, index), step)
@@ -144,6 +145,18 @@ def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     for path, value in limits:
         if value is not None and not value:
             yield path, f"{path[-1]}: must be longer than 0s"
+
+
+def _limited(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """``on_limited`` follows a refusal by ``max_runs``, and nothing is left to revert afterwards."""
+    steps = definition.guards.on_limited
+    if steps and definition.guards.max_runs is None:
+        yield ("guards", "on_limited"), "on_limited: needs max_runs; write max_runs: {count: 5, per: 1h}"
+    for index, step in enumerate(steps):
+        if step.undo_trigger is not UndoTrigger.NEVER:
+            yield ("guards", "on_limited", index, "undo"), "undo: on_limited changes nothing, so there is no undo"
+        if step.timeout is not None and not step.timeout:
+            yield ("guards", "on_limited", index, "timeout"), "timeout: must be longer than 0s"
 
 
 def _again(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:

@@ -293,6 +293,9 @@ class Guards(_Model):
         None, description="How long further runs wait for their turn in max_concurrent; default: refused."
     )
     again: Again | None = Field(None, description="Further runs while the alert still fires.")
+    on_limited: tuple[ActionStep, ...] = Field(
+        (), max_length=MOST_STEPS, description="Steps for the first run that max_runs refuses within its time."
+    )
 
 
 class Retry(_Model):
@@ -537,6 +540,10 @@ class Playbook(_Model):
         return (self.only_during,) if isinstance(self.only_during, CronWindow) else self.only_during or ()
 
     @property
+    def on_limited(self) -> tuple[ActionStep, ...]:
+        return self.guards.on_limited
+
+    @property
     def target_kind(self) -> TargetKind:
         """Kind of what the steps work on: in a group, of its members."""
         return self.target if isinstance(self.target, TargetKind) else self.target.kind
@@ -548,7 +555,10 @@ class Playbook(_Model):
 
 PHASES = ("steps", "on_success", "on_failure")
 """Step lists in the order in which a run stores them. One of the last two is executed."""
-_NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure"}
+ON_LIMITED = "on_limited"
+"""Phase of the steps for a run that ``max_runs`` refuses. It has no other steps."""
+EVERY_PHASE = (*PHASES, ON_LIMITED)
+_NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure", ON_LIMITED: "limited"}
 
 
 FREE_WAITS = (PollStep, DelayStep, UntilStep)

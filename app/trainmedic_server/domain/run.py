@@ -272,6 +272,11 @@ class Run(Struct, frozen=True):
         return self.target is not None and self.target.kind is TargetKind.GROUP
 
     @property
+    def is_limited(self) -> bool:
+        """True for the record of a refusal by ``max_runs``, also while its ``on_limited`` steps run."""
+        return self.decision is Decision.RATE_LIMITED
+
+    @property
     def story(self) -> str:
         """ID of the run whose alerts count: a member's parent, or itself."""
         return self.parent or self.id

@@ -21,7 +21,7 @@ from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Deli
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.memory import RunMemory
-from trainmedic_server.domain.playbook import PHASES, ActionStep, Guards, Mode
+from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, ActionStep, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.selectors import Selection, Selector
@@ -55,6 +55,8 @@ class AdmissionFacts(Struct):
     topology: Topology = field(default_factory=Topology)
     memories: dict[Key, RunMemory] = field(default_factory=dict)
     """Of playbooks that use ``runs``."""
+    limited: dict[str, set[str]] = field(default_factory=dict)
+    """By playbook: targets for which ``on_limited`` has begun within the time of ``max_runs``."""
 
 
 class Admitter:
@@ -235,6 +237,9 @@ class Admitter:
         before = [run for run in linked if run.playbook == name]
         is_found = isinstance(candidate.target, Target)
         passing = PASSING | _UNFOUND if is_found else PASSING  # a target unknown at first may be known now
+        open_run = self._facts.open_runs.get(candidate.key)
+        if any(run.run_id == open_run and run.decision == Decision.RATE_LIMITED for run in before):
+            return PlaybookDecision(open_run or "", name, target_key, Decision.RATE_LIMITED)
         acted = [run for run in before if run.decision not in passing]
         self._repeats, alert = None, record.alert
         if acted:
@@ -243,7 +248,8 @@ class Admitter:
                 return last
             # The alert may be of any age: its last report counts.
             before, alert = before[before.index(acted[-1]) + 1 :], replace(alert, starts_at=self._now)
-            if self._guard(alert, candidate).decision not in _TRIED_AGAIN:
+            decision = self._guard(alert, candidate).decision
+            if decision not in _TRIED_AGAIN and not self._tells_of_limit(candidate, decision):
                 return last
             self._repeats = last.run_id
         outcome = self._guard(alert, candidate)
@@ -261,6 +267,16 @@ class Admitter:
         if before and outcome.decision is Decision.STARTED:
             self._add_event(before[-1].run_id, kinds.StartedLater(run.id))
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
+
+    def _tells_of_limit(self, candidate: Candidate, decision: Decision) -> bool:
+        """Return whether ``on_limited`` runs for this refusal: once within the time of ``max_runs``."""
+        playbook, rules = candidate.playbook.definition, candidate.playbook.definition.guards
+        if decision is not Decision.RATE_LIMITED or not rules.on_limited or self._by_hand is not None:
+            return False
+        if self.mode_of(candidate.playbook, candidate.target) is Mode.OBSERVE:
+            return False
+        told = self._facts.limited.get(playbook.name, set())
+        return candidate.key[1] not in told if guards.counts_per_target(rules) else not told
 
     def try_again(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
         """Decide as if the alert were reported now, without recording a report."""
@@ -426,7 +442,10 @@ class Admitter:
             self._add_event(run.id, content, self._by_hand.actor)
         if frozen is not None:
             self._add_event(run.id, frozen)
-        if run.status is not Status.NOT_STARTED:
+        if run.is_limited and run.is_open:
+            self._facts.open_runs[candidate.key] = run.id
+            self._facts.limited.setdefault(run.playbook, set()).add(run.target_key)
+        elif run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
             self._to_drive[run.id] = StartedRun(run, candidate.playbook, record)
@@ -434,7 +453,7 @@ class Admitter:
 
     def _freeze(self, run: Run) -> group_events.GroupFrozen | None:
         """Fix the list of a parent that starts or is observed."""
-        if not run.is_group or run.status is Status.NOT_STARTED:
+        if not run.is_group or run.status is Status.NOT_STARTED or run.is_limited:
             return None
         assert run.target is not None
         selection = self._selection(run.target)
@@ -459,25 +478,28 @@ class Admitter:
         playbook, decision = candidate.playbook, outcome.decision
         mode = self.mode_of(playbook, candidate.target)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
+        tells = parent is None and self._tells_of_limit(candidate, decision)
         asks = mode is Mode.APPROVE and parent is None
         phases: Sequence[str] = PHASES
         if playbook.definition.group is not None:
             phases = step_sequence.PARENT_PHASES if parent is None else step_sequence.MEMBER_PHASES
+        if tells:
+            phases, asks = (ON_LIMITED,), False
         run = Run(
             id=self._new_id(),
             playbook=playbook.definition.name,
             version=playbook.version,
             target=candidate.target if isinstance(candidate.target, Target) else None,
             mode=mode,
-            status=Status.RUNNING if decision is Decision.STARTED else Status.NOT_STARTED,
+            status=Status.RUNNING if decision is Decision.STARTED or tells else Status.NOT_STARTED,
             decision=decision,
             alert=record.identity,
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
             original_labels=None if record.alert.original is None else dict(record.alert.original),
             created_at=self._now,
-            steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts else (),
-            ended_at=None if decision is Decision.STARTED else self._now,
+            steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts or tells else (),
+            ended_at=None if decision is Decision.STARTED or tells else self._now,
             message=outcome.why,
             memory=None if playbook.remembers is None else self._facts.memories.get(candidate.key, RunMemory()),
         )

@@ -55,6 +55,11 @@ def read(
         known_nodes=tx.known_nodes() | nodes | topology.nodes if has_nodes else set(),
         topology=topology,
         memories=_memories(tx, candidates, ago),
+        limited={
+            name: tx.limited_since(name, ago(rules.max_runs.per))
+            for name, playbook in playbooks.items()
+            if (rules := playbook.definition.guards).on_limited and rules.max_runs is not None
+        },
     )
 
 

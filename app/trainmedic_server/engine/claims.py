@@ -34,6 +34,8 @@ def at_start(run: Run, actions: Actions) -> Claim:
 def of_run(run: Run, actions: Actions) -> Claim:
     """Return the claim, from persisted data only, so that a restart does not change it."""
     assert run.target is not None
+    if run.is_limited:
+        return Claim(run.target, nothing=True)
     return _claim(run.target, (step.action for step in run.steps if step.action), actions)
 
 

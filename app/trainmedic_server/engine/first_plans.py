@@ -64,6 +64,8 @@ class KeptTargets:
         """Return the run's first plan; None to leave it to the driver. Called in the transaction."""
         if (started.run.playbook, started.run.target_key) not in self._keepers:
             return None
+        if started.run.is_limited:
+            return None  # it locks nothing
         if started.run.is_group:
             return None  # its members are planned from the durable list
         context = self._services.planning_context(started.playbook)

@@ -28,6 +28,7 @@ from trainmedic_server.domain.message import Message, MessageKind, Severity, min
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.node_evidence import LISTING, UNKNOWN, host_of
 from trainmedic_server.domain.node_names import spelled
+from trainmedic_server.domain.playbook import ON_LIMITED
 from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
 from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
@@ -84,6 +85,8 @@ def _of_run(event: Event, run: Run, kinds_told: set[MessageKind], summary: str) 
             return _answered(run, kinds_told, questions.UNANSWERED[content.outcome])
         case kinds.Closed():
             return _closed(run, summary)
+        case kinds.RateLimited() if any(step.phase == ON_LIMITED for step in run.steps):
+            return None  # they may notify people: its end decides
         case kinds.RateLimited() | kinds.ConcurrencyLimited() | kinds.Stale():
             return _not_started(run, Decision(event.kind), content.why or run.message)
         case kinds.TargetUnknown() | kinds.TargetAmbiguous():
@@ -199,6 +202,8 @@ def _asked(content: kinds.QuestionEvent, run: Run) -> Draft:
 
 
 def _closed(run: Run, summary: str) -> Draft | None:
+    if run.status is Status.NOT_STARTED and run.is_limited and has_told_people(run, ON_LIMITED):
+        return None
     if run.status is Status.NOT_STARTED:
         return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
@@ -210,10 +215,9 @@ def _closed(run: Run, summary: str) -> Draft | None:
     return None
 
 
-def has_told_people(run: Run) -> bool:
+def has_told_people(run: Run, phase: str = "on_failure") -> bool:
     return any(
-        step.phase == "on_failure" and step.action == "notify" and step.status is StepStatus.SUCCEEDED
-        for step in run.steps
+        step.phase == phase and step.action == "notify" and step.status is StepStatus.SUCCEEDED for step in run.steps
     )
 
 

@@ -125,6 +125,10 @@ class Transaction(KeptTables, Protocol):
         """
         ...
 
+    def limited_since(self, playbook: str, moment: datetime) -> set[str]:
+        """Return the targets for which ``on_limited`` of the playbook began after `moment`."""
+        ...
+
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
         """Return by target key what runs have changed before: their numbers after each time in `since`, and the last
         one.

@@ -49,6 +49,7 @@ ON = [
     ("{alert: A, when: steps.f.status}", "steps", "labels"),
     ("{alert: A, when: 'runs.count(\"1d\") > 3'}", "runs", "write when at a step"),
 ]
+LIMITED = "max_runs: {count: 5, per: 1h}"
 TOP = [
     ("cooldown: 10m", "cooldown", "guards"),
     ("max_runs: 5", "max_runs", "guards"),
@@ -84,6 +85,28 @@ TOP = [
     ("guards: {max_runs: {count: 5, window: 1h}}", "window", "per: 1h"),
     ("guards: {max_runs: {count: 5}}", "per", "missing"),
     ("guards: {rate_limit: 5}", "rate_limit", "max_runs: {count"),
+    ("guards: {on_limited: [{action: notify, with: {message: a}}]}", "needs max_runs", "{count: 5, per: 1h}"),
+    (f"guards: {{{LIMITED}, on_limited: notify}}", "on_limited", "[{action: notify"),
+    (f"guards: {{{LIMITED}, on_limited: [{{wait_for: resolved}}]}}", "wait_for", "only actions that change nothing"),
+    (
+        f"guards: {{{LIMITED}, on_limited: [{{action: gpu.power_limit, with: {{percent: 80}}}}]}}",
+        "changes something",
+        "action: notify",
+    ),
+    (f"guards: {{{LIMITED}, on_limited: [{{action: notfy}}]}}", "'notfy'", "did you mean 'notify'?"),
+    (f"guards: {{{LIMITED}, on_limited: [{{action: notify, with: {{text: a}}}}]}}", "text", "message"),
+    (
+        f"guards: {{{LIMITED}, on_limited: [{{action: notify, with: {{message: '{{{{ steps.cap.status }}}}'}}}}]}}",
+        "'cap'",
+        "before",
+    ),
+    (
+        f"guards: {{{LIMITED}, on_limited: [{{action: notify, undo: on_resolve, with: {{message: a}}}}]}}",
+        "undo",
+        "no undo",
+    ),
+    (f"guards: {{{LIMITED}, on_limit: []}}", "on_limit", "on_limited: [{action: notify"),
+    ("on_limited: []", "on_limited", "'guards'"),
     ("guards: {again: 3}", "again", "{after: 30m, times: 3}"),
     ("guards: {again: {after: 30m}}", "times", "missing"),
     ("guards: {again: {after: 30m, count: 3}}", "count", "times: 3"),

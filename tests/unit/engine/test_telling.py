@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.engine.world import World
+from tests.unit.engine.world import Tell, World
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import errors
 from trainmedic_server.adapters import apprise_notifier
@@ -870,3 +870,33 @@ async def test_events_that_are_taken_again_by_other_routes_make_no_other_message
     await take(t.teller, taken)
     await t.world.pass_time(15)
     assert [to for to, _ in receivers(t)] == (["gpu"] if before else list(TEAM_NAMES))
+
+
+LIMITED = """
+playbook: capping
+on: {alert: Hot}
+target: node
+guards:
+  max_runs: {count: 1, per: 1h}
+  on_limited: [{action: notify, on_error: continue}]
+steps:
+  - {id: cap, action: test.cap}
+"""
+
+
+class Notify(Tell):
+    """Stands in for the action ``notify``: by it, people are told by the playbook."""
+
+    name = "notify"
+
+
+@pytest.mark.parametrize("outcome", [{"to": "oncall"}, errors.PermanentFailure("no channel")])
+async def test_a_refusal_that_on_limited_has_told_of_is_not_told_of_twice(begin: Any, outcome: Any) -> None:
+    """If its message did not reach people, the server's own does."""
+    t = await begin(LIMITED, more=[Notify])
+    t.world.actions._instances["notify"].outcomes.append(outcome)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.post(t.world.alert(node="n2"))
+    await t.world.pass_time(60)
+    own = "[warning] capping on node:n2 did not start: 1 runs in the last 1h, at most 1"
+    assert t.channels.titles == ([] if isinstance(outcome, dict) else [own])

@@ -15,7 +15,7 @@ from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Iden
 from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.pause import OperatorPause
-from trainmedic_server.domain.playbook import APPROVAL, PHASES, Mode, UndoTrigger
+from trainmedic_server.domain.playbook import APPROVAL, EVERY_PHASE, Mode, UndoTrigger
 from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.domain.run import (
     OPEN,
@@ -36,7 +36,7 @@ from trainmedic_server.domain.time_gaps import TimeGap
 
 Row = Sequence[Any]
 
-_PHASES = (APPROVAL, *PHASES)
+_PHASES = (APPROVAL, *EVERY_PHASE)
 _NO_UNDO = (None,) * 11
 
 

@@ -12,6 +12,7 @@ from trainmedic_server.adapters.sql_store.columns import Text, encode_json
 from trainmedic_server.adapters.sql_store.lookup import KEYS, WANTED, Lookup
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.playbook import ON_LIMITED
 from trainmedic_server.domain.run import Decision, Status
 
 ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
@@ -82,6 +83,17 @@ COUNT_STARTED_HERE = _of_each(
         schema.is_no_member,
         runs.c.created_at > _SINCE,
     )
+)
+TOLD_OF_LIMIT = (
+    sa.select(runs.c.target_key)
+    .where(
+        runs.c.playbook == sa.bindparam("playbook"),
+        runs.c.decision == Decision.RATE_LIMITED.value,
+        runs.c.created_at > _SINCE,
+        schema.is_no_member,
+        sa.exists().where(steps.c.run_id == runs.c.id, steps.c.phase == ON_LIMITED),
+    )
+    .distinct()
 )
 _HAS_ACTED = (
     runs.c.playbook == sa.bindparam("playbook"),

@@ -218,6 +218,10 @@ class SqlTransaction(Transaction):
             facts |= {(playbook, key): GuardFacts(ended.get(key), here.get(key, started), open_runs) for key in targets}
         return facts
 
+    def limited_since(self, playbook: str, moment: datetime) -> set[str]:
+        rows = self._flushed_runs().execute(statements.TOLD_OF_LIMIT, {"playbook": playbook, "since": moment})
+        return set(rows.scalars())
+
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
         connection = self._flushed_runs()
         counts: dict[str, dict[str, int]] = {target: {} for target in targets}
