@@ -57,7 +57,7 @@ class CompiledUse(Struct, frozen=True):
     fragment: str
     ids: tuple[str, ...]
     declared: Mapping[str, inputs.Input]
-    given: ValueTemplate | None
+    values: ValueTemplate | None
 
     def inside(self, scope: Scope) -> Scope:
         """Return the names of its steps. Raises ExpressionError."""
@@ -67,10 +67,10 @@ class CompiledUse(Struct, frozen=True):
         }
 
     def _read(self, scope: Scope) -> Mapping[str, Any]:
-        given = self.given.render(scope) if self.given is not None else {}
+        rendered = self.values.render(scope) if self.values is not None else {}
         texts = {
             name: str(value) if type(value) in (int, float) and self.declared[name].type != "number" else value
-            for name, value in given.items()
+            for name, value in rendered.items()
         }
         read = inputs.read(self.declared, texts, "fragment")
         for name, message in read.problems:

@@ -31,6 +31,7 @@ from trainmedic_server.catalog import (
     memory_check,
     quoted_query,
     scope_check,
+    written_steps,
 )
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, CompiledUse, YamlPlaybook
 from trainmedic_server.catalog.fragments import Use
@@ -49,7 +50,6 @@ from trainmedic_server.domain.playbook import (
     Playbook,
     TargetParts,
     UndoTrigger,
-    default_id,
 )
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
@@ -67,7 +67,7 @@ def compile_document(
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
     """`uses` are those of fragments, whose steps the document already has."""
-    document = _with_limited(document)
+    document = written_steps.with_limited(document)
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -228,8 +228,8 @@ class _Compilation:
 
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
         entries = [
-            (phase, index, entry, _id_of(entry, index, phase))
-            for phase, listed in _lists(raw)
+            (phase, index, entry, written_steps.id_of(entry, index, phase))
+            for phase, listed in written_steps.lists(raw)
             for index, entry in enumerate(listed[:MOST_STEPS] if isinstance(listed, list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
@@ -258,8 +258,8 @@ class _Compilation:
     ) -> VisibleNames:
         """Return the names in a step of a fragment. At its first step, compile what is given."""
         if index == use.first:
-            given = self._template(use.given, use.place, outer, f"inputs of fragment {use.fragment}")
-            made = CompiledUse(use.id, use.fragment, use.ids, use.declared, given)
+            values = self._template(use.values, use.place, outer, f"inputs of fragment {use.fragment}")
+            made = CompiledUse(use.id, use.fragment, use.ids, use.declared, values)
             self._used |= {(use.phase, use.first + each): made for each in range(len(use.ids))}
         place = index - use.first
         own = {name: outputs[full] for name in use.ids if (full := f"{use.id}.{name}") in outputs}
@@ -487,38 +487,10 @@ class _Compilation:
         self.problems.append(self.document.problem(path, message))
 
 
-def _lists(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each phase with its written list."""
-    yield from ((phase, raw.get(phase)) for phase in PHASES)
-    yield ON_LIMITED, _mapping(raw.get("guards")).get(ON_LIMITED)
-
-
-def _with_limited(document: YamlDocument) -> YamlDocument:
-    """Return the document with the positions of ``guards.on_limited`` also as those of a phase."""
-    place: DocumentPath = ("guards", ON_LIMITED)
-    if place not in document.marks:
-        return document
-    marks, keys, remarks = dict(document.marks), dict(document.keys), dict(document.remarks)
-    for path, mark in document.marks.items():
-        if path[:2] == place:
-            marks[path[1:]] = mark
-    for path, mark in document.keys.items():
-        if path[:2] == place:
-            keys[path[1:]] = mark
-    return replace(document, marks=marks, keys=keys, remarks=remarks)
-
-
 def can_be_undone(action: type[Action]) -> bool:
     """Return False if the class declares ``def inverse(...) -> None``. ``Inverse | None`` is decided for each use."""
     returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
     return returned is not None and returned != "None"
-
-
-def _id_of(entry: Any, index: int, phase: str) -> str:
-    written = entry.get("id") if isinstance(entry, dict) else None
-    if isinstance(written, str) and written:
-        return written
-    return default_id(index, phase)
 
 
 def _of_prefix(name: str, actions: Actions) -> str:

@@ -40,9 +40,9 @@ class Use(Struct, frozen=True):
     ids: tuple[str, ...]
     """Of its steps, within the fragment."""
     place: DocumentPath
-    """Of what is given, in the expanded document."""
+    """Of its values, in the expanded document."""
     declared: Mapping[str, inputs.Input]
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     """May contain templates over the playbook's names."""
 
     def covers(self, index: int) -> bool:
@@ -74,11 +74,11 @@ class FragmentFolders:
         names = {name for document in documents for name in _named(document)}
         own = in_documents(documents)
         available = self._of(path.parent) if names - own.keys() else ()
-        found: dict[str, YamlDocument] = {}
+        by_name: dict[str, YamlDocument] = {}
         for name, document in available:
             if name in names and name not in own and document.source != str(path):
-                found.setdefault(name, document)
-        return found
+                by_name.setdefault(name, document)
+        return by_name
 
     def _of(self, folder: Path) -> Sequence[tuple[str, YamlDocument]]:
         if folder not in self._read:
@@ -103,16 +103,16 @@ def is_fragment(document: YamlDocument) -> bool:
 
 def in_documents(documents: Sequence[YamlDocument]) -> dict[str, YamlDocument]:
     """Return the first fragment of each name."""
-    found: dict[str, YamlDocument] = {}
+    by_name: dict[str, YamlDocument] = {}
     for document in documents:
         if is_fragment(document) and isinstance(document.value[KEY], str):
-            found.setdefault(document.value[KEY], document)
-    return found
+            by_name.setdefault(document.value[KEY], document)
+    return by_name
 
 
 def places(text: str, source: str) -> tuple[FragmentPlace, ...]:
-    found = in_documents(yaml_text.read(text, source)[0]) if KEY in text else {}
-    return tuple(FragmentPlace(name, source, document.marks[()].line) for name, document in found.items())
+    by_name = in_documents(yaml_text.read(text, source)[0]) if KEY in text else {}
+    return tuple(FragmentPlace(name, source, document.marks[()].line) for name, document in by_name.items())
 
 
 def check(document: YamlDocument, of_file: _Fragments) -> list[FileProblem]:
@@ -171,12 +171,12 @@ def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FilePr
 
 def _inserted(document: YamlDocument, texts: Any) -> _Fragments:
     """Return the fragments in a stored playbook's text."""
-    given = texts.items() if isinstance(texts, dict) else ()
-    found: dict[str, YamlDocument] = {}
-    for name, text in given:
+    entries = texts.items() if isinstance(texts, dict) else ()
+    by_name: dict[str, YamlDocument] = {}
+    for name, text in entries:
         if isinstance(text, str):
-            found |= in_documents(yaml_text.read(text, f"{document.source}, {INSERTED}.{name}")[0])
-    return found
+            by_name |= in_documents(yaml_text.read(text, f"{document.source}, {INSERTED}.{name}")[0])
+    return by_name
 
 
 def _named(document: YamlDocument) -> Iterator[str]:
@@ -237,14 +237,14 @@ class _Expansion:
         place: DocumentPath = ("with", len(self.uses))
         self._copy(self.document, (*here, "with"), place)
         self.marks.setdefault(place, self.document.marks[here])
-        given = dict(entry.get("with") or {})
+        values = dict(entry.get("with") or {})
         if any(use.id == use_id for use in self.uses):
             self._problem((*here, "use"), f"use: {use_id!r} is the id of an earlier use; give this one its own id")
-        for key, message in _faults_of_given(form.inputs, given):
-            at = (*here, "with", key) if key in given else (*here, "use")
+        for key, message in _faults_of_values(form.inputs, values):
+            at = (*here, "with", key) if key in values else (*here, "use")
             self._problem(at, f"with.{key}: {message}; fragment {name!r}, {self._place_of(name)}")
         ids = tuple(step.id or default_id(place, "steps") for place, step in enumerate(form.steps))
-        self.uses.append(Use(use_id, name, phase, len(made), ids, place, form.inputs, given))
+        self.uses.append(Use(use_id, name, phase, len(made), ids, place, form.inputs, values))
         fragment = self._available[name]
         line = self.document.marks[(*here, "use")].line
         note = f" (fragment {name!r}, used at {self.document.source}:{line})"
@@ -302,10 +302,10 @@ class _Entries:
 
 
 def _by_entry(values: Mapping[DocumentPath, _V]) -> Mapping[DocumentPath, Sequence[tuple[DocumentPath, _V]]]:
-    found: dict[DocumentPath, list[tuple[DocumentPath, _V]]] = {}
+    by_name: dict[DocumentPath, list[tuple[DocumentPath, _V]]] = {}
     for path, value in values.items():
-        found.setdefault(path[:2], []).append((path, value))
-    return found
+        by_name.setdefault(path[:2], []).append((path, value))
+    return by_name
 
 
 def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:
@@ -321,9 +321,9 @@ def _faults_of_use(document: YamlDocument, here: DocumentPath, entry: Mapping[st
     return []
 
 
-def _faults_of_given(declared: Mapping[str, inputs.Input], given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _faults_of_values(declared: Mapping[str, inputs.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (name, message). A template's value is read when the step begins."""
-    rendered = {name for name, value in given.items() if name in declared and is_template(value)}
+    rendered = {name for name, value in values.items() if name in declared and is_template(value)}
     rest = {name: spec for name, spec in declared.items() if name not in rendered}
-    constants = {name: value for name, value in given.items() if name not in rendered}
+    constants = {name: value for name, value in values.items() if name not in rendered}
     yield from inputs.read(rest, constants, "fragment").problems

@@ -20,7 +20,7 @@ def windows(tree: SyntaxTree) -> tuple[Mapping[str, timedelta] | None, list[str]
     """Return the windows of ``runs.count``, None without ``runs``, and all errors."""
     if not any(name.name == "runs" for name in tree.all_of(nodes.Name)):
         return None, []
-    found: dict[str, timedelta] = {}
+    lengths: dict[str, timedelta] = {}
     wrong: list[str] = []
     counted = 0
     for call in tree.all_of(nodes.Call):
@@ -31,24 +31,24 @@ def windows(tree: SyntaxTree) -> tuple[Mapping[str, timedelta] | None, list[str]
         if isinstance(window, str):
             wrong.append(window)
         else:
-            found[window[0]] = window[1]
+            lengths[window[0]] = window[1]
     used = sum(parts == _COUNT for parts in names.chains(tree))
     if used > counted:
         wrong.append(f"runs.count is a function; {_EXAMPLE}")
-    return found, wrong
+    return lengths, wrong
 
 
 def _window(call: nodes.Call) -> tuple[str, timedelta] | str:
     """Return the window as written and its length, or the error."""
     if len(call.args) != 1 or call.kwargs:
         return f"runs.count takes one time; {_EXAMPLE}"
-    given = call.args[0]
-    if not isinstance(given, nodes.Const):
+    argument = call.args[0]
+    if not isinstance(argument, nodes.Const):
         return f"runs.count takes a time that is written out; {_EXAMPLE}"
-    if not isinstance(given.value, str):
-        return f"runs.count: {shown(given.value)} is not a time in quotes with its unit; {_EXAMPLE}"
+    if not isinstance(argument.value, str):
+        return f"runs.count: {shown(argument.value)} is not a time in quotes with its unit; {_EXAMPLE}"
     try:
-        window = duration.parse(given.value)
+        window = duration.parse(argument.value)
     except ValueError as error:
         return f"runs.count: {error}"
-    return (given.value, window) if window else f"runs.count: must be longer than 0s; {_EXAMPLE}"
+    return (argument.value, window) if window else f"runs.count: must be longer than 0s; {_EXAMPLE}"

@@ -275,8 +275,8 @@ class Admitter:
             return False
         if self.mode_of(candidate.playbook, candidate.target) is Mode.OBSERVE:
             return False
-        told = self._facts.limited.get(playbook.name, set())
-        return candidate.key[1] not in told if guards.counts_per_target(rules) else not told
+        informed = self._facts.limited.get(playbook.name, set())
+        return candidate.key[1] not in informed if guards.counts_per_target(rules) else not informed
 
     def try_again(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
         """Decide as if the alert were reported now, without recording a report."""

@@ -230,8 +230,8 @@ class SqlTransaction(Transaction):
             for target, count in rows:
                 counts[target][window] = count
         last: dict[str, str | None] = dict(statements.LAST_ACTED_HERE.rows(connection, targets, playbook=playbook))
-        found = {run.id: run for run in self.runs([run_id for run_id in last.values() if run_id is not None])}
-        return {target: RunMemory(counts[target], _last_of(found.get(last[target] or ""))) for target in targets}
+        acted = {run.id: run for run in self.runs([run_id for run_id in last.values() if run_id is not None])}
+        return {target: RunMemory(counts[target], _last_of(acted.get(last[target] or ""))) for target in targets}
 
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
         open_runs = self._cache.open_runs
