@@ -830,3 +830,32 @@ async def test_a_run_is_remembered_by_what_it_changed(store: SqlStore) -> None:
     later = run(created_at=at(9), memory=found[gpu(0).key])
     await store.transact(lambda tx: tx.add_runs([later]))
     assert (await store.transact(lambda tx: tx.run(later.id))) == later
+
+
+async def test_a_refusal_that_runs_steps_is_known_within_its_time(store: SqlStore) -> None:
+    """Plain refusals are not, nor those of other playbooks."""
+    refusal: dict[str, Any] = {"status": Status.NOT_STARTED, "decision": Decision.RATE_LIMITED}
+    told = run(1, steps=(step(phase="on_limited"),), **refusal)
+    plain = run(2, target=gpu(1), steps=(), **refusal)
+    started = run(3, target=gpu(2), status=Status.SUCCEEDED)
+    await store.transact(lambda tx: tx.add_runs([told, plain, started]))
+    assert await store.transact(lambda tx: tx.limited_since("cool", at(0))) == {told.target_key}
+    assert await store.transact(lambda tx: tx.limited_since("cool", at(1))) == set()
+    assert await store.transact(lambda tx: tx.limited_since("other", at(0))) == set()
+    assert (await store.transact(lambda tx: tx.run(told.id))) == told
+
+
+async def test_the_runs_of_an_alert_say_when_they_ended_and_why_they_began(store: SqlStore) -> None:
+    """So that further runs on it become due; those of people are no further ones."""
+    first = run(1, status=Status.FAILED, ended_at=at(2))
+    again = run(3, status=Status.SUCCEEDED, ended_at=at(4), repeats=first.id)
+    by_hand = run(5, repeats=first.id, started_by="ann")
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts([heard()])
+        tx.add_runs([first, again, by_hand])
+        tx.link([(each.id, heard().identity) for each in (first, again, by_hand)])
+
+    await store.transact(work)
+    linked = (await store.transact(lambda tx: tx.linked_runs([heard().identity])))[heard().identity]
+    assert [(each.ended_at, bool(each.is_again)) for each in linked] == [(at(2), False), (at(4), True), (None, False)]

@@ -73,6 +73,7 @@ class PendingWrites:
 
     def _note_form(self, run: Run) -> None:
         self.has_new_forms |= run.is_group or run.decision is Decision.OUTSIDE_WINDOW
+        self.has_new_forms |= run.is_limited and bool(run.steps)
 
     def _note_group(self, run: Run) -> None:
         if run.parent is not None:
