@@ -38,7 +38,7 @@ _PLAIN = {
         "must be a time with its zone; write 2026-01-31T12:00:00Z, or a template such as {{ alert.startsAt }}",
     ),
 }
-_STEP_KINDS = ("action", "wait_for", "wait", "wait_until", "approve")
+_STEP_KINDS = ("action", "wait_for", "wait", "wait_until", "approve", "use")
 _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"
 
 
@@ -80,7 +80,7 @@ def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[Vali
     distinct: dict[FileProblem, None] = {}
     for fault in faults:
         path = (*prefix, *fault.path)
-        name = path_text(path)
+        name = path_text(document.as_written(path))
         message = fault.message if fault.is_about_a_key or not name else f"{name}: {fault.message}"
         distinct.setdefault(document.problem(path, message, at_key=fault.is_about_a_key))
     return list(distinct)

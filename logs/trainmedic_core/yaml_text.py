@@ -59,6 +59,10 @@ _NAN = frozenset({".nan", ".NaN", ".NAN"})
 class TextPosition(Struct, frozen=True):
     line: int
     column: int
+    file: str | None = None
+    """None for the document's own."""
+    note: str = ""
+    """End of the messages about it."""
 
 
 class YamlDocument(Struct, frozen=True):
@@ -68,12 +72,17 @@ class YamlDocument(Struct, frozen=True):
     marks: Mapping[DocumentPath, TextPosition]
     keys: Mapping[DocumentPath, TextPosition]
     remarks: Mapping[DocumentPath, str]
-    """Comments such as ``#3`` directly after a plain text, possibly its end."""
+    """Comments such as ``#3`` directly after a plain text, which may be meant as its end."""
+    written: Mapping[DocumentPath, DocumentPath] = {}
+    """Path in its file of an inserted list entry."""
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
         """Return a problem at `path` or its nearest existing parent."""
         mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
-        return FileProblem(self.source, mark.line, mark.column, message)
+        return FileProblem(mark.file or self.source, mark.line, mark.column, message + mark.note)
+
+    def as_written(self, path: DocumentPath) -> DocumentPath:
+        return (*self.written.get(path[:2], path[:2]), *path[2:])
 
     def _nearest(self, path: DocumentPath) -> TextPosition:
         while path not in self.marks:

@@ -21,6 +21,7 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.memory import LastRun, RunMemory
 from trainmedic_server.domain.run import (
     Controls,
     Decision,
@@ -806,3 +807,55 @@ async def test_prune_takes_any_number_and_others_are_served_meanwhile(store: Sql
     await store.transact(lambda tx: tx.append([event("later", minute=61)]))
     kept = await store.events_after(0, 10)
     assert [(one.kind, one.seq) for one in kept] == [("meanwhile", last + 1), ("later", last + 2)]
+
+
+async def test_a_run_is_remembered_by_what_it_changed(store: SqlStore) -> None:
+    """By target and window; the memory that a run was given is stored with it."""
+    first = run(acted_at=at(1), status=Status.FAILED, ended_at=at(2), message="no")
+    others = [
+        run(created_at=at(3), status=Status.SUCCEEDED),
+        run(target=gpu(1), acted_at=at(4), status=Status.SUCCEEDED),
+    ]
+    await store.transact(lambda tx: tx.add_runs([first, *others]))
+    windows = {"1h": at(0), "5m": at(1)}
+
+    def read(tx: Tx) -> dict[str, RunMemory]:
+        return tx.memories(first.playbook, [gpu(0).key, gpu(1).key, gpu(2).key], windows)
+
+    found = await store.transact(read)
+    assert found[gpu(0).key].counts == {"1h": 1, "5m": 0}
+    assert found[gpu(0).key].last == LastRun(first.id, "failed", at(1), at(2), "no")
+    assert found[gpu(1).key].counts == {"1h": 1, "5m": 1}
+    assert found[gpu(2).key] == RunMemory({"1h": 0, "5m": 0})
+    later = run(created_at=at(9), memory=found[gpu(0).key])
+    await store.transact(lambda tx: tx.add_runs([later]))
+    assert (await store.transact(lambda tx: tx.run(later.id))) == later
+
+
+async def test_a_refusal_that_runs_steps_is_known_within_its_time(store: SqlStore) -> None:
+    """Plain refusals are not, nor those of other playbooks."""
+    refusal: dict[str, Any] = {"status": Status.NOT_STARTED, "decision": Decision.RATE_LIMITED}
+    told = run(1, steps=(step(phase="on_limited"),), **refusal)
+    plain = run(2, target=gpu(1), steps=(), **refusal)
+    started = run(3, target=gpu(2), status=Status.SUCCEEDED)
+    await store.transact(lambda tx: tx.add_runs([told, plain, started]))
+    assert await store.transact(lambda tx: tx.limited_since("cool", at(0))) == {told.target_key}
+    assert await store.transact(lambda tx: tx.limited_since("cool", at(1))) == set()
+    assert await store.transact(lambda tx: tx.limited_since("other", at(0))) == set()
+    assert (await store.transact(lambda tx: tx.run(told.id))) == told
+
+
+async def test_the_runs_of_an_alert_say_when_they_ended_and_why_they_began(store: SqlStore) -> None:
+    """So that further runs on it become due; those of people are no further ones."""
+    first = run(1, status=Status.FAILED, ended_at=at(2))
+    again = run(3, status=Status.SUCCEEDED, ended_at=at(4), repeats=first.id)
+    by_hand = run(5, repeats=first.id, started_by="ann")
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts([heard()])
+        tx.add_runs([first, again, by_hand])
+        tx.link([(each.id, heard().identity) for each in (first, again, by_hand)])
+
+    await store.transact(work)
+    linked = (await store.transact(lambda tx: tx.linked_runs([heard().identity])))[heard().identity]
+    assert [(each.ended_at, bool(each.is_again)) for each in linked] == [(at(2), False), (at(4), True), (None, False)]

@@ -62,10 +62,9 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
             problems.append(document.problem(place, f"template: {name}: {why}"))
     if problems or not added:
         return problems or document
-    text = _written(document.text, added)
-    if len(text) > yaml_text.MAX_BYTES:
-        # A resumed run could not read it again from the store.
-        return [document.problem((), f"together with its files it has over {yaml_text.MAX_BYTES} characters")]
+    text = with_texts(document, "files", added)
+    if isinstance(text, FileProblem):
+        return [text]
     return replace(document, value={**document.value, "files": added}, text=text)
 
 
@@ -91,9 +90,18 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
     return mapping
 
 
-def _written(text: str, added: Mapping[str, str]) -> str:
-    lines = [text.rstrip("\n"), "files:"]
-    for name, content in added.items():
-        lines.append(f"  {name}: |2-")
-        lines.extend(f"    {line}" if line else "" for line in content.rstrip("\n").split("\n"))
-    return "\n".join(lines) + "\n"
+def with_texts(document: YamlDocument, key: str, texts: Mapping[str, str]) -> str | FileProblem:
+    """Return the document's text with the mapping `key` of texts."""
+    margin = " " * (document.marks[()].column - 1)
+    first = document.text.splitlines()[0] if document.text else ""
+    if document.value and first.lstrip().startswith("{"):
+        return document.problem((), f"cannot hold its {key}: write the playbook without the outer braces")
+    lines = [document.text.rstrip("\n"), f"{margin}{key}:"]
+    for name, content in texts.items():
+        lines.append(f"{margin}  {name}: |2-")
+        lines.extend(f"{margin}    {line}" if line else "" for line in content.rstrip("\n").split("\n"))
+    text = "\n".join(lines) + "\n"
+    if len(text) > yaml_text.MAX_BYTES:
+        # A resumed run could not read it again from the store.
+        return document.problem((), f"together with its {key} it has over {yaml_text.MAX_BYTES} characters")
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct, field
@@ -49,6 +50,34 @@ class CompiledStep(Struct, frozen=True):
     until: Expression | None = None
 
 
+class CompiledUse(Struct, frozen=True):
+    """A fragment in a playbook: its steps see its inputs and one another only."""
+
+    id: str
+    fragment: str
+    ids: tuple[str, ...]
+    declared: Mapping[str, inputs.Input]
+    values: ValueTemplate | None
+
+    def inside(self, scope: Scope) -> Scope:
+        """Return the names of its steps. Raises ExpressionError."""
+        steps = {name: scope["steps"][full] for name in self.ids if (full := f"{self.id}.{name}") in scope["steps"]}
+        return {**{name: value for name, value in scope.items() if name != "vars"}, "steps": steps} | {
+            "inputs": self._read(scope)
+        }
+
+    def _read(self, scope: Scope) -> Mapping[str, Any]:
+        rendered = self.values.render(scope) if self.values is not None else {}
+        texts = {
+            name: str(value) if type(value) in (int, float) and self.declared[name].type != "number" else value
+            for name, value in rendered.items()
+        }
+        read = inputs.read(self.declared, texts, "fragment")
+        for name, message in read.problems:
+            raise errors.ExpressionError(f"use of fragment {self.fragment!r}: {name}: {message}")
+        return read.values
+
+
 class YamlPlaybook(Struct, frozen=True):
     definition: Playbook
     version: str
@@ -63,6 +92,10 @@ class YamlPlaybook(Struct, frozen=True):
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: QuotedQuery | None = None
+    remembers: Mapping[str, timedelta] | None = None
+    """Windows of ``runs.count``. None if ``runs`` is not used."""
+    uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)
+    """By step of a fragment."""
 
     def effect_query(self, run: Run) -> str | None:
         """Return None to use the alert's rule. Raises ExpressionError."""
@@ -150,11 +183,15 @@ class YamlPlaybook(Struct, frozen=True):
     def when(self, phase: str, index: int, scope: Scope) -> bool:
         """Raises ExpressionError."""
         condition = self.steps[phase, index].when
-        return condition is None or condition.holds(scope)
+        return condition is None or condition.holds(self._inside(phase, index, scope))
+
+    def _inside(self, phase: str, index: int, scope: Scope) -> Scope:
+        use = self.uses.get((phase, index))
+        return scope if use is None else use.inside(scope)
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
         """Raises ExpressionError."""
-        return self._rendered(self.steps[phase, index], scope)
+        return self._rendered(self.steps[phase, index], self._inside(phase, index, scope))
 
     def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:
         """Return None if they need the step's output and `output` is None. Raises ExpressionError."""
@@ -162,6 +199,7 @@ class YamlPlaybook(Struct, frozen=True):
         assert undo is not None
         if undo.uses_output and output is None:
             return None
+        scope = self._inside(phase, index, scope)
         return self._rendered(undo, {**scope, OUTPUT: output} if undo.uses_output else scope)
 
     def _rendered(self, step: CompiledStep, scope: Scope) -> BaseModel:
@@ -184,11 +222,11 @@ class YamlPlaybook(Struct, frozen=True):
     def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
         """Raises ExpressionError."""
         condition = self.steps[phase, index].until
-        return condition is None or condition.holds({**scope, "output": output})
+        return condition is None or condition.holds({**self._inside(phase, index, scope), OUTPUT: output})
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
         """Raises ExpressionError."""
-        return _text(self.steps[phase, index].message, scope)
+        return _text(self.steps[phase, index].message, self._inside(phase, index, scope))
 
     def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
         try:

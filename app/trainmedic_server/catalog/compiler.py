@@ -5,8 +5,9 @@ error does not hide others.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -22,8 +23,18 @@ from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.catalog import attachments, cures, definition_check, matchers, quoted_query, scope_check
-from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
+from trainmedic_server.catalog import (
+    attachments,
+    cures,
+    definition_check,
+    matchers,
+    memory_check,
+    quoted_query,
+    scope_check,
+    written_steps,
+)
+from trainmedic_server.catalog.compiled_playbook import CompiledStep, CompiledUse, YamlPlaybook
+from trainmedic_server.catalog.fragments import Use
 from trainmedic_server.catalog.scope_check import GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import playbook_target, value_types
 from trainmedic_server.domain.identity import IdentityLabels
@@ -32,13 +43,13 @@ from trainmedic_server.domain.playbook import (
     APPROVAL,
     MOST_MATCHERS,
     MOST_STEPS,
+    ON_LIMITED,
     PHASES,
     PROMETHEUS_QUERY,
     ActionStep,
     Playbook,
     TargetParts,
     UndoTrigger,
-    default_id,
 )
 from trainmedic_server.domain.playbook_target import JOBS, ON_NODE
 from trainmedic_server.domain.selectors import MEMBER_KINDS
@@ -54,8 +65,11 @@ def compile_document(
     actions: Actions,
     identity: IdentityLabels = IdentityLabels(),
     allowance: Allowance | None = None,
+    uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
-    compilation = _Compilation(document, actions, identity, allowance or Allowance())
+    """`uses` are those of fragments, whose steps the document already has."""
+    document = written_steps.with_limited(document)
+    compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
     except TooLarge as error:
@@ -68,6 +82,7 @@ class _Compilation:
     actions: Actions
     identity: IdentityLabels
     allowance: Allowance
+    uses: Sequence[Use] = ()
     problems: list[FileProblem] = field(default_factory=list)
     place: DocumentPath = ()
     manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
@@ -88,12 +103,14 @@ class _Compilation:
         assert isinstance(trigger, dict)
         self._own_names = scope_check.names_of_beginning(trigger)
         declared = _mapping(trigger.get("manual")).get("inputs")
-        self._inputs = {str(name): _of_input(spec) for name, spec in _mapping(declared).items()}
+        self._inputs = {str(name): _of_input(_mapping(spec).get("type")) for name, spec in _mapping(declared).items()}
         before_run = self._visible(scope_check.names_before_run(trigger))
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
         selectors = self._selectors(raw.get("target"), before_run)
+        self._used: dict[tuple[str, int], CompiledUse] = {}
+        self._windows: dict[str, timedelta] | None = None
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         if self._has_jobs and self._kind is not None and not self._on_jobs:
             self._problem(("target", JOBS), "target.jobs: no step works on the jobs; leave it out")
@@ -119,6 +136,8 @@ class _Compilation:
             steps=steps,
             identity=self.identity,
             effect=effect,
+            remembers=self._windows,
+            uses=self._used,
         )
 
     def _visible(
@@ -219,9 +238,9 @@ class _Compilation:
 
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
         entries = [
-            (phase, index, entry, _id_of(entry, index, phase))
-            for phase in PHASES
-            for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
+            (phase, index, entry, written_steps.id_of(entry, index, phase))
+            for phase, listed in written_steps.lists(raw)
+            for index, entry in enumerate(listed[:MOST_STEPS] if isinstance(listed, list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
         outputs: dict[str, Mapping[str, Shape]] = {}
@@ -232,15 +251,39 @@ class _Compilation:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            seen = (phase,) if self._is_group else ("steps", phase)
+            seen = (phase,) if self._is_group or phase == ON_LIMITED else ("steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
-            names = self._visible(_names_for(kind), kind, before, outputs, later)
+            visible = STEP_NAMES if phase == ON_LIMITED else _names_for(kind)
+            names = self._visible(visible, kind, before, outputs, later)
+            use = next((use for use in self.uses if use.phase == phase and use.covers(index)), None)
+            if use is not None:
+                names = self._inside(use, index, names, outputs)
             step = self._step(entry, (phase, index), step_id, names)
             is_merged = (phase, index) in self._on_jobs
             outputs[step_id] = {} if is_merged else _outputs(entry, self.actions, kind)
             yield (phase, index), step
+
+    def _inside(
+        self, use: Use, index: int, outer: VisibleNames, outputs: Mapping[str, Mapping[str, Shape]]
+    ) -> VisibleNames:
+        """Return the names in a step of a fragment. At its first step, compile what is given."""
+        if index == use.first:
+            values = self._template(use.values, use.place, outer, f"inputs of fragment {use.fragment}")
+            made = CompiledUse(use.id, use.fragment, use.ids, use.declared, values)
+            self._used |= {(use.phase, use.first + each): made for each in range(len(use.ids))}
+        place = index - use.first
+        own = {name: outputs[full] for name in use.ids if (full := f"{use.id}.{name}") in outputs}
+        return VisibleNames(
+            names=(*(name for name in outer.names if name not in ("vars", scope_check.INPUTS)), scope_check.INPUTS),
+            kind=outer.kind,
+            steps=use.ids[:place],
+            outputs=own,
+            later=use.ids[place + 1 :],
+            inputs={name: _of_input(spec.type) for name, spec in use.declared.items()},
+            owner="fragment",
+        )
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
@@ -395,6 +438,9 @@ class _Compilation:
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
             )
             self._problem((*path, "action"), message)
+        elif phase == ON_LIMITED and (action.harmful or getattr(action, "leaves_results", False)):
+            message = f"action {action.name} changes something; on_limited notifies people, as with action: notify"
+            self._problem((*path, "action"), message)
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
@@ -473,6 +519,8 @@ class _Compilation:
             tree = parse(text)
             self.allowance.spend_on_template(len(tree.every))
             wrong = scope_check.check(tree, names)
+            if scope_check.RUNS in names.names and not wrong:
+                wrong = self._remember(tree)
             made = evaluation.compile_parsed(tree, name)
         except Malformed as error:
             self._problem(path, f"{path[-1]}: {error}{cures.of_expression(text)}")
@@ -480,6 +528,13 @@ class _Compilation:
         for each in wrong:
             self._problem(path, f"{path[-1]}: {each}")
         return None if wrong else made
+
+    def _remember(self, tree: SyntaxTree) -> list[str]:
+        """Note what the tree reads of earlier runs. Return its errors."""
+        windows, wrong = memory_check.windows(tree)
+        if windows is not None:
+            self._windows = {**(self._windows or {}), **windows}
+        return wrong
 
     def _problem(self, path: DocumentPath, message: str) -> None:
         self.problems.append(self.document.problem(path, message))
@@ -489,13 +544,6 @@ def can_be_undone(action: type[Action]) -> bool:
     """Return False if the class declares ``def inverse(...) -> None``. ``Inverse | None`` is decided for each use."""
     returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
     return returned is not None and returned != "None"
-
-
-def _id_of(entry: Any, index: int, phase: str) -> str:
-    written = entry.get("id") if isinstance(entry, dict) else None
-    if isinstance(written, str) and written:
-        return written
-    return default_id(index, phase)
 
 
 def _of_prefix(name: str, actions: Actions) -> str:
@@ -529,9 +577,9 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
     return written if isinstance(written, dict) else {}
 
 
-def _of_input(written: Any) -> Shape:
+def _of_input(kind: Any) -> Shape:
     kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXT_LIST}
-    return kinds.get(_mapping(written).get("type"), TEXT)
+    return kinds.get(kind, TEXT)
 
 
 def _has_own_undo(entry: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmedic_core.problems import DocumentPath
-from trainmedic_server.domain.playbook import PHASES
+from trainmedic_server.domain.playbook import ON_LIMITED, PHASES
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 _WAIT = "a step waits with 'wait_for: resolved', or wait_for: {query: PROMQL, for: 5m}, and a timeout"
@@ -25,6 +25,8 @@ _ORDER = "steps run one after the other in the order of the list"
 _NOT_IN_STEP = "commands are actions: write action: NAME, from docs/reference/actions.md"
 _MAX_RUNS = "write max_runs: {count: 5, per: 1h}"
 _APPROVE = 'a question is a step: approve: "…?"'
+_ONLY_ACTIONS = "on_limited has only actions that change nothing, such as action: notify"
+_NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "use", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
@@ -35,11 +37,12 @@ def _table(words: Mapping[str, str]) -> Mapping[str, str]:
 
 DOCUMENT = _table(
     {
-        _GUARDS: "cooldown max_runs max_concurrent",
+        _GUARDS: "cooldown max_runs max_concurrent again on_limited queue",
         "write guards: {max_concurrent: 1}": "concurrency serial throttle rate_limit",
         "it belongs under 'on'": "alert alerts alertname matchers proof",
         "under 'on', write matchers: ['severity=\"critical\"']": "severity labels match filter selector",
         "a condition on the alert belongs under 'on' as 'when'": "when condition conditions",
+        "write a document of its own: fragment: NAME, with its steps": "fragment include anchors x-steps",
         "it belongs to each step": "timeout retry retries undo",
         _ON_FAILURE: "on_error rescue finally always catch on_fail onfailure",
         _HEADER: "apiVersion kind metadata spec version hosts jobs entrypoint",
@@ -88,7 +91,9 @@ STEP = _table(
         _NO_LOOP: "loop with_items foreach for_each items matrix withItems withParam",
         _ORDER: "needs depends_on dependencies depends after next do parallel block steps",
         _NOT_IN_STEP: "run shell command script cmd exec",
-        "write action: NAME": "uses run_action module template templateRef ref type function",
+        "write action: NAME, or use: NAME of a fragment": (
+            "uses run_action module template templateRef ref type function include include_tasks import_tasks call"
+        ),
         "write with: {name: value}": "input inputs vars env",
         "write on_error: continue": "ignore_errors continue-on-error continue_on_error continueOn ignore_error",
         _ON_FAILURE: "rescue catch on_failure on-failure always else on_fail onError",
@@ -118,6 +123,16 @@ GUARDS = _table(
         _MAX_RUNS: "rate_limit max_per_hour limit rate max throttle burst",
         "write max_concurrent: 1": "concurrency parallel serial max_parallel",
         "write cooldown: 10m": "cool_down once_within interval dedup delay wait",
+        "write on_limited: [{action: notify, with: {message: TEXT}}]": (
+            "on_limit on_refused on_rate_limited on_max_runs limited notify on_exceeded"
+        ),
+        "write again: {after: 30m, times: 3}": "retry repeat rerun retries try_again repeat_after",
+    }
+)
+AGAIN = _table(
+    {
+        "write after: 30m": "delay interval wait every in backoff cooldown for",
+        "write times: 3": "count max attempts limit retries max_runs number",
     }
 )
 RATE = _table(
@@ -129,6 +144,28 @@ RETRY = _table(
     {
         "write attempts: 3": "count max limit retries times max_attempts number",
         "write delay: 10s": "interval wait sleep every pause seconds",
+    }
+)
+FRAGMENT = _table(
+    {
+        "it belongs to the playbook that uses the fragment": (
+            "playbook on target guards mode approval priority exclusive rollout only_during effect on_failure "
+            "on_success"
+        ),
+        "a fragment has inputs: {name: {type: text, default: a}}": "vars parameters params with env arguments",
+        "write summary: TEXT": "description desc comment",
+        "write fragment: NAME": "name id",
+        "write its result as steps['<use>.<step>'].output": "outputs output returns",
+    }
+)
+USE = _table(
+    {
+        "write when at the fragment's steps, over its inputs": "when if condition",
+        "write it at the fragment's steps": "timeout retry undo on_error on_timeout",
+        "there are no loops; write a use for each": "loop foreach with_items matrix for_each",
+        "a step has exactly one of use, action and waits": "action wait_for wait wait_until approve",
+        "write with: {name: value}": "inputs vars params parameters args arguments env input",
+        "write id: NAME": "name as",
     }
 )
 QUESTION = _table(
@@ -212,6 +249,8 @@ NAMES = _table(
         "write alert, labels or annotations": "event trigger payload github workflow ctx request alertmanager",
         "constants are under vars: vars.name": "inputs parameters params env ansible_vars input",
         "there are no loops over steps": "item items loop matrix",
+        "earlier runs are known in steps: write when at a step": "runs",
+        'write runs.count("1d"), or runs.last.status': "history previous_runs last_run run_count attempts retries",
         "write steps.<id>.output": "outputs result results needs task tasks previous output",
         "write target.node": "inventory_hostname ansible_hostname hostname host",
         "write target.node or labels.node": "node gpu",
@@ -257,6 +296,8 @@ _MALFORMED: Sequence[tuple[str, str]] = (
 
 def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
     """Return how the value at `path`, refused with pydantic's error type `kind`, is written. None if unknown."""
+    if path[:2] == ("guards", ON_LIMITED):
+        return _of_limited(path[1:], kind, value)
     if kind == "extra_forbidden":
         return _of_key(path[:-1], str(path[-1]))
     match path:
@@ -272,6 +313,8 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
             return "write on: {alert: [NAME, NAME]}"
         case ("guards", "max_runs"):
             return _MAX_RUNS
+        case ("guards", "again"):
+            return "write again: {after: 30m, times: 3}"
         case ("guards",):
             return "write guards: {cooldown: 10m}"
         case ("target",) if isinstance(value, str):
@@ -293,6 +336,32 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
         case (str() as phase, int(), str() as key, *_) if phase in PHASES:
             return _step_value(key, value)
     return None
+
+
+def _of_limited(path: DocumentPath, kind: str, value: Any) -> str | None:
+    if kind == "extra_forbidden" and len(path) == 3 and path[2] in _NOT_AN_ACTION:
+        return _ONLY_ACTIONS
+    if len(path) == 1:
+        return "write on_limited: [{action: notify, with: {message: TEXT}}]"
+    return of_fault(("steps", *path[1:]), kind, value)
+
+
+def of_fragment(path: DocumentPath, kind: str, value: Any) -> str | None:
+    """As `of_fault`, for a fragment."""
+    if kind == "extra_forbidden" and len(path) == 1:
+        return FRAGMENT.get(str(path[0]))
+    if path == ("inputs",) or (len(path) == 2 and path[0] == "inputs"):
+        return "write inputs: {name: {type: number, default: 100}}"
+    return of_fault(path, kind, value) if path[:1] == ("steps",) else None
+
+
+def of_use(path: DocumentPath, kind: str, value: Any) -> str | None:
+    """As `of_fault`, for a step that uses a fragment."""
+    if kind == "extra_forbidden" and len(path) == 1:
+        return USE.get(str(path[0]), "a use takes id and with; write others at the fragment's steps")
+    if path == ("use",):
+        return "write use: NAME, the name of a fragment"
+    return "write with: {name: value}" if path == ("with",) else None
 
 
 def of_parameter(action: str, path: DocumentPath, kind: str) -> str | None:
@@ -319,6 +388,8 @@ def _of_key(owner: DocumentPath, key: str) -> str | None:
             return TARGET.get(key)
         case ("guards",):
             return GUARDS.get(key)
+        case ("guards", "again"):
+            return AGAIN.get(key)
         case ("guards", "max_runs"):
             return RATE.get(key)
         case ("approval",):

@@ -40,6 +40,8 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     yield from _group(definition)
     yield from _inputs(definition)
     yield from _without_alert(definition)
+    yield from _again(definition)
+    yield from _limited(definition)
     for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             yield from _waits((phase, index), step)
@@ -114,12 +116,10 @@ def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
 
 def _inputs(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     manual = definition.on.manual
-    for name, spec in manual.inputs.items() if manual is not None else ():
-        if spec.default is not None:
-            if spec.required:
-                yield ("on", "manual", "inputs", name, "default"), "default: a required input has none"
-            for _, message in inputs.read({name: spec}, {}).problems:
-                yield ("on", "manual", "inputs", name, "default"), f"default: {message}"
+    if manual is None:
+        return
+    for name, message in inputs.wrong_defaults(manual.inputs):
+        yield ("on", "manual", "inputs", name, "default"), message
 
 
 def _without_alert(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
@@ -158,6 +158,31 @@ def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     for path, value in limits:
         if value is not None and not value:
             yield path, f"{path[-1]}: must be longer than 0s"
+
+
+def _limited(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """``on_limited`` follows a refusal by ``max_runs``, and nothing is left to revert afterwards."""
+    steps = definition.guards.on_limited
+    if steps and definition.guards.max_runs is None:
+        yield ("guards", "on_limited"), "on_limited: needs max_runs; write max_runs: {count: 5, per: 1h}"
+    for index, step in enumerate(steps):
+        if step.undo_trigger is not UndoTrigger.NEVER:
+            yield ("guards", "on_limited", index, "undo"), "undo: on_limited changes nothing, so there is no undo"
+        if step.timeout is not None and not step.timeout:
+            yield ("guards", "on_limited", index, "timeout"), "timeout: must be longer than 0s"
+
+
+def _again(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    again = definition.guards.again
+    if again is None:
+        return
+    if definition.on.manual is not None:
+        yield ("guards", "again"), "again: needs an alert, and people start this playbook; use retry at its steps"
+    if definition.group is not None:
+        message = "again: is not for a group; 'trainmedic runs retry' repeats the members that have not succeeded"
+        yield ("guards", "again"), message
+    if not again.after:
+        yield ("guards", "again", "after"), "after: must be longer than 0s"
 
 
 def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[DocumentPath, timedelta | None]]:

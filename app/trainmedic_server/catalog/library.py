@@ -22,6 +22,7 @@ from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import chains, loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.fragments import FragmentFolders, FragmentPlace
 from trainmedic_server.catalog.loader import LoadedFile
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels
@@ -83,6 +84,7 @@ class _Snapshot(Struct, frozen=True):
     playbooks: Mapping[str, YamlPlaybook]
     by_alert: Mapping[str, _MatcherIndex]
     problems: tuple[FileProblem, ...]
+    fragments: tuple[FragmentPlace, ...] = ()
 
 
 class _ReloadLimits:
@@ -162,6 +164,10 @@ class Library(StaticCatalog):
     def problems(self) -> Sequence[FileProblem]:
         return self._snapshot.problems
 
+    @property
+    def fragments(self) -> Sequence[FragmentPlace]:
+        return self._snapshot.fragments
+
     def reload(self) -> bool:
         """Return whether anything changed. Raises nothing: a failure is added to `problems`, and the loaded playbooks
         stay.
@@ -180,7 +186,7 @@ class Library(StaticCatalog):
     def _reload(self) -> bool:
         files: dict[Path, LoadedFile] = {}
         problems: list[FileProblem] = []
-        limits = _ReloadLimits(self._seconds)
+        limits, folders = _ReloadLimits(self._seconds), FragmentFolders()
         for root in self._roots:
             for path in yaml_files.document_files(root):
                 if isinstance(path, FileProblem):
@@ -188,7 +194,7 @@ class Library(StaticCatalog):
                     if os.path.lexists(path.file):  # unreadable, but its files may exist
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
                 elif path not in files:
-                    files[path] = self._load_within(limits, path)
+                    files[path] = self._load_within(limits, path, folders)
         snapshot = _assemble(files.values(), problems, self._snapshot)
         changed = files != self._files or snapshot.problems != self._snapshot.problems
         self._files = files
@@ -225,24 +231,24 @@ class Library(StaticCatalog):
             if any(yaml_files.exists(root) for root in self._roots if root not in present):
                 return
 
-    def _load_within(self, limits: _ReloadLimits, path: Path) -> LoadedFile:
+    def _load_within(self, limits: _ReloadLimits, path: Path, folders: FragmentFolders) -> LoadedFile:
         before = self._files.get(path, LoadedFile(path, ""))
         reason = limits.reason_against()
         if reason is not None:
             problem = FileProblem(str(path), None, None, f"not read: {reason}")
             return replace(before, digest="", problems=(problem,))
-        now = self._load(path)
+        now = self._load(path, folders)
         limits.count(now)
         return now
 
-    def _load(self, path: Path) -> LoadedFile:
+    def _load(self, path: Path, folders: FragmentFolders) -> LoadedFile:
         before = self._files.get(path)
-        now = loader.load_file(path, self._actions, self._identity, before)
+        now = loader.load_file(path, self._actions, self._identity, before, folders)
         if before is None or now is before or not now.problems:
             return now
         fresh = {playbook.definition.name for playbook in now.playbooks}
         kept = tuple(playbook for playbook in before.playbooks if playbook.definition.name not in fresh)
-        return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems)
+        return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems, now.fragments)
 
     def _show(self, snapshot: _Snapshot) -> None:
         before, self._snapshot = set(self._snapshot.problems), snapshot
@@ -266,7 +272,10 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
         if first is not playbook:
             message = f"playbook {playbook.definition.name!r} is also in {first.source}:{first.line}; that one is used"
             problems.append(FileProblem(playbook.source, playbook.line, 1, message))
-    return _snapshot(_without_cycles(chosen, problems, before).values(), problems)
+    kept = _without_cycles(chosen, problems, before)
+    places = [place for file in files for place in file.fragments]
+    problems += _same_names(places)
+    return _snapshot(kept.values(), problems, places)
 
 
 def _without_cycles(
@@ -287,12 +296,24 @@ def _without_cycles(
     return kept
 
 
+def _same_names(places: Iterable[FragmentPlace]) -> Iterator[FileProblem]:
+    """Yield a problem for each fragment whose name another file of its folder has."""
+    first: dict[tuple[Path, str], FragmentPlace] = {}
+    for place in sorted(places, key=lambda place: place.source):
+        other = first.setdefault((Path(place.source).parent, place.name), place)
+        if other is not place:
+            message = f"fragment {place.name!r} is also in {other.source}:{other.line}; rename one"
+            yield FileProblem(place.source, place.line, 1, message)
+
+
 def _was_chosen(playbook: YamlPlaybook, before: _Snapshot) -> bool:
     chosen = before.playbooks.get(playbook.definition.name)
     return chosen is not None and (chosen.source, chosen.line) == (playbook.source, playbook.line)
 
 
-def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem] = ()) -> _Snapshot:
+def _snapshot(
+    playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem] = (), places: Iterable[FragmentPlace] = ()
+) -> _Snapshot:
     by_name = {
         playbook.definition.name: playbook for playbook in sorted(playbooks, key=lambda each: each.definition.name)
     }
@@ -301,4 +322,4 @@ def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem]
         for name in dict.fromkeys(playbook.definition.begins_with):
             naming.setdefault(name, []).append(playbook)
     by_alert = {name: _MatcherIndex(playbooks) for name, playbooks in naming.items()}
-    return _Snapshot(by_name, by_alert, tuple(sorted(problems)))
+    return _Snapshot(by_name, by_alert, tuple(sorted(problems)), tuple(places))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -13,9 +14,10 @@ from trainmedic_core.allowance import Allowance
 from trainmedic_core.problems import FileProblem
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server import errors, telemetry
-from trainmedic_server.catalog import attachments
+from trainmedic_server.catalog import attachments, fragments
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.compiler import compile_document
+from trainmedic_server.catalog.fragments import FragmentFolders, FragmentPlace
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 
@@ -30,14 +32,20 @@ class LoadedFile(Struct, frozen=True):
     """SHA-256 of its bytes and its attached files. Empty if they could not be read."""
     playbooks: tuple[YamlPlaybook, ...] = ()
     problems: tuple[FileProblem, ...] = ()
+    fragments: tuple[FragmentPlace, ...] = ()
 
 
 def load(
-    text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
+    text: str,
+    source: str,
+    actions: Actions,
+    identity: IdentityLabels,
+    attached: Attached | None = None,
+    others: Mapping[str, YamlDocument] = MappingProxyType({}),
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
     """Return the playbooks and the first 100 problems.
 
-    `attached` has the texts of named files. None if the text is complete.
+    `attached` has the texts of named files. None if the text is complete. `others` are fragments of other files.
     """
     documents, problems = yaml_text.read(text, source)
     if len(documents) > yaml_files.MOST_DOCUMENTS:
@@ -48,10 +56,14 @@ def load(
         ]
     playbooks: list[YamlPlaybook] = []
     in_doubt, allowance = bool(problems), Allowance()
+    own = fragments.in_documents(documents)
     for document in documents:
         if isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value:
             continue  # ``log_rule_library`` reads it from the same folder.
-        made = _compiled(document, actions, identity, None if in_doubt else attached, allowance)
+        if fragments.is_fragment(document):
+            problems.extend(fragments.check(document, own))
+            continue
+        made = _compiled(document, actions, identity, None if in_doubt else attached, allowance, {**others, **own})
         if isinstance(made, list):
             problems.extend(made)
         elif not in_doubt:
@@ -61,11 +73,21 @@ def load(
 
 
 def _compiled(
-    document: YamlDocument, actions: Actions, identity: IdentityLabels, attached: Attached | None, allowance: Allowance
+    document: YamlDocument,
+    actions: Actions,
+    identity: IdentityLabels,
+    attached: Attached | None,
+    allowance: Allowance,
+    available: Mapping[str, YamlDocument],
 ) -> YamlPlaybook | list[FileProblem]:
     try:
-        whole = document if attached is None else attachments.attach(document, attached)
-        return whole if isinstance(whole, list) else compile_document(whole, actions, identity, allowance)
+        expanded = fragments.expand(document, available)
+        if isinstance(expanded, list):
+            return expanded
+        whole = expanded.document if attached is None else attachments.attach(expanded.document, attached)
+        if isinstance(whole, list):
+            return whole
+        return compile_document(whole, actions, identity, allowance, expanded.uses)
     except Exception as error:  # A faulty check, also of another package's action, is a problem of this playbook.
         log.exception("cannot check playbook", file=document.source)
         return [document.problem((), f"cannot be checked: {type(error).__name__}; the log has the place in the code")]
@@ -92,10 +114,14 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels 
 
 
 def load_file(
-    path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), before: LoadedFile | None = None
+    path: Path,
+    actions: Actions,
+    identity: IdentityLabels = IdentityLabels(),
+    before: LoadedFile | None = None,
+    folders: FragmentFolders | None = None,
 ) -> LoadedFile:
     """Read the playbooks of a file and what they name. Returns `before` if nothing has changed. Problems are in the
-    result.
+    result. `folders` are shared by files of one reload.
     """
     raw = yaml_files.read(path)
     if isinstance(raw, FileProblem):
@@ -103,19 +129,21 @@ def load_file(
     text = yaml_text.decode(raw, str(path))
     if isinstance(text, FileProblem):
         return LoadedFile(path, hashlib.sha256(raw).hexdigest(), (), (text,))
-    attached = _attached(text, str(path))
+    others = (folders or FragmentFolders()).named_in(text, path)
+    attached = _attached(text, str(path), others.values())
     contents = [raw, *(str(text).encode() for text in attached.values())]
+    contents += [f"{each.source}:{each.marks[()].line}\n{each.text}".encode() for each in others.values()]
     digest = hashlib.sha256(b"\0".join(contents)).hexdigest()
     if before is not None and before.digest == digest:
         return before
-    playbooks, problems = load(text, str(path), actions, identity, attached)
-    return LoadedFile(path, digest, tuple(playbooks), tuple(problems))
+    playbooks, problems = load(text, str(path), actions, identity, attached, others)
+    return LoadedFile(path, digest, tuple(playbooks), tuple(problems), fragments.places(text, str(path)))
 
 
-def _attached(text: str, source: str) -> Attached:
-    if attachments.PARAMETER not in text:
+def _attached(text: str, source: str, others: Collection[YamlDocument]) -> Attached:
+    if attachments.PARAMETER not in text and not any(attachments.PARAMETER in each.text for each in others):
         return {}  # Most files have none; do not parse them twice.
-    documents, _ = yaml_text.read(text, source)
+    documents = [*yaml_text.read(text, source)[0], *others]
     texts: dict[Path, str | FileProblem] = {}
     length = 0
     for path in dict.fromkeys(path for document in documents for path in attachments.paths(document)):

@@ -11,7 +11,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from trainmedic_logs.rules.log_rule_form import DIALECT
-from trainmedic_server.domain.playbook import Playbook
+from trainmedic_server.catalog.fragments import KEY
+from trainmedic_server.domain.fragment import Fragment, UseStep
+from trainmedic_server.domain.playbook import PHASES, Playbook
 from trainmedic_server.ports.actions import Actions
 
 _TEMPLATE = {"type": "string", "pattern": r"\{\{|\{%", "description": "A template."}
@@ -22,10 +24,10 @@ def json_schema(actions: Actions) -> dict[str, Any]:
     classes = {
         name: action_class for name in actions.names() if (action_class := actions.action_class(name)) is not None
     }
-    models: list[type[BaseModel]] = [Playbook, *(action.Params for action in classes.values())]
+    models: list[type[BaseModel]] = [Playbook, Fragment, UseStep, *(action.Params for action in classes.values())]
     refs, made = models_json_schema([(model, "validation") for model in dict.fromkeys(models)])
     definitions: dict[str, Any] = made["$defs"]
-    language = set(_reachable(definitions, "Playbook"))
+    language = {*_reachable(definitions, "Playbook"), "Fragment", "UseStep"}
     for name in definitions.keys() - language:
         definitions[name] = _with_templates(definitions[name])
     step = definitions["ActionStep"]
@@ -41,7 +43,15 @@ def json_schema(actions: Actions) -> dict[str, Any]:
         }
         for name, action in classes.items()
     ]
-    return {"$schema": DIALECT, **definitions.pop("Playbook"), "title": "Trainmedic playbook", "$defs": definitions}
+    for phase in PHASES:
+        items = definitions["Playbook"]["properties"][phase]["items"]
+        items["oneOf"] = [*items["oneOf"], refs[UseStep, "validation"]]
+    either = {
+        "if": {"required": [KEY]},
+        "then": refs[Fragment, "validation"],
+        "else": refs[Playbook, "validation"],
+    }
+    return {"$schema": DIALECT, "title": "Trainmedic playbook", "type": "object", **either, "$defs": definitions}
 
 
 def _reachable(definitions: Mapping[str, Any], name: str, before: frozenset[str] = frozenset()) -> set[str]:

@@ -13,7 +13,7 @@ from trainmedic_core.expressions.template_syntax import SyntaxTree
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import TargetKind
 from trainmedic_server.catalog import cures, expression_types
-from trainmedic_server.domain import value_types
+from trainmedic_server.domain import memory, value_types
 from trainmedic_server.domain.playbook_target import JOBS, ON_NODE, is_group
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.selectors import MEMBER_KINDS
@@ -26,7 +26,8 @@ ENDED_RUN = "ended_run"
 """Only in playbooks that the end of a run starts."""
 OUTPUT = "output"
 """Only in ``until`` of a polled wait."""
-STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", "now")
+RUNS = "runs"
+STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", RUNS, "now")
 
 GROUP_NAMES = (*STEP_NAMES, "group")
 """In the steps of a group's parent run."""
@@ -61,6 +62,8 @@ class VisibleNames(Struct, frozen=True):
     """Of the step itself, in its own undo and in the condition of its wait."""
     has_jobs: bool = False
     """True if the run has jobs as its second target."""
+    owner: str = "playbook"
+    """Or ``fragment``: what has the variables and inputs."""
 
 
 def names_of_beginning(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
@@ -123,6 +126,7 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "target": {**dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT), JOBS: TEXT_LIST},
         "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER, is_list=True)}},
         "run": dict.fromkeys(_RUN, TEXT),
+        "runs": {"last": {**dict.fromkeys(memory.LAST, TEXT), "at": NUMBER, "ended_at": NUMBER}},
         "vars": value_types.of_constant(dict(scope.vars)),
         "inputs": scope.inputs,
         ENDED_RUN: dict.fromkeys(_ENDED_RUN, TEXT),
@@ -142,6 +146,8 @@ def _unknown_name(name: str, scope: VisibleNames, text: str, is_compared: Collec
         return f"there is no name {name!r} here; write steps.{name}"
     if name in scope.vars:
         return f"there is no name {name!r} here; write vars.{name}"
+    if name == "vars":
+        return "a fragment has no vars; declare an input, and give it under 'with' where it is used"
     if name in cures.NAMES:
         return f"there is no name {name!r} here; {cures.NAMES[name]}"
     if name in is_compared:
@@ -165,10 +171,11 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
         case ("vars", *inner):
             return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
         case ("inputs",):
-            return _missing("the playbook has no input", member, scope.inputs, "; declare it under on.manual.inputs")
+            where = "on.manual.inputs" if scope.owner == "playbook" else "its inputs"
+            return _missing(f"the {scope.owner} has no input", member, scope.inputs, f"; declare it under {where}")
         case ("steps",):
             return _unknown_step(member, scope)
-        case ("steps", step):
+        case ("steps", step) if step in scope.steps:
             cure = cures.STEP_MEMBERS.get(member, "").replace("{id}", step)
             if member in _STEP:
                 cure = ""
@@ -181,6 +188,10 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("an ended run has no", member, _ENDED_RUN, "; of a label of its alert, write labels.NAME")
         case ("run",):
             return _missing("a run has no", member, _RUN)
+        case ("runs",):
+            return _missing("runs has no", member, ("count", "last"), '; write runs.count("1d"), or runs.last.status')
+        case ("runs", "last"):
+            return _missing("a last run has no", member, memory.LAST)
         case ("group",):
             return _missing("a group has no", member, _GROUP)
         case ("job",):
@@ -216,6 +227,12 @@ def _unknown_step(member: str, scope: VisibleNames) -> str | None:
     dashed = next((step for step in scope.steps if step.startswith(f"{member}-")), None)
     if dashed is not None:
         return f"there is no step {member!r} before; a name with a dash is written in brackets: steps[{dashed!r}]"
+    of_fragment = next((step for step in scope.steps if step.startswith(f"{member}.")), None)
+    if of_fragment is not None:
+        return f"{member!r} is a fragment's; its steps are written in brackets: steps[{of_fragment!r}]"
+    if scope.owner == "fragment" and "." not in member and member not in scope.later:
+        hint = did_you_mean(member, scope.steps) or "; give what it needs of the playbook's steps as an input"
+        return f"the fragment has no step {member!r} before{hint}"
     if member in scope.later:
         return f"step {member!r} has not run here; only steps before this one are known"
     return _missing("there is no step", member, scope.steps)

@@ -66,6 +66,8 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     if checked.empty:
         raise exits.InvalidInput(f"No playbook found in {', '.join(map(str, checked.empty))}.")
     counted = [words.count(len(checked.playbooks), "playbook")] if has_playbooks else []
+    if checked.fragments:
+        counted.append(words.count(checked.fragments, "fragment"))
     if alert_map:
         renames = sum(len(content.renames) for content in library.contents)
         counted.append(f"{words.count(renames, 'rename')} in {words.count(len(library.contents), 'alert map')}")

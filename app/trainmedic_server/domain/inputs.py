@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -60,12 +60,12 @@ class ReadInputs(Struct, frozen=True):
         return {ANNOTATION: json.dumps(self.values, sort_keys=True)} if self.values else {}
 
 
-def read(declared: Mapping[str, Input], given: Mapping[str, Value]) -> ReadInputs:
+def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str = "playbook") -> ReadInputs:
     values: dict[str, Value | None] = {}
     problems: list[tuple[str, str]] = []
     for name in given.keys() - declared.keys():
         hint = did_you_mean(name, declared) or (f"; there are {', '.join(declared)}" if declared else "")
-        problems.append((name, f"the playbook has no such input{hint}"))
+        problems.append((name, f"the {owner} has no such input{hint}"))
     for name, spec in declared.items():
         value = given.get(name, spec.default)
         if value is None:
@@ -78,6 +78,16 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value]) -> ReadInput
         except ValueError as error:
             problems.append((name, str(error)))
     return ReadInputs(values, tuple(sorted(problems)))
+
+
+def wrong_defaults(declared: Mapping[str, Input]) -> Iterator[tuple[str, str]]:
+    """Yield (name, message)."""
+    for name, spec in declared.items():
+        if spec.default is not None:
+            if spec.required:
+                yield name, "default: a required input has none"
+            for _, message in read({name: spec}, {}).problems:
+                yield name, f"default: {message}"
 
 
 _NODES_MISSING = "is required; give names of nodes, separated by commas"
@@ -138,6 +148,8 @@ def _nodes(value: Value) -> list[str]:
     if not isinstance(value, (str, list)):
         raise ValueError("must be names of nodes, separated by commas")
     texts = [value] if isinstance(value, str) else value
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("must be names of nodes, separated by commas")
     names = list(dict.fromkeys(name for text in texts for name in host_lists.expand(text)))
     if not 0 < len(names) <= _MOST_NODES:
         raise ValueError(f"must be 1 to {_MOST_NODES} names of nodes, separated by commas")

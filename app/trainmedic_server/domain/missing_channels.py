@@ -25,7 +25,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
     """Yield the channels of its steps: an empty text for all, or for one that only a run determines."""
-    for step in chain(playbook.steps, playbook.on_success, playbook.on_failure):
+    for step in chain(playbook.steps, playbook.on_success, playbook.on_failure, playbook.on_limited):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))
         elif isinstance(step, ApproveStep):

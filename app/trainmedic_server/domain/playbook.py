@@ -10,13 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     PlainValidator,
     Tag,
     WithJsonSchema,
-    model_validator,
 )
 
 from trainmedic.wire.envelope import write_time
@@ -30,10 +28,13 @@ from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.playbook_target import JOBS as JOBS
 from trainmedic_server.domain.playbook_target import ON_NODE, OneTargetKind, kind_of_target
 from trainmedic_server.domain.playbook_target import GroupTarget as GroupTarget
-from trainmedic_server.domain.playbook_target import PlaybookModel as _Model
 from trainmedic_server.domain.playbook_target import TargetParts as TargetParts
+from trainmedic_server.domain.question_form import AskingForm, LastResort, OnTimeout
+from trainmedic_server.domain.question_form import Escalation as Escalation
+from trainmedic_server.domain.question_form import PlaybookModel as _Model
+from trainmedic_server.domain.question_form import Question as Question
 from trainmedic_server.domain.trigger import MOST_MATCHERS as MOST_MATCHERS
-from trainmedic_server.domain.trigger import Approvers, Trigger
+from trainmedic_server.domain.trigger import Trigger
 
 APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
@@ -44,7 +45,6 @@ PROMETHEUS_QUERY = "prometheus.query"
 MOST_WINDOWS = 20
 MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
-
 
 
 class Percentage(float):
@@ -125,6 +125,13 @@ class RateLimit(_Model):
     per_target: bool = Field(False, description="Count the runs of each target alone.")
 
 
+class Again(_Model):
+    """Further runs while the alert still fires."""
+
+    after: Duration = Field(description="Time from the end of the last run on the alert.")
+    times: int = Field(ge=1, le=100, description="Further runs for one alert; those that people start do not count.")
+
+
 class Guards(_Model):
     """Limits on how often and on how much a playbook acts."""
 
@@ -134,6 +141,10 @@ class Guards(_Model):
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
     queue: Duration | None = Field(
         None, description="How long further runs wait for their turn in max_concurrent; default: refused."
+    )
+    again: Again | None = Field(None, description="Further runs while the alert still fires.")
+    on_limited: tuple[ActionStep, ...] = Field(
+        (), max_length=MOST_STEPS, description="Steps for the first run that max_runs refuses within its time."
     )
 
 
@@ -267,43 +278,6 @@ class UntilStep(_Step):
     )
 
 
-LastResort = Literal["fail", "continue", "reject", "approve"]
-
-
-class Escalation(_Model):
-    """The next approvers if no one answers in time, and what follows if they do not answer either."""
-
-    by: Annotated[Approvers, Field(min_length=1)]
-    """Further approvers, in the form of a question's ``by``."""
-    to: str | None = Field(None, description="Notification channel; default: all.")
-    timeout: Duration | None = None
-    """None for the first question's timeout."""
-    on_timeout: LastResort = "fail"
-
-
-class _Asking(_Model):
-    """How people are asked."""
-
-    message: str = Field("", description="A template: what is asked.")
-    by: Approvers = Field(
-        (), description="Approvers: user:NAME, group:NAME, or a name of either; default: any operator."
-    )
-    count: int = Field(1, ge=1, le=20, description="Number of different people who must approve.")
-    remind: Duration | None = Field(None, description="Interval of reminders until an answer.")
-    ask_again: Duration | None = Field(
-        None, description="Delay after a timeout until the question is asked again, while the alert fires."
-    )
-    to: str | None = Field(None, description="Notification channel; default: all.")
-    escalate: Escalation | None = Field(None, description="Next approvers, with on_timeout: escalate.")
-
-
-class Question(_Asking):
-    """A question to people."""
-
-
-OnTimeout = Literal["fail", "continue", "reject", "approve", "escalate"]
-
-
 class ApproveStep(_Step):
     """A step that waits for people."""
 
@@ -322,7 +296,7 @@ class ApproveStep(_Step):
         return self.question.escalate.on_timeout if self.question.escalate else "fail"
 
 
-class Approval(_Asking):
+class Approval(AskingForm):
     """How mode approve asks before a run acts."""
 
     timeout: Duration | None = Field(default="1h", validate_default=True)
@@ -332,7 +306,7 @@ class Approval(_Asking):
 
     @cached_property
     def step(self) -> ApproveStep:
-        asked = {name: getattr(self, name) for name in _Asking.model_fields}
+        asked = {name: getattr(self, name) for name in AskingForm.model_fields}
         if self.timeout is None or self.on_timeout not in ("fail", "reject"):
             asked["ask_again"] = None  # the default is valid only with these two
         question = Question.model_construct(**asked)
@@ -400,6 +374,11 @@ class Playbook(_Model):
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
     effect: MeasuredEffect | None = None
     """None to measure the alert rule's metric."""
+    fragments: dict[str, str] = Field(
+        default_factory=dict,
+        description="Texts of the fragments that steps use, by name. One that is not given here is read from the "
+        "playbook's folder when the playbook is loaded, and becomes part of it.",
+    )
     files: dict[str, str] = Field(
         default_factory=dict,
         description="Templates that steps name, by file name. One that is not given here is read from the playbook's "
@@ -421,6 +400,10 @@ class Playbook(_Model):
         return (self.only_during,) if isinstance(self.only_during, CronWindow) else self.only_during or ()
 
     @property
+    def on_limited(self) -> tuple[ActionStep, ...]:
+        return self.guards.on_limited
+
+    @property
     def target_kind(self) -> TargetKind:
         """Kind of what the steps work on: in a group, of its members."""
         return self.target if isinstance(self.target, TargetKind) else self.target.kind
@@ -437,7 +420,10 @@ class Playbook(_Model):
 
 PHASES = ("steps", "on_success", "on_failure")
 """Step lists in the order in which a run stores them. One of the last two is executed."""
-_NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure"}
+ON_LIMITED = "on_limited"
+"""Phase of the steps for a run that ``max_runs`` refuses. It has no other steps."""
+EVERY_PHASE = (*PHASES, ON_LIMITED)
+_NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure", ON_LIMITED: "limited"}
 
 
 FREE_WAITS = (PollStep, DelayStep, UntilStep)

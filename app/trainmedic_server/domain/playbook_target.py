@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainmedic_core.target import TargetKind
+from trainmedic_server.domain.question_form import PlaybookModel
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 ON_NODE = "on_node"
 JOBS = "jobs"
 """Name of a run's second target, the jobs on its node."""
-
-
-class PlaybookModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 def _beside_node(value: Any) -> Any:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import STAND_INS, Identity
 from trainmedic_server.domain.group_counts import GroupCounts
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.modes import Mode, UndoTrigger
 from trainmedic_server.domain.pause import OperatorPause
 
@@ -233,6 +234,8 @@ class Run(Struct, frozen=True):
     """Labels as Alertmanager sent them. None if no alert map changed them."""
     also: tuple[Target, ...] = ()
     """Further targets: the jobs on the target's node, as of the lock. Empty without any."""
+    memory: RunMemory | None = None
+    """None if its playbook does not use ``runs``."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -277,6 +280,11 @@ class Run(Struct, frozen=True):
     @property
     def is_group(self) -> bool:
         return self.target is not None and self.target.kind is TargetKind.GROUP
+
+    @property
+    def is_limited(self) -> bool:
+        """True for the record of a refusal by ``max_runs``, also while its ``on_limited`` steps run."""
+        return self.decision is Decision.RATE_LIMITED
 
     @property
     def story(self) -> str:

@@ -12,13 +12,10 @@ from trainmedic_core.fields import Expression, Identifier
 from trainmedic_server.domain import beginnings, cron
 from trainmedic_server.domain.cron import Schedule, TimeZone
 from trainmedic_server.domain.inputs import MOST_INPUTS, Input, InputName
-from trainmedic_server.domain.playbook_target import PlaybookModel
 from trainmedic_server.domain.proof import AlertProof
+from trainmedic_server.domain.question_form import Approvers, PlaybookModel
 
 MOST_MATCHERS = 100
-
-Approver = Annotated[str, Field(min_length=1, max_length=128)]
-Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
 
 
 class Manual(PlaybookModel):

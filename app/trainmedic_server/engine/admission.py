@@ -20,7 +20,8 @@ from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.playbook import PHASES, ActionStep, Guards, Mode
+from trainmedic_server.domain.memory import RunMemory
+from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, ActionStep, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.selectors import Selection, Selector
@@ -38,6 +39,7 @@ _REJECTED_IN_HISTORY = 20
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns a starting run's first plan; None to leave it to the driver."""
 _DUPLICATE = Decision.DUPLICATE
+_TRIED_AGAIN = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
@@ -54,6 +56,10 @@ class AdmissionFacts(Struct):
     nodes_acted_on: set[str]
     known_nodes: set[str]
     topology: Topology = field(default_factory=Topology)
+    memories: dict[Key, RunMemory] = field(default_factory=dict)
+    """Of playbooks that use ``runs``."""
+    limited: dict[str, set[str]] = field(default_factory=dict)
+    """By playbook: targets for which ``on_limited`` has begun within the time of ``max_runs``."""
 
 
 class Admitter:
@@ -69,6 +75,7 @@ class Admitter:
         """By playbook, and by playbook and target."""
         self._opened: Counter[str] = Counter()
         self._by_hand: ByHand | None = None
+        self._repeats: str | None = None
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
         self._modes: dict[tuple[str, str, tuple[Target | Unresolved, ...]], tuple[Mode, str]] = {}
@@ -247,10 +254,22 @@ class Admitter:
         before = [run for run in linked if run.playbook == name]
         is_found = isinstance(candidate.target, Target)
         passing = PASSING | _UNFOUND if is_found else PASSING  # a target unknown at first may be known now
-        if any(run.decision not in passing for run in before):
-            last = next(run for run in reversed(before) if run.decision not in passing)
-            return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
-        outcome = self._guard(record.alert, candidate)
+        open_run = self._facts.open_runs.get(candidate.key)
+        if any(run.run_id == open_run and run.decision == Decision.RATE_LIMITED for run in before):
+            return PlaybookDecision(open_run or "", name, target_key, Decision.RATE_LIMITED)
+        acted = [run for run in before if run.decision not in passing]
+        self._repeats, alert = None, record.alert
+        if acted:
+            last = PlaybookDecision(acted[-1].run_id, name, acted[-1].target_key, Decision.DUPLICATE)
+            if not self._is_due_again(candidate, acted):
+                return last
+            # The alert may be of any age: its last report counts.
+            before, alert = before[before.index(acted[-1]) + 1 :], replace(alert, starts_at=self._now)
+            decision = self._guard(alert, candidate).decision
+            if decision not in _TRIED_AGAIN and not self._tells_of_limit(candidate, decision):
+                return last
+            self._repeats = last.run_id
+        outcome = self._guard(alert, candidate)
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
                 self._add_event(before[-1].run_id, DECIDED[outcome.decision](record.alert.name, why=outcome.why))
@@ -265,6 +284,25 @@ class Admitter:
         if before and outcome.decision is Decision.STARTED:
             self._add_event(before[-1].run_id, kinds.StartedLater(run.id))
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
+
+    def _tells_of_limit(self, candidate: Candidate, decision: Decision) -> bool:
+        """Return whether ``on_limited`` runs for this refusal: once within the time of ``max_runs``."""
+        playbook, rules = candidate.playbook.definition, candidate.playbook.definition.guards
+        if decision is not Decision.RATE_LIMITED or not rules.on_limited or self._by_hand is not None:
+            return False
+        if self.mode_of(candidate.playbook, candidate.target) is Mode.OBSERVE:
+            return False
+        informed = self._facts.limited.get(playbook.name, set())
+        return candidate.key[1] not in informed if guards.counts_per_target(rules) else not informed
+
+    def try_again(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
+        """Decide as if the alert were reported now, without recording a report."""
+        return self._candidate(record, candidate, list(self._facts.linked.get(record.identity, ())))
+
+    def _is_due_again(self, candidate: Candidate, acted: Sequence[LinkedRun]) -> bool:
+        """Return whether ``again`` asks for a further run after these, which have acted on the alert."""
+        due = guards.again_at(candidate.playbook.definition.guards.again, acted)
+        return due is not None and due <= self._now
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
         refused, target = beginnings.refusal_of(alert), candidate.target
@@ -422,13 +460,17 @@ class Admitter:
         frozen = self._freeze(run)
         content = DECIDED[run.decision](record.alert.name, run.playbook, candidate.key[1], outcome.why or None)
         if self._by_hand is None:
+            content = content if run.repeats is None else replace(content, repeats=run.repeats)
             self._add_event(run.id, content)
         else:
             content = replace(content, by_hand=True, repeats=run.repeats, note=self._by_hand.note)
             self._add_event(run.id, content, self._by_hand.actor)
         if frozen is not None:
             self._add_event(run.id, frozen)
-        if run.status is not Status.NOT_STARTED:
+        if run.is_limited and run.is_open:
+            self._facts.open_runs[candidate.key] = run.id
+            self._facts.limited.setdefault(run.playbook, set()).add(run.target_key)
+        elif run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
             self._to_drive[run.id] = StartedRun(run, candidate.playbook, record)
@@ -436,7 +478,7 @@ class Admitter:
 
     def _freeze(self, run: Run) -> group_events.GroupFrozen | None:
         """Fix the list of a parent that starts or is observed."""
-        if not run.is_group or run.status is Status.NOT_STARTED:
+        if not run.is_group or run.status is Status.NOT_STARTED or run.is_limited:
             return None
         assert run.target is not None
         selection = self._selection(run.target)
@@ -461,31 +503,37 @@ class Admitter:
         playbook, decision = candidate.playbook, outcome.decision
         mode = self.mode_of(playbook, candidate.target, candidate.also)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
+        tells = parent is None and self._tells_of_limit(candidate, decision)
         asks = mode is Mode.APPROVE and parent is None
         phases: Sequence[str] = PHASES
         if playbook.definition.group is not None:
             phases = step_sequence.PARENT_PHASES if parent is None else step_sequence.MEMBER_PHASES
+        if tells:
+            phases, asks = (ON_LIMITED,), False
         run = Run(
             id=self._new_id(),
             playbook=playbook.definition.name,
             version=playbook.version,
             target=candidate.target if isinstance(candidate.target, Target) else None,
             mode=mode,
-            status=Status.RUNNING if decision is Decision.STARTED else Status.NOT_STARTED,
+            status=Status.RUNNING if decision is Decision.STARTED or tells else Status.NOT_STARTED,
             decision=decision,
             alert=record.identity,
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
             original_labels=None if record.alert.original is None else dict(record.alert.original),
             created_at=self._now,
-            steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts else (),
-            ended_at=None if decision is Decision.STARTED else self._now,
+            steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts or tells else (),
+            ended_at=None if decision is Decision.STARTED or tells else self._now,
             message=outcome.why,
             also=candidate.also if starts else (),
+            memory=None if playbook.remembers is None else self._facts.memories.get(candidate.key, RunMemory()),
         )
         if self._by_hand is not None:
             order = self._by_hand
             run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
+        elif parent is None:
+            run = replace(run, repeats=self._repeats)
         if decision is Decision.OBSERVE_ONLY:
             run = plan.observe(run, playbook, self._names(run, playbook, record.alert))
             would = self._would(run, playbook)

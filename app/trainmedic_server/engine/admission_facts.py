@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import EVENT, AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission, guards, matching
 from trainmedic_server.engine.admission import AdmissionFacts
-from trainmedic_server.engine.matching import Candidate, PreparedDelivery
+from trainmedic_server.engine.matching import Candidate, Key, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 
@@ -56,7 +58,30 @@ def read(
         nodes_acted_on=tx.nodes_acted_on(counts_from) if has_nodes else set(),
         known_nodes=tx.known_nodes() | nodes | topology.nodes if has_nodes else set(),
         topology=topology,
+        memories=_memories(tx, candidates, ago),
+        limited={
+            name: tx.limited_since(name, ago(rules.max_runs.per))
+            for name, playbook in playbooks.items()
+            if (rules := playbook.definition.guards).on_limited and rules.max_runs is not None
+        },
     )
+
+
+def _memories(tx: Transaction, candidates: Sequence[Candidate], ago: Ago) -> dict[Key, RunMemory]:
+    """Read what the playbooks that use ``runs`` know of their targets."""
+    using: dict[str, CompiledPlaybook] = {}
+    targets: dict[str, set[str]] = {}
+    for candidate in candidates:
+        if candidate.playbook.remembers is not None and isinstance(candidate.target, Target):
+            using[candidate.key[0]] = candidate.playbook
+            targets.setdefault(candidate.key[0], set()).add(candidate.key[1])
+    return {
+        (name, target): memory
+        for name, playbook in using.items()
+        for target, memory in tx.memories(
+            name, targets[name], {window: ago(length) for window, length in (playbook.remembers or {}).items()}
+        ).items()
+    }
 
 
 def for_members(
@@ -76,4 +101,5 @@ def for_members(
         nodes_acted_on=tx.nodes_acted_on(controls.breaker_counts_from(ago(limits.breaker_window))),
         known_nodes=tx.known_nodes() | topology.nodes,
         topology=topology,
+        memories=_memories(tx, candidates, ago),
     )

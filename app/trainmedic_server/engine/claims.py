@@ -37,6 +37,8 @@ def at_start(run: Run, actions: Actions) -> Claim:
 def of_run(run: Run, actions: Actions) -> Claim:
     """Return the claim, from persisted data only, so that a restart does not change it."""
     assert run.target is not None
+    if run.is_limited:
+        return Claim(run.target, nothing=True)
     names = (step.action for step in run.steps if step.action and step.target is None)
     return _claim(run.target, names, actions, run.also)
 

@@ -80,7 +80,7 @@ class Driver:
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
-        self._group = GroupFollower(services, run) if run.is_group else None
+        self._group = GroupFollower(services, run) if run.is_group and not run.is_limited else None
         self._has_target = True
         self._granted: asyncio.Future[None] | None = None
         """Place in the queue for the target after a wait."""
@@ -265,7 +265,9 @@ class Driver:
     async def _take_turn(self) -> bool:
         """Wait until ``max_concurrent`` lets the run begin; False if the run was closed instead."""
         guards = self._context.playbook.definition.guards if self._context.playbook is not None else None
-        if guards is None or guards.queue is None or guards.max_concurrent is None or self.run.parent is not None:
+        if guards is None or guards.queue is None or guards.max_concurrent is None:
+            return True
+        if self.run.parent is not None or self.run.is_limited:
             return True
         name, most = self.run.playbook, guards.max_concurrent
         turn = self._services.turns.enter(name, self.run.id, most, at_once=plan.has_begun(self.run))

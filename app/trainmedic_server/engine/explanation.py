@@ -279,6 +279,12 @@ def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]
         used = f"; {facts.open_runs} are open" if facts is not None else ""
         queue = f"; others wait up to {duration.write(spec.queue)}" if spec.queue is not None else ""
         sentences.append(f"max_concurrent: at most {spec.max_concurrent} runs open at once{queue}{used}")
+    if spec.again is not None:
+        after = duration.write(spec.again.after)
+        sentences.append(f"again: up to {spec.again.times} further runs while the alert fires, {after} after the last")
+    if spec.on_limited:
+        actions = ", ".join(step.action for step in spec.on_limited)
+        sentences.append(f"on_limited: {actions}, for the first run that max_runs refuses within its time")
     return tuple(sentences)
 
 

@@ -70,6 +70,8 @@ class KeptTargets:
         key = started.run.playbook, started.run.target_key
         if key not in self._keepers or started.run.also != self._also[key]:
             return None
+        if started.run.is_limited:
+            return None  # it locks nothing
         if started.run.is_group:
             return None  # its members are planned from the durable list
         context = self._services.planning_context(started.playbook)

@@ -13,12 +13,12 @@ from msgspec import Struct
 from trainmedic_core import duration
 from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.pause import OperatorPause
-from trainmedic_server.domain.playbook import Guards, Mode
-from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.domain.playbook import Again, Guards, Mode
+from trainmedic_server.domain.run import Controls, Decision, Status
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import windows as allowed_times
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.store import GuardFacts
+from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 
 class GuardDecision(Struct, frozen=True):
@@ -67,6 +67,18 @@ def decide(
             Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
         )
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
+
+
+_MAY_BE_TRIED_AGAIN = frozenset({Status.SUCCEEDED, Status.FAILED})
+"""A person who cancels or rejects a run decides against further ones."""
+
+
+def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None:
+    """Return when a further run on an alert is due after these, which acted on it. None for never."""
+    last = acted[-1]
+    if again is None or last.status not in _MAY_BE_TRIED_AGAIN or last.ended_at is None:
+        return None
+    return last.ended_at + again.after if sum(run.is_again for run in acted) < again.times else None
 
 
 def counts_per_target(guards: Guards) -> bool:

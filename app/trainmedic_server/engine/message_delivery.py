@@ -16,7 +16,9 @@ from datetime import datetime, timedelta
 from trainmedic.wire.backoff import Backoff
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain import links
+from trainmedic_server.domain.event_codec import names
 from trainmedic_server.domain.message import Message, MessageKind, MessageRule
 from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.domain.run import Event
@@ -37,6 +39,7 @@ KEPT_WAITING = timedelta(days=1)
 KEPT = timedelta(days=7)
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
+_CLOSED = names(kinds.Closed)
 _TOO_LATE = "not sent for a day"
 _BROKEN_FOR = timedelta(seconds=30)
 """How long a playbook file must be invalid before people are notified. Saving twice takes less."""
@@ -125,9 +128,12 @@ class MessageDelivery:
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
         kinds_sent = dict(tx.messages.kinds_told(run_ids)) if run_ids else {}
         channels = dict(tx.messages.channels_told(run_ids)) if run_ids and self._routes.are_set else {}
+        closed = {event.run_id for event in events if event.kind in _CLOSED and event.run_id is not None}
+        summaries = _summaries(tx, closed)
         made: list[Message] = []
         for event in events:
-            draft = message_texts.written(event, runs.get(event.run_id or ""), kinds_sent)
+            summary = summaries.get(event.run_id or "", "")
+            draft = message_texts.written(event, runs.get(event.run_id or ""), kinds_sent, summary)
             if draft is None:
                 continue
             run = runs.get(event.run_id or "")
@@ -262,6 +268,14 @@ class MessageDelivery:
         self._fence()
         # No time limit here: only the notifier knows whether a silent service may have the message.
         await self._notifier.notify(title, text or title, channel, severity)
+
+
+def _summaries(tx: Transaction, run_ids: Collection[str]) -> Mapping[str, str]:
+    """Return the summary of each run's first alert, where it has one."""
+    alerts = tx.alerts_of(run_ids) if run_ids else {}
+    return {
+        run_id: records[0].alert.annotations.get("summary", "").strip() for run_id, records in alerts.items() if records
+    }
 
 
 def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:

@@ -28,6 +28,7 @@ from trainmedic_server.domain.message import Message, MessageKind, Severity, min
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.node_evidence import LISTING, UNKNOWN, host_of
 from trainmedic_server.domain.node_names import spelled
+from trainmedic_server.domain.playbook import ON_LIMITED
 from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
 from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
@@ -64,17 +65,17 @@ class Draft(Struct, frozen=True):
 Told = Mapping[str, set[MessageKind]]
 
 
-def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
-    """Return the message on an event, if any. `run` is its run's current state."""
+def written(event: Event, run: Run | None, kinds_told: Told, summary: str = "") -> Draft | None:
+    """Return the message on an event, if any. `run` is its run's current state, `summary` its alert's."""
     if event.run_id is None:
         return _of_server(event)
     if run is None or (run.parent is not None and event.kind not in _OF_MEMBERS):
         return None
-    draft = _of_run(event, run, kinds_told.get(run.id, set()))
+    draft = _of_run(event, run, kinds_told.get(run.id, set()), summary)
     return replace(draft, component=component_of_run(run)) if draft is not None else None
 
 
-def _of_run(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _of_run(event: Event, run: Run, kinds_told: set[MessageKind], summary: str) -> Draft | None:
     match content := content_of(event):
         case kinds.QuestionEvent():
             return _asked(content, run)
@@ -83,7 +84,9 @@ def _of_run(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | Non
         case kinds.ApprovalEnded():
             return _answered(run, kinds_told, questions.UNANSWERED[content.outcome])
         case kinds.Closed():
-            return _closed(run)
+            return _closed(run, summary)
+        case kinds.RateLimited() if any(step.phase == ON_LIMITED for step in run.steps):
+            return None  # they may notify people: its end decides
         case kinds.RateLimited() | kinds.ConcurrencyLimited() | kinds.Stale():
             return _not_started(run, Decision(event.kind), content.why or run.message)
         case kinds.TargetUnknown() | kinds.TargetAmbiguous():
@@ -198,22 +201,23 @@ def _asked(content: kinds.QuestionEvent, run: Run) -> Draft:
     return Draft(MessageKind.APPROVAL, run.playbook, title, "\n".join(lines), run.id, to=content.to)
 
 
-def _closed(run: Run) -> Draft | None:
+def _closed(run: Run, summary: str) -> Draft | None:
+    if run.status is Status.NOT_STARTED and run.is_limited and has_told_people(run, ON_LIMITED):
+        return None
     if run.status is Status.NOT_STARTED:
         return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
         title = f"{runs.title_of(run)} failed"
-        return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run), run.id)
+        return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run, summary), run.id)
     if run.status is Status.SUCCEEDED and run.acted_at is not None:
         title = f"{runs.title_of(run)}: {run.message}"
-        return Draft(MessageKind.REPAIRED, run.playbook, title, _story(run), run.id)
+        return Draft(MessageKind.REPAIRED, run.playbook, title, _story(run, summary), run.id)
     return None
 
 
-def has_told_people(run: Run) -> bool:
+def has_told_people(run: Run, phase: str = "on_failure") -> bool:
     return any(
-        step.phase == "on_failure" and step.action == "notify" and step.status is StepStatus.SUCCEEDED
-        for step in run.steps
+        step.phase == phase and step.action == "notify" and step.status is StepStatus.SUCCEEDED for step in run.steps
     )
 
 
@@ -226,8 +230,8 @@ def channels_told_by(run: Run) -> set[str]:
     return {name for output in outputs for name in output.split(", ") if name}
 
 
-def _story(run: Run) -> str:
-    lines = [f"Alert {run.alert_name}. {run.message}"]
+def _story(run: Run, summary: str) -> str:
+    lines = [f"Alert {run.alert_name}. {run.message}", *([summary] if summary else [])]
     lines += [
         f"- {step.id}: {step.status}{_reason(step)}"
         for step in run.steps

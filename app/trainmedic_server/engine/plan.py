@@ -95,7 +95,7 @@ def why_stale(draft: RunDraft) -> str | None:
 def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) -> datetime:
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
     has_windows = context.playbook is not None and bool(context.playbook.definition.windows)
-    is_later = run.started_by or run.parent or has_windows  # a member counts from its batch
+    is_later = run.started_by or run.repeats or run.parent or has_windows  # a member counts from its batch
     return max([*began, run.created_at] if is_later else began, default=run.created_at)
 
 
@@ -142,7 +142,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
         _close(draft, Status.CANCELLED, message)
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
-    if (was_held and not draft.run.is_group) or not is_under_way(draft):
+    if not draft.run.is_limited and ((was_held and not draft.run.is_group) or not is_under_way(draft)):
         reason = why_stale(draft)
         if reason:
             _cancel_or_not_start(draft, reason, Decision.STALE)
@@ -167,8 +167,10 @@ def _next_step(draft: RunDraft) -> Instruction | None:
         return None
     state = step_sequence.next_step(draft.run, draft.playbook, broken)
     error = None
-    if draft.run.is_group and broken is None and (state is None or state.phase != APPROVAL):
-        assert draft.group is not None
+    if draft.run.is_limited and state is None:
+        _close(draft, Status.NOT_STARTED, draft.run.message, draft.run.decision)
+        return None
+    if draft.group is not None and broken is None and (state is None or state.phase != APPROVAL):
         if draft.group.refused:
             _cancel_or_not_start(draft, draft.group.refused, Decision.BREAKER_OPEN)
             return None

@@ -11,10 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_core.expressions import sandbox
 from trainmedic_core.target import Target
 from trainmedic_server.domain import beginnings, inputs, links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.playbook_target import JOBS
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.engine import verdict_alert
@@ -71,6 +73,10 @@ def of_job(target: Target | None, alert: Alert, verdicts: Mapping[str, VerdictsO
     return {"name": job, "verdict": verdict.as_data()}
 
 
+def _of_memory(memory: RunMemory) -> dict[str, Any]:
+    return {"count": sandbox.PlainFunction(memory.counts.__getitem__), "last": memory.last_data()}
+
+
 def build(
     run: Run,
     playbook: CompiledPlaybook,
@@ -102,6 +108,7 @@ def build(
         "inputs": inputs.of_annotations(first.annotations) if playbook.definition.on.manual else {},
         "ended_run": beginnings.ended_run_of(first.annotations),
         "steps": steps,
+        **({"runs": _of_memory(run.memory)} if run.memory is not None else {}),
         "run": {
             "id": run.id,
             "playbook": run.playbook,

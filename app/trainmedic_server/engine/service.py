@@ -38,6 +38,7 @@ from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.schedules import Schedules
 from trainmedic_server.engine.silent_alerts import SilentAlerts
 from trainmedic_server.engine.timeline import HEARTBEAT, Timeline
+from trainmedic_server.engine.trying_again import RepeatedRuns
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
@@ -111,6 +112,7 @@ class Engine:
         self._explainer = Explainer(services)
         self._starter = ManualStarter(services, self._on_admitted)
         self._schedules = Schedules(services, self.admit)
+        self._repeated_runs = RepeatedRuns(services, self._on_admitted)
         self._silent_alerts = SilentAlerts(services, alert_source, self._workers.touch)
         lease_recovery = LeaseRecovery(services, alert_source, self._workers.playbook_of)
         self._leases = LeaseRenewer(services, lease_recovery)
@@ -158,7 +160,13 @@ class Engine:
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
         await self._workers.recover(down_for)
-        loops = (self._beat_for_ever(), self._silent_alerts.run(), self._leases.run(), self._schedules.run())
+        loops = (
+            self._beat_for_ever(),
+            self._silent_alerts.run(),
+            self._leases.run(),
+            self._schedules.run(),
+            self._repeated_runs.run(),
+        )
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trainmedic_server.domain.playbook import (
     APPROVAL,
     FREE_WAITS,
+    ON_LIMITED,
     PHASES,
     ActionStep,
     ApproveStep,
@@ -17,7 +18,7 @@ from trainmedic_server.domain.playbook import (
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
-_ENDS = ("on_success", "on_failure")
+_ENDS = ("on_success", "on_failure", ON_LIMITED)
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
@@ -85,7 +86,7 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | No
     These final phases continue after a failed action, because later steps may notify a person, but not after a
     rejection or a timed-out wait or approval, on which later steps depend.
     """
-    phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success")
+    phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success", ON_LIMITED)
     for state in run.steps:
         if state.phase not in phases:
             continue

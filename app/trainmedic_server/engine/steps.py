@@ -112,9 +112,9 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
     """Put an attempt's outcome into the run: step status, output, retry, and what its undo needs."""
-    # An open run's message is for people: what it waits for, or its last error.
+    # An open run's message is for people: what it waits for, or its last error. That of a refusal is its reason.
     message = "" if outcome.status == "applied" else outcome.error or outcome.status
-    if draft.run.message != message:
+    if draft.run.message != message and not draft.run.is_limited:
         draft.run = replace(draft.run, message=message)
     state = draft.run.step(key)
     definition = step_definition(draft.playbook, state)

@@ -122,7 +122,7 @@ class Workers:
                 log.error("cannot continue run", run_id=run.id, why=str(error))
                 run = await self._close(run, plan.fail_unreadable(self._draft(run, outside, None), str(error)))
         draft = self._draft(run, outside, playbook)
-        if run.is_open and run.is_group:
+        if run.is_open and run.is_group and not run.is_limited:
             draft.group = await services.store.transact(lambda tx: group_members.read_progress(tx, run.id))
         reason = self._stale(draft, down_for) if run.is_open else None
         if reason is not None:
@@ -147,7 +147,7 @@ class Workers:
         A run that has acted or waits in a step continues after a downtime up to the maximum age. A rejected run always
         does, to end as rejected.
         """
-        if approval_steps.is_rejected(draft):
+        if approval_steps.is_rejected(draft) or draft.run.is_limited:
             return None
         limit = self._services.limits.max_age
         if down_for > limit:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -53,6 +54,11 @@ class CompiledPlaybook(Protocol):
     def definition(self) -> Playbook: ...
     @property
     def version(self) -> str: ...
+
+    @property
+    def remembers(self) -> Mapping[str, timedelta] | None:
+        """Windows of ``runs.count``, as written. None if ``runs`` is not used."""
+        ...
 
     @property
     def text(self) -> str: ...

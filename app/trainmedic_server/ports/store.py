@@ -12,6 +12,7 @@ from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.effect import Effect
 from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, UndoStatus
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.archive import RunArchive
@@ -32,7 +33,10 @@ class LinkedRun(Struct, frozen=True):
     target_key: str
     status: str
     decision: str
-    """A `Decision`, possibly of a later release."""
+    """A `Decision`, or one of a later release."""
+    ended_at: datetime | None = None
+    is_again: bool = False
+    """True if the server started it because its alert still fired after an earlier one."""
 
 
 class GuardFacts(Struct, frozen=True):
@@ -120,6 +124,16 @@ class Transaction(KeptTables, Protocol):
 
         ``started`` counts runs after ``started_since[playbook]``, 0 if absent there; of playbooks `per_target`, those
         on the target.
+        """
+        ...
+
+    def limited_since(self, playbook: str, moment: datetime) -> set[str]:
+        """Return the targets for which ``on_limited`` of the playbook began after `moment`."""
+        ...
+
+    def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
+        """Return by target key what runs have changed before: their numbers after each time in `since`, and the last
+        one.
         """
         ...
 

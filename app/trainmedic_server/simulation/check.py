@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -25,7 +25,8 @@ class CheckResult(Struct, frozen=True):
     warnings: tuple[FileProblem, ...] = ()
     """Likely mistakes in loadable playbooks."""
     empty: tuple[Path, ...] = ()
-    """Paths without playbooks and problems."""
+    """Paths without playbooks, fragments and problems."""
+    fragments: int = 0
 
 
 def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CheckResult:
@@ -37,10 +38,23 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
     for path in tests:
         problems.extend(suite_format.read(path)[1])
     playbooks = tuple(library.all())
-    sources = [Path(source) for source in (*(each.source for each in playbooks), *(each.file for each in problems))]
+    found = [*(each.source for each in playbooks), *(each.source for each in library.fragments)]
+    found += [each.file for each in problems]
+    sources = [Path(source) for source in found]
     empty = tuple(root for root in roots if root not in tests and not any(_is_in(source, root) for source in sources))
-    warnings = (*overlaps.warnings(playbooks, actions), *chains.warnings(playbooks))
-    return CheckResult(playbooks, tuple(sorted(set(problems))), warnings, empty)
+    warnings = (*overlaps.warnings(playbooks, actions), *chains.warnings(playbooks), *_unused(library))
+    return CheckResult(playbooks, tuple(sorted(set(problems))), warnings, empty, len(library.fragments))
+
+
+def _unused(library: Library) -> Iterator[FileProblem]:
+    """Yield a hint for each fragment that no playbook of its folder uses. None if a file could not be loaded."""
+    used = {
+        (Path(playbook.source).parent, use.fragment) for playbook in library.all() for use in playbook.uses.values()
+    }
+    for place in library.fragments if not library.problems else ():
+        if (Path(place.source).parent, place.name) not in used:
+            hint = f"hint: no playbook here uses fragment {place.name!r}; write {{use: {place.name}}} as a step"
+            yield FileProblem(place.source, place.line, 1, hint)
 
 
 def check_alert_maps(

@@ -22,6 +22,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import chains, loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.fragments import FragmentFolders
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import beginnings, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
@@ -96,8 +97,9 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
     """Run all tests of a file. Problems are in the result."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
+    folders = FragmentFolders()
     for suite in suites:
-        files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
+        files = [loader.load_file(playbook, actions, identity, folders=folders) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         playbooks = [playbook for file in files for playbook in file.playbooks]
         problems.extend(problem for _, problem in chains.cycles({each.definition.name: each for each in playbooks}))

@@ -54,7 +54,9 @@ ON = [
     ("{schedule: 0 3 * * 2, alert: A}", "on", "one beginning"),
     ("{alert: A, timezone: UTC}", "timezone", "schedule"),
     ("{schedule: 0 3 * * 2, when: labels.a}", "when", "schedule has none"),
+    ("{alert: A, when: 'runs.count(\"1d\") > 3'}", "runs", "write when at a step"),
 ]
+LIMITED = "max_runs: {count: 5, per: 1h}"
 TOP = [
     ("cooldown: 10m", "cooldown", "guards"),
     ("max_runs: 5", "max_runs", "guards"),
@@ -90,6 +92,34 @@ TOP = [
     ("guards: {max_runs: {count: 5, window: 1h}}", "window", "per: 1h"),
     ("guards: {max_runs: {count: 5}}", "per", "missing"),
     ("guards: {rate_limit: 5}", "rate_limit", "max_runs: {count"),
+    ("guards: {on_limited: [{action: notify, with: {message: a}}]}", "needs max_runs", "{count: 5, per: 1h}"),
+    (f"guards: {{{LIMITED}, on_limited: notify}}", "on_limited", "[{action: notify"),
+    (f"guards: {{{LIMITED}, on_limited: [{{wait_for: resolved}}]}}", "wait_for", "only actions that change nothing"),
+    (
+        f"guards: {{{LIMITED}, on_limited: [{{action: gpu.power_limit, with: {{percent: 80}}}}]}}",
+        "changes something",
+        "action: notify",
+    ),
+    (f"guards: {{{LIMITED}, on_limited: [{{action: notfy}}]}}", "'notfy'", "did you mean 'notify'?"),
+    (f"guards: {{{LIMITED}, on_limited: [{{action: notify, with: {{text: a}}}}]}}", "text", "message"),
+    (
+        f"guards: {{{LIMITED}, on_limited: [{{action: notify, with: {{message: '{{{{ steps.cap.status }}}}'}}}}]}}",
+        "'cap'",
+        "before",
+    ),
+    (
+        f"guards: {{{LIMITED}, on_limited: [{{action: notify, undo: on_resolve, with: {{message: a}}}}]}}",
+        "undo",
+        "no undo",
+    ),
+    (f"guards: {{{LIMITED}, on_limit: []}}", "on_limit", "on_limited: [{action: notify"),
+    ("on_limited: []", "on_limited", "'guards'"),
+    ("guards: {again: 3}", "again", "{after: 30m, times: 3}"),
+    ("guards: {again: {after: 30m}}", "times", "missing"),
+    ("guards: {again: {after: 30m, count: 3}}", "count", "times: 3"),
+    ("guards: {again: {delay: 30m, times: 3}}", "delay", "after: 30m"),
+    ("guards: {again: {after: 0s, times: 3}}", "after", "longer than 0s"),
+    ("guards: {retry: {attempts: 3}}", "retry", "again: {after: 30m, times: 3}"),
     ("guards: {cool_down: 5m}", "cool_down", "cooldown"),
     ("guards: {cooldown: 10 minutes}", "cooldown", "write 10m"),
     ("guards: {cooldown: 10min}", "cooldown", "write 10m"),
@@ -241,6 +271,16 @@ CONDITIONS = [
     ("steps.f.output.cpu.percent > 80%", "80%", "without %"),
     ("{{ labels.a }}", "{{", "without braces"),
     ("target", "target", "target.node"),
+    ("runs.count > 3", "runs.count is a function", 'runs.count("1d")'),
+    ("runs.count() > 3", "takes one time", 'runs.count("1d")'),
+    ("runs.count(1) > 3", "1 is not a time", 'runs.count("1d")'),
+    ("runs.count(vars.limit) > 3", "written out", 'runs.count("1d")'),
+    ('runs.count("1 day") > 3', "'1 day'", "1d"),
+    ('runs.count("0s") > 3', "longer than 0s", 'runs.count("1d")'),
+    ("runs.total > 3", "'total'", "runs.last.status"),
+    ("runs.last.state == 'failed'", "'state'", "did you mean 'status'?"),
+    ("runs.last.at > '1h'", "runs.last.at", "'1h'"),
+    ("run_count > 3", "run_count", 'runs.count("1d")'),
     ("labels.a == “b”", "“", "straight quotes"),
 ]
 WHOLE = [
@@ -272,6 +312,22 @@ OF_INPUTS = [
     ),
 ]
 """Targets of a playbook with an input `w` of type nodes."""
+FRAGMENTS = "---\nfragment: fit\ninputs: {limit: {type: number, required: true}}\nsteps:\n  - {action: node.facts}\n"
+"""What is added after `BASE` and a step that uses it wrongly."""
+USES = [
+    ("{use: fitt, with: {limit: 1}}", "'fitt'", "did you mean 'fit'?"),
+    ("{use: fit}", "with.limit", "is required"),
+    ("{use: fit, with: {limit: high}}", "with.limit", "not a number"),
+    ("{use: fit, with: {limt: 1, limit: 1}}", "with.limt", "did you mean 'limit'?"),
+    ("{use: fit, when: labels.a, with: {limit: 1}}", "'when'", "over its inputs"),
+    ("{use: fit, timeout: 5m, with: {limit: 1}}", "'timeout'", "at the fragment's steps"),
+    ("{use: fit, undo: on_resolve, with: {limit: 1}}", "'undo'", "at the fragment's steps"),
+    ("{use: fit, limit: 1}", "'limit'", "id and with"),
+    ("{use: fit, inputs: {limit: 1}}", "'inputs'", "with: {name: value}"),
+    ("{use: fit.yaml, with: {limit: 1}}", "'fit.yaml'", "there are fit"),
+    ("{include: fit}", "'include'", "use: NAME"),
+    ("{import_tasks: fit.yaml}", "'import_tasks'", "use: NAME"),
+]
 JOB = [
     ('{action: job.scale_lr, with: {factor: "50%"}}', "factor", "write 0.5"),
     ("{action: job.scale_lr, with: {factor: 50}}", "factor", "between"),
@@ -297,6 +353,8 @@ def mistakes() -> Iterator[tuple[str, int, str, str]]:
         yield f"{BASE}  - {{wait_for: resolved, when: {json.dumps(condition)}}}\n", LAST, named, cure
     for wrong, line, named, cure in WHOLE:
         yield BASE.replace("target: gpu", wrong).replace("node.facts", "notify"), line, named, cure
+    for wrong, named, cure in USES:
+        yield f"{BASE}  - {wrong}\n{FRAGMENTS}", LAST, named, cure
     of_job = BASE.replace("target: gpu", "target: job")
     for wrong, named, cure in JOB:
         yield f"{of_job}  - {wrong}\n", LAST, named, cure

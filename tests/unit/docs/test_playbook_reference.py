@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from trainmedic_core import yaml_text
 from trainmedic_core.expressions import evaluation, sandbox
 from trainmedic_server.catalog import scope_check
-from trainmedic_server.domain import playbook
+from trainmedic_server.domain import fragment, playbook
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.simulation import suite_format
 
@@ -54,6 +54,7 @@ def rows(text: str) -> set[str]:
                 playbook.PolledQuery,
                 playbook.PolledAction,
                 playbook.ApproveStep,
+                fragment.UseStep,
             ],
         ),
     ],

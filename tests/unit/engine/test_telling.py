@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.engine.world import World
+from tests.unit.engine.world import Tell, World
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import errors
 from trainmedic_server.adapters import apprise_notifier
@@ -122,6 +122,35 @@ async def begin(world: MakeWorld) -> Any:
 
 def metric(world: World, name: str, **labels: str) -> float:
     return world.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def test_a_failure_is_told_with_what_was_tried_and_what_came_of_it(begin: Any) -> None:
+    """So a playbook needs no ``on_failure`` for that. One that has told people by itself is not told of twice."""
+    ladder = """
+playbook: ladder
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.cap, undo: on_resolve}
+  - {id: cooled, wait_for: resolved, timeout: 1m, on_timeout: continue}
+  - {id: skipped, when: steps.cap.status == "failed", action: test.other}
+  - {id: harder, action: test.other}
+"""
+    t = await begin(ladder)
+    t.world.actions["other"].outcomes.append(errors.PermanentFailure("no agent"))
+    alert = t.world.alert(node="n1")
+    await t.world.post(replace(alert, annotations={"summary": "n1 has 95 °C"}))
+    await t.world.pass_time(120)
+    ((title, text, *_),) = t.channels.sent
+    assert title == "[warning] ladder on node:n1 failed"
+    assert text.splitlines()[:-1] == [
+        "Alert Hot. step harder: no agent",
+        "n1 has 95 °C",
+        "- cap: succeeded",
+        "- cooled: timed_out, the alert had not resolved in time",
+        "- harder: failed, no agent",
+        "Still to revert, by test.uncap.",
+    ]
 
 
 async def test_a_group_is_told_once(begin: Any) -> None:
@@ -841,3 +870,33 @@ async def test_events_that_are_taken_again_by_other_routes_make_no_other_message
     await take(t.teller, taken)
     await t.world.pass_time(15)
     assert [to for to, _ in receivers(t)] == (["gpu"] if before else list(TEAM_NAMES))
+
+
+LIMITED = """
+playbook: capping
+on: {alert: Hot}
+target: node
+guards:
+  max_runs: {count: 1, per: 1h}
+  on_limited: [{action: notify, on_error: continue}]
+steps:
+  - {id: cap, action: test.cap}
+"""
+
+
+class Notify(Tell):
+    """Stands in for the action ``notify``: by it, people are told by the playbook."""
+
+    name = "notify"
+
+
+@pytest.mark.parametrize("outcome", [{"to": "oncall"}, errors.PermanentFailure("no channel")])
+async def test_a_refusal_that_on_limited_has_told_of_is_not_told_of_twice(begin: Any, outcome: Any) -> None:
+    """If its message did not reach people, the server's own does."""
+    t = await begin(LIMITED, more=[Notify])
+    t.world.actions._instances["notify"].outcomes.append(outcome)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.post(t.world.alert(node="n2"))
+    await t.world.pass_time(60)
+    own = "[warning] capping on node:n2 did not start: 1 runs in the last 1h, at most 1"
+    assert t.channels.titles == ([] if isinstance(outcome, dict) else [own])

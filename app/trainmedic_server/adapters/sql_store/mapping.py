@@ -10,11 +10,12 @@ from msgspec.structs import asdict, replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
+from trainmedic_server.domain import memory
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.pause import OperatorPause
-from trainmedic_server.domain.playbook import APPROVAL, PHASES, Mode, UndoTrigger
+from trainmedic_server.domain.playbook import APPROVAL, EVERY_PHASE, Mode, UndoTrigger
 from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.domain.run import (
     OPEN,
@@ -35,7 +36,7 @@ from trainmedic_server.domain.time_gaps import TimeGap
 
 Row = Sequence[Any]
 
-_PHASES = (APPROVAL, *PHASES)
+_PHASES = (APPROVAL, *EVERY_PHASE)
 _NO_UNDO = (None,) * 11
 
 
@@ -102,13 +103,15 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.parent,
         run.batch,
         [target.key for target in run.also] or None,
+        None if run.memory is None else run.memory.as_json(),
     )
 
 
 def run_of(row: Row, steps: Sequence[StepState]) -> Run:
     run_id, playbook, version, kind, node, gpu, job, target_key, mode, status, decision, *rest = row
     fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, *rest = rest
-    waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch, also = rest
+    waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch, *last = rest
+    also, kept = last
     return Run(
         id=run_id,
         playbook=playbook,
@@ -133,6 +136,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         parent=parent,
         batch=batch,
         also=tuple(map(Target.of_key, also)) if also else (),
+        memory=None if kept is None else memory.of_json(kept),
         members_owe=kind == TargetKind.GROUP and bool(unfinished) and Status(status) not in OPEN,
     )
 

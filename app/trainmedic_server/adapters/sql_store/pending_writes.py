@@ -74,6 +74,7 @@ class PendingWrites:
     def _note_form(self, run: Run) -> None:
         has_jobs = bool(run.also) or any(step.target for step in run.steps)
         self.has_new_forms |= has_jobs or run.is_group or run.decision is Decision.OUTSIDE_WINDOW
+        self.has_new_forms |= run.is_limited and bool(run.steps)
 
     def _note_group(self, run: Run) -> None:
         if run.parent is not None:

@@ -43,7 +43,7 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 def can_repeat(run: Run) -> bool:
     """Return whether the run counts as repeated after one of the same playbook and target within the hour before."""
     is_real = run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
-    return is_real and run.parent is None
+    return is_real and run.parent is None and not run.is_limited
 
 
 def _facts_of(run: Run) -> Iterator[str]:

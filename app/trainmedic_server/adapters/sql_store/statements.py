@@ -12,6 +12,7 @@ from trainmedic_server.adapters.sql_store.columns import Text, encode_json
 from trainmedic_server.adapters.sql_store.lookup import KEYS, WANTED, Lookup
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.playbook import ON_LIMITED
 from trainmedic_server.domain.run import Decision, Status
 
 ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
@@ -46,6 +47,8 @@ LINKED_RUNS = Lookup(
         runs.c.target_key,
         runs.c.status,
         runs.c.decision,
+        runs.c.ended_at,
+        sa.and_(runs.c.repeats.is_not(None), runs.c.started_by.is_(None)),
     )
     .join(runs, runs.c.id == run_alerts.c.run_id)
     .where(run_alerts.c.fingerprint.in_(KEYS), queries.within(run_alerts.c.starts_at))
@@ -87,6 +90,27 @@ COUNT_STARTED_HERE = _of_each(
         schema.is_no_member,
         runs.c.created_at > _SINCE,
     )
+)
+TOLD_OF_LIMIT = (
+    sa.select(runs.c.target_key)
+    .where(
+        runs.c.playbook == sa.bindparam("playbook"),
+        runs.c.decision == Decision.RATE_LIMITED.value,
+        runs.c.created_at > _SINCE,
+        schema.is_no_member,
+        sa.exists().where(steps.c.run_id == runs.c.id, steps.c.phase == ON_LIMITED),
+    )
+    .distinct()
+)
+_HAS_ACTED = (
+    runs.c.playbook == sa.bindparam("playbook"),
+    runs.c.target_key == WANTED.c.key,
+    schema.was_started,
+    runs.c.acted_at.is_not(None),
+)
+COUNT_ACTED_HERE = _of_each(sa.select(sa.func.count()).select_from(runs).where(*_HAS_ACTED, runs.c.acted_at > _SINCE))
+LAST_ACTED_HERE = _of_each(
+    sa.select(runs.c.id).where(*_HAS_ACTED).order_by(runs.c.acted_at.desc(), runs.c.id.desc()).limit(1)
 )
 _IS_VOUCHED_FOR = sa.and_(runs.c.parent.is_not(None), runs.c.mode == Mode.APPROVE.value)
 """`Run.is_vouched_for`"""

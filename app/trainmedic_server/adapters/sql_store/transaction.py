@@ -25,6 +25,7 @@ from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.memory import LastRun, RunMemory
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, Status, UndoStatus
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
@@ -189,7 +190,7 @@ class SqlTransaction(Transaction):
             linked = LinkedRun(*row[2:])
             saved = self._own.saved.get(linked.run_id) or self._shared.saved.get(linked.run_id)
             if saved is not None:
-                linked = replace(linked, status=saved.status, decision=saved.decision)
+                linked = replace(linked, status=saved.status, decision=saved.decision, ended_at=saved.ended_at)
             linked_runs.setdefault(identity, []).append(linked)
         return linked_runs
 
@@ -220,6 +221,21 @@ class SqlTransaction(Transaction):
             open_runs = self._cache.count_open(playbook)
             facts |= {(playbook, key): GuardFacts(ended.get(key), here.get(key, started), open_runs) for key in targets}
         return facts
+
+    def limited_since(self, playbook: str, moment: datetime) -> set[str]:
+        rows = self._flushed_runs().execute(statements.TOLD_OF_LIMIT, {"playbook": playbook, "since": moment})
+        return set(rows.scalars())
+
+    def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
+        connection = self._flushed_runs()
+        counts: dict[str, dict[str, int]] = {target: {} for target in targets}
+        for window, moment in since.items():
+            rows = statements.COUNT_ACTED_HERE.rows(connection, targets, playbook=playbook, since=moment)
+            for target, count in rows:
+                counts[target][window] = count
+        last: dict[str, str | None] = dict(statements.LAST_ACTED_HERE.rows(connection, targets, playbook=playbook))
+        acted = {run.id: run for run in self.runs([run_id for run_id in last.values() if run_id is not None])}
+        return {target: RunMemory(counts[target], _last_of(acted.get(last[target] or ""))) for target in targets}
 
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
         open_runs = self._cache.open_runs
@@ -396,6 +412,12 @@ class SqlTransaction(Transaction):
         connection = self._flushed_if(lambda pending: pending.playbooks)
         text: str | None = connection.execute(statements.PLAYBOOK_TEXT, {"name": name, "version": version}).scalar()
         return text
+
+
+def _last_of(run: Run | None) -> LastRun | None:
+    if run is None or run.acted_at is None:
+        return None
+    return LastRun(run.id, str(run.status), run.acted_at, run.ended_at, run.message)
 
 
 def send_shared(connection: sa.Connection, flush: Flusher, shared: PendingWrites) -> None:

@@ -1,0 +1,329 @@
+"""Fragments: their steps take the place of ``use`` before a playbook is checked. Their texts become part of the
+playbook's version under ``fragments``, so a run keeps its steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_core import model_errors, yaml_files, yaml_text
+from trainmedic_core.expressions.evaluation import is_template
+from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_core.yaml_text import TextPosition, YamlDocument
+from trainmedic_server.catalog import attachments, cures
+from trainmedic_server.domain import inputs
+from trainmedic_server.domain.fragment import Fragment, UseStep
+from trainmedic_server.domain.playbook import MOST_STEPS, PHASES, default_id
+
+KEY = "fragment"
+INSERTED = "fragments"
+"""Key of a playbook with the texts of its fragments."""
+_USES = re.compile(r"""\buse["']?\s*:""")
+_Fragments = Mapping[str, YamlDocument]
+_V = TypeVar("_V")
+
+
+class Use(Struct, frozen=True):
+    """A fragment's steps in a playbook."""
+
+    id: str
+    fragment: str
+    phase: str
+    first: int
+    """Index of its first step in the expanded list."""
+    ids: tuple[str, ...]
+    """Of its steps, within the fragment."""
+    place: DocumentPath
+    """Of its values, in the expanded document."""
+    declared: Mapping[str, inputs.Input]
+    values: Mapping[str, Any]
+    """May contain templates over the playbook's names."""
+
+    def covers(self, index: int) -> bool:
+        return self.first <= index < self.first + len(self.ids)
+
+
+class FragmentPlace(Struct, frozen=True):
+    name: str
+    source: str
+    line: int
+
+
+class Expanded(Struct, frozen=True):
+    document: YamlDocument
+    uses: tuple[Use, ...] = ()
+
+
+class FragmentFolders:
+    """Fragments by folder, each read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
+
+    def named_in(self, text: str, path: Path) -> _Fragments:
+        """Return the fragments of other files in its folder that a file's text names."""
+        if not _USES.search(text):
+            return {}
+        documents, _ = yaml_text.read(text, str(path))
+        names = {name for document in documents for name in _named(document)}
+        own = in_documents(documents)
+        available = self._of(path.parent) if names - own.keys() else ()
+        by_name: dict[str, YamlDocument] = {}
+        for name, document in available:
+            if name in names and name not in own and document.source != str(path):
+                by_name.setdefault(name, document)
+        return by_name
+
+    def _of(self, folder: Path) -> Sequence[tuple[str, YamlDocument]]:
+        if folder not in self._read:
+            self._read[folder] = tuple(
+                (name, document)
+                for path in yaml_files.document_files(folder)
+                if isinstance(path, Path) and path.parent == folder
+                for name, document in _in_file(path)
+            )
+        return self._read[folder]
+
+
+def _in_file(path: Path) -> Iterator[tuple[str, YamlDocument]]:
+    text = yaml_files.read_text(path)
+    if isinstance(text, str) and KEY in text:
+        yield from in_documents(yaml_text.read(text, str(path))[0]).items()
+
+
+def is_fragment(document: YamlDocument) -> bool:
+    return isinstance(document.value, dict) and KEY in document.value
+
+
+def in_documents(documents: Sequence[YamlDocument]) -> dict[str, YamlDocument]:
+    """Return the first fragment of each name."""
+    by_name: dict[str, YamlDocument] = {}
+    for document in documents:
+        if is_fragment(document) and isinstance(document.value[KEY], str):
+            by_name.setdefault(document.value[KEY], document)
+    return by_name
+
+
+def places(text: str, source: str) -> tuple[FragmentPlace, ...]:
+    by_name = in_documents(yaml_text.read(text, source)[0]) if KEY in text else {}
+    return tuple(FragmentPlace(name, source, document.marks[()].line) for name, document in by_name.items())
+
+
+def check(document: YamlDocument, of_file: _Fragments) -> list[FileProblem]:
+    """Return the problems of a fragment's form. Its steps are checked where they are used."""
+    first = of_file.get(str(document.value[KEY]), document)
+    if first is not document:
+        line = first.marks[()].line
+        return [document.problem((KEY,), f"fragment {document.value[KEY]!r} is on line {line} too; rename one")]
+    form = _form(document)
+    return form if isinstance(form, list) else []
+
+
+def _form(document: YamlDocument) -> Fragment | list[FileProblem]:
+    used = [
+        document.problem(("steps", index, "use"), "use: a fragment cannot use another; copy the steps into it")
+        for index, entry in enumerate(_list(document.value.get("steps")))
+        if isinstance(entry, dict) and "use" in entry
+    ]
+    if used:
+        return used
+    form = model_errors.validate(Fragment, document, ("steps",), cures.of_fragment)
+    if isinstance(form, list):
+        return form
+    return [
+        document.problem(("inputs", name, "default"), message)
+        for name, message in inputs.wrong_defaults(form.inputs)
+    ] or form  # fmt: skip
+
+
+def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FileProblem]:
+    """Put the fragments' steps in the place of each ``use``, and their texts into the playbook's."""
+    raw = document.value
+    if not isinstance(raw, dict) or not any(_named(document)):
+        return Expanded(document)
+    inside = raw.get(INSERTED)
+    available = others if inside is None else _inserted(document, inside)
+    expansion = _Expansion(document, available)
+    for phase in PHASES:
+        expansion.expand(phase)
+    if expansion.problems:
+        return expansion.problems
+    text, value = document.text, {**raw, **expansion.lists}
+    if inside is None:
+        used = {use.fragment: available[use.fragment].text.rstrip("\n") for use in expansion.uses}
+        value[INSERTED] = used
+        whole = attachments.with_texts(document, INSERTED, used)
+        if isinstance(whole, FileProblem):
+            return [whole]
+        text = whole
+    made = replace(
+        document, value=value, text=text, marks=expansion.marks, keys=expansion.keys, remarks=expansion.remarks,
+        written=expansion.written,
+    )  # fmt: skip
+    return Expanded(made, tuple(expansion.uses))
+
+
+def _inserted(document: YamlDocument, texts: Any) -> _Fragments:
+    """Return the fragments in a stored playbook's text."""
+    entries = texts.items() if isinstance(texts, dict) else ()
+    by_name: dict[str, YamlDocument] = {}
+    for name, text in entries:
+        if isinstance(text, str):
+            by_name |= in_documents(yaml_text.read(text, f"{document.source}, {INSERTED}.{name}")[0])
+    return by_name
+
+
+def _named(document: YamlDocument) -> Iterator[str]:
+    raw = document.value if isinstance(document.value, dict) else {}
+    for phase in PHASES:
+        for entry in _list(raw.get(phase)):
+            if isinstance(entry, dict) and "use" in entry:
+                yield str(entry["use"])
+
+
+def _list(written: Any) -> list[Any]:
+    return written if isinstance(written, list) else []
+
+
+class _Expansion:
+    def __init__(self, document: YamlDocument, available: _Fragments) -> None:
+        self.document = document
+        self.problems: list[FileProblem] = []
+        self.uses: list[Use] = []
+        self.lists: dict[str, list[Any]] = {}
+        self.marks = dict(document.marks)
+        self.keys = dict(document.keys)
+        self.remarks = dict(document.remarks)
+        self.written: dict[DocumentPath, DocumentPath] = {}
+        self._available = available
+        self._entries: dict[str, _Entries] = {}
+        self._forms: dict[str, Fragment | None] = {}
+
+    def expand(self, phase: str) -> None:
+        entries = _list(self.document.value.get(phase))
+        if not any(isinstance(entry, dict) and "use" in entry for entry in entries):
+            return
+        for paths in (self.marks, self.keys, self.remarks):
+            for path in [path for path in paths if path[:1] == (phase,) and len(path) > 1]:
+                del paths[path]
+        made: list[Any] = []
+        self.lists[phase] = made
+        for index, entry in enumerate(entries):
+            if len(made) > MOST_STEPS:
+                self._problem((phase, index), f"{phase}: has over {MOST_STEPS} steps with those of its fragments")
+                return
+            if isinstance(entry, dict) and "use" in entry:
+                self._use(phase, index, entry, made)
+            else:
+                self._copy(self.document, (phase, index), (phase, len(made)))
+                made.append(entry)
+
+    def _use(self, phase: str, index: int, entry: Mapping[str, Any], made: list[Any]) -> None:
+        here: DocumentPath = (phase, index)
+        wrong = _faults_of_use(self.document, here, entry)
+        if wrong:
+            self.problems.extend(wrong)
+            return
+        name, use_id = entry["use"], entry.get("id") or entry["use"]
+        form = self._fragment(name, here)
+        if form is None:
+            return
+        place: DocumentPath = ("with", len(self.uses))
+        self._copy(self.document, (*here, "with"), place)
+        self.marks.setdefault(place, self.document.marks[here])
+        values = dict(entry.get("with") or {})
+        if any(use.id == use_id for use in self.uses):
+            self._problem((*here, "use"), f"use: {use_id!r} is the id of an earlier use; give this one its own id")
+        for key, message in _faults_of_values(form.inputs, values):
+            at = (*here, "with", key) if key in values else (*here, "use")
+            self._problem(at, f"with.{key}: {message}; fragment {name!r}, {self._place_of(name)}")
+        ids = tuple(step.id or default_id(place, "steps") for place, step in enumerate(form.steps))
+        self.uses.append(Use(use_id, name, phase, len(made), ids, place, form.inputs, values))
+        fragment = self._available[name]
+        line = self.document.marks[(*here, "use")].line
+        note = f" (fragment {name!r}, used at {self.document.source}:{line})"
+        for inner, step in enumerate(fragment.value["steps"]):
+            self._copy(fragment, ("steps", inner), (phase, len(made)), note)
+            made.append({**step, "id": f"{use_id}.{ids[inner]}"})
+
+    def _fragment(self, name: str, here: DocumentPath) -> Fragment | None:
+        if name not in self._available:
+            near = did_you_mean(name, self._available) or (
+                f"; there are {', '.join(sorted(self._available))}" if self._available else
+                "; write a document 'fragment: NAME' in a file of this folder"
+            )  # fmt: skip
+            self._problem((*here, "use"), f"use: there is no fragment {name!r} in this folder{near}")
+            return None
+        if name not in self._forms:
+            form = _form(self._available[name])
+            self._forms[name] = form if isinstance(form, Fragment) else None
+        if self._forms[name] is None:
+            self._problem((*here, "use"), f"use: fragment {name!r} has errors, {self._place_of(name)}")
+        return self._forms[name]
+
+    def _place_of(self, name: str) -> str:
+        fragment = self._available[name]
+        return f"{fragment.source}:{fragment.marks[()].line}"
+
+    def _copy(self, of: YamlDocument, old: DocumentPath, new: DocumentPath, note: str = "") -> None:
+        if new != old:
+            self.written[new] = old
+        length, place = len(old), f"{of.source}:{of.marks[()].line}"
+        if place not in self._entries:
+            self._entries[place] = _Entries(of)
+        entries = self._entries[place]
+        for path, mark in entries.marks.get(old[:2], ()):
+            if path[:length] == old:
+                self.marks[(*new, *path[length:])] = _moved(mark, of, note)
+        for path, mark in entries.keys.get(old[:2], ()):
+            if path[:length] == old:
+                self.keys[(*new, *path[length:])] = _moved(mark, of, note)
+        for path, remark in entries.remarks.get(old[:2], ()):
+            if path[:length] == old:
+                self.remarks[(*new, *path[length:])] = remark
+
+    def _problem(self, path: DocumentPath, message: str) -> None:
+        self.problems.append(self.document.problem(path, message))
+
+
+class _Entries:
+    """Positions by the first two parts of their path, so that many steps are copied in little time."""
+
+    def __init__(self, document: YamlDocument) -> None:
+        self.marks = _by_entry(document.marks)
+        self.keys = _by_entry(document.keys)
+        self.remarks = _by_entry(document.remarks)
+
+
+def _by_entry(values: Mapping[DocumentPath, _V]) -> Mapping[DocumentPath, Sequence[tuple[DocumentPath, _V]]]:
+    by_name: dict[DocumentPath, list[tuple[DocumentPath, _V]]] = {}
+    for path, value in values.items():
+        by_name.setdefault(path[:2], []).append((path, value))
+    return by_name
+
+
+def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:
+    return replace(mark, file=of.source, note=note) if note else mark
+
+
+def _faults_of_use(document: YamlDocument, here: DocumentPath, entry: Mapping[str, Any]) -> list[FileProblem]:
+    try:
+        UseStep.model_validate(entry)
+    except ValueError as error:
+        wrong = model_errors.faults(error, UseStep, entry, (), cures.of_use)  # type: ignore[arg-type]
+        return model_errors.problems(document, here, wrong)
+    return []
+
+
+def _faults_of_values(declared: Mapping[str, inputs.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (name, message). A template's value is read when the step begins."""
+    rendered = {name for name, value in values.items() if name in declared and is_template(value)}
+    rest = {name: spec for name, spec in declared.items() if name not in rendered}
+    constants = {name: value for name, value in values.items() if name not in rendered}
+    yield from inputs.read(rest, constants, "fragment").problems

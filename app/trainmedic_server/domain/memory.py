@@ -1,0 +1,63 @@
+"""What a run knows of its playbook's earlier runs on its target. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct, field
+
+from trainmedic.wire.envelope import read_time, write_time
+
+
+class LastRun(Struct, frozen=True):
+    """Times are aware UTC."""
+
+    id: str
+    status: str
+    at: datetime
+    """When it began its first changing step."""
+    ended_at: datetime | None = None
+    message: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "status": self.status,
+            "at": self.at.timestamp(),
+            "ended_at": None if self.ended_at is None else self.ended_at.timestamp(),
+            "message": self.message,
+        }
+
+
+LAST = ("id", "status", "at", "ended_at", "message")
+_NONE: Mapping[str, Any] = dict.fromkeys(LAST)
+
+
+class RunMemory(Struct, frozen=True):
+    """Earlier runs that began a changing step, as of the run's admission. Persisted with it."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """By window, as written."""
+    last: LastRun | None = None
+
+    def last_data(self) -> Mapping[str, Any]:
+        return _NONE if self.last is None else self.last.as_data()
+
+    def as_json(self) -> dict[str, Any]:
+        last = self.last
+        written = {} if last is None else {
+            "id": last.id, "status": last.status, "at": write_time(last.at), "message": last.message,
+            "ended_at": None if last.ended_at is None else write_time(last.ended_at),
+        }  # fmt: skip
+        return {"counts": dict(self.counts), "last": written}
+
+
+def of_json(written: Mapping[str, Any]) -> RunMemory:
+    last = dict(written["last"])
+    if not last:
+        return RunMemory(written["counts"])
+    ended_at = last["ended_at"]
+    last["at"], last["ended_at"] = read_time(last["at"]), None if ended_at is None else read_time(ended_at)
+    return RunMemory(written["counts"], LastRun(**last))

@@ -1,0 +1,114 @@
+"""Further runs while an alert still fires (``guards.again``). What is due follows from the stored runs, so a restart
+forgets none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from trainmedic_core.target import Target
+from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.playbook import Again
+from trainmedic_server.domain.run import PASSING, Decision
+from trainmedic_server.engine import admission_facts, guards, loops
+from trainmedic_server.engine.admission import Admitter
+from trainmedic_server.engine.admission_changes import AdmissionChanges
+from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.store import Transaction
+
+_EVERY = timedelta(minutes=1)
+_SHORTEST = timedelta(seconds=1)
+_MOST_FIRING = 10_000
+
+
+class RepeatedRuns:
+    def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
+        self._services = services
+        self._on_admitted = on_admitted
+        self._next: datetime | None = None
+        """Earliest time at which a run will be due, as far as known."""
+
+    async def run(self) -> None:
+        """Look until cancelled, but not at once: the start is busy."""
+        clock = loops.by_clock(self._services.clock)
+
+        async def rest(seconds: float) -> None:
+            until_due = self._next - self._services.clock.now() if self._next is not None else _EVERY
+            shortest = min((again.after for again in self._rules()), default=_EVERY)
+            left = max(min(until_due, shortest, timedelta(seconds=seconds)), _SHORTEST)
+            await clock(left.total_seconds())
+
+        await rest(_EVERY.total_seconds())
+        await loops.repeat(self.look, _EVERY, "further runs", self._services.metrics, rest=rest)
+
+    def _playbooks(self) -> Sequence[CompiledPlaybook]:
+        return [each for each in self._services.catalog.all() if each.definition.guards.again is not None]
+
+    def _rules(self) -> Iterator[Again]:
+        return (again for each in self._playbooks() if (again := each.definition.guards.again) is not None)
+
+    async def look(self) -> None:
+        """Start the runs that are due and that the guards allow. Raises StoreUnavailable."""
+        playbooks, store = self._playbooks(), self._services.store
+        self._next = None
+        if not playbooks:
+            return
+        for identity, playbook in await store.transact(lambda tx: list(self._due(tx, playbooks))):
+            await self._try(identity, playbook)
+
+    def _due(
+        self, tx: Transaction, playbooks: Sequence[CompiledPlaybook]
+    ) -> Iterator[tuple[Identity, CompiledPlaybook]]:
+        now = self._services.clock.now()
+        records = tx.firing(_MOST_FIRING, {name for each in playbooks for name in each.definition.on.alertnames})
+        linked = tx.linked_runs([record.identity for record in records])
+        for record in records:
+            for playbook in playbooks:
+                name, again = playbook.definition.name, playbook.definition.guards.again
+                acted = [
+                    run
+                    for run in linked.get(record.identity, ())
+                    if run.playbook == name and run.decision not in PASSING
+                ]
+                due = guards.again_at(again, acted) if acted else None
+                if due is not None and due <= now:
+                    yield record.identity, playbook
+                elif due is not None:
+                    self._next = due if self._next is None else min(due, self._next)
+
+    async def _try(self, identity: Identity, playbook: CompiledPlaybook) -> None:
+        changes = await self._services.store.transact(lambda tx: self._decide(tx, identity, playbook))
+        if changes is None:
+            return
+        for run in changes.runs:
+            self._services.metrics.decisions.labels(run.playbook, str(run.decision)).inc()
+        self._on_admitted(changes)
+
+    def _decide(self, tx: Transaction, identity: Identity, playbook: CompiledPlaybook) -> AdmissionChanges | None:
+        services = self._services
+        record = tx.alerts([identity]).get(identity)
+        candidate = None if record is None or record.is_resolved else self._candidate(record, playbook)
+        if record is None or candidate is None:
+            return None
+        now, ago, topology = services.clock.now(), services.timeline.by_clock(), services.topology()
+        delivery = Delivery("", now, "again", "", "", (record.alert,))
+        prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
+        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology)
+        admitting = Admitter(facts, services.limits, services.new_id, now, ago)
+        if admitting.try_again(record, candidate).decision is Decision.DUPLICATE:
+            return None
+        changes = admitting.changes()
+        for run in changes.runs:
+            tx.keep_playbook(run.playbook, run.version, playbook.text, now)
+        changes.write(tx, now)
+        return changes
+
+    def _candidate(self, record: AlertRecord, playbook: CompiledPlaybook) -> Candidate | None:
+        """Return None if the playbook of now does not react to the alert, or its target is not known any more."""
+        if record.alert.status is not AlertStatus.FIRING or not playbook.match(record.alert).matched:
+            return None
+        target = playbook.target_of(record.alert, self._services.topology())
+        return Candidate(playbook, target) if isinstance(target, Target) else None

@@ -1,0 +1,264 @@
+"""Fragments: steps that several playbooks use, with inputs of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+from click.testing import CliRunner
+
+from trainmedic_core import errors, yaml_text
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.catalog.schema import json_schema
+from trainmedic_server.cli.playbook import playbook as command
+
+ACTIONS = registry.specs_only()
+FRAGMENT = """\
+fragment: bring-back
+inputs:
+  percent: {type: number, default: 80}
+  reason: {type: text, required: true}
+steps:
+  - {id: cap, action: gpu.power_limit, with: {percent: "{{ inputs.percent }}"}, on_error: continue}
+  - when: steps.cap.status != "succeeded" and inputs.percent > 50
+    action: notify
+    with: {message: "{{ inputs.reason }}: {{ steps.cap.error }}"}
+"""
+PLAYBOOK = """\
+playbook: hot
+on: {alert: Hot}
+target: gpu
+vars: {low: 60}
+steps:
+  - {id: ask, approve: "Cap it?"}
+  - {use: bring-back, with: {reason: "{{ labels.why }}", percent: "{{ vars.low }}"}}
+  - {id: again, use: bring-back, with: {reason: again}}
+  - when: steps["again.cap"].status == "failed"
+    action: notify
+    with: {message: "{{ steps['bring-back.cap'].status }}"}
+"""
+BOTH = f"{PLAYBOOK}---\n{FRAGMENT}"
+CAPPED = {"status": "failed", "params": {}, "output": {}, "error": "no agent", "attempts": 1}
+SCOPE = {"labels": {"why": "hot"}, "vars": {"low": 60}, "steps": {"bring-back.cap": CAPPED}, "target": {}, "run": {}}
+
+
+def compiled(text: str) -> YamlPlaybook:
+    playbooks, problems = loader.load(text, "p.yaml", ACTIONS, Library([], ACTIONS)._identity)
+    assert not problems, problems
+    return playbooks[0]
+
+
+def problems_of(text: str) -> list[str]:
+    return [str(problem) for problem in loader.load(text, "p.yaml", ACTIONS, Library([], ACTIONS)._identity)[1]]
+
+
+def test_the_steps_take_the_place_of_their_use() -> None:
+    """Their ids begin with that of the use, or with the fragment's name."""
+    ids = [step.id for step in compiled(BOTH).definition.steps]
+    assert ids == ["ask", "bring-back.cap", "bring-back.step-2", "again.cap", "again.step-2", None]
+
+
+def test_inputs_are_rendered_over_the_playbooks_names_and_seen_by_the_fragment_alone() -> None:
+    """Defaults hold where nothing is given; the fragment's steps are known to it by their short ids."""
+    hot = compiled(BOTH)
+    assert hot.params("steps", 1, SCOPE).model_dump()["percent"] == 60
+    assert hot.when("steps", 2, SCOPE)
+    assert hot.params("steps", 2, SCOPE).model_dump()["message"] == "hot: no agent"
+    assert hot.params("steps", 3, SCOPE).model_dump()["percent"] == 80
+
+
+def test_an_input_of_the_wrong_type_fails_the_step_that_needs_it() -> None:
+    """Only a template can come to that: a constant is refused when the playbook is loaded."""
+    text = BOTH.replace("{{ vars.low }}", "{{ labels.why }}")
+    with pytest.raises(errors.ExpressionError, match="fragment 'bring-back': percent: 'hot' is not a number"):
+        compiled(text).params("steps", 1, SCOPE)
+
+
+def test_the_stored_text_has_its_fragments() -> None:
+    """A run that began with them finds them there, whatever the folder holds by then."""
+    hot = compiled(BOTH)
+    assert "    fragment: bring-back" in hot.text
+    again = loader.load_one(hot.text, "hot@1", ACTIONS)
+    assert (again.version, again.definition) == (hot.version, hot.definition)
+    assert again.params("steps", 2, SCOPE) == hot.params("steps", 2, SCOPE)
+
+
+def test_a_fragment_of_another_file_is_known_in_its_folder_and_followed(tmp_path: Path) -> None:
+    """The playbook is loaded again, as a new version, where only the fragment has changed."""
+    (tmp_path / "hot.yaml").write_text(PLAYBOOK)
+    (tmp_path / "shared.yaml").write_text(FRAGMENT)
+    library = Library([tmp_path], ACTIONS)
+    assert library.reload()
+    assert not library.reload()
+    assert library.problems == ()
+    before = library.get("hot")
+    (tmp_path / "shared.yaml").write_text(FRAGMENT.replace("default: 80", "default: 70"))
+    assert library.reload()
+    after = library.get("hot")
+    assert before is not None
+    assert after is not None
+    assert before.version != after.version
+    assert after.params("steps", 3, SCOPE).model_dump()["percent"] == 70
+    (tmp_path / "shared.yaml").unlink()
+    assert library.reload()
+    assert library.get("hot") == after
+    problem, _ = library.problems
+    assert "there is no fragment 'bring-back' in this folder" in str(problem)
+    assert (problem.file, problem.line) == (str(tmp_path / "hot.yaml"), 7)
+
+
+def test_a_template_file_that_a_fragment_names_belongs_to_the_playbook(tmp_path: Path) -> None:
+    """As one that the playbook names itself."""
+    health = (
+        "fragment: fit\nsteps:\n  - {action: k8s.create_job, with: {template: health_template.yaml, namespace: ops}}\n"
+    )
+    (tmp_path / "fit.yaml").write_text(health)
+    (tmp_path / "use.yaml").write_text("playbook: p\non: {alert: A}\ntarget: node\nsteps:\n  - {use: fit}\n")
+    manifest = (
+        "metadata: {name: h}\nspec:\n  template:\n    spec: {containers: [{name: c, image: i}], restartPolicy: Never}\n"
+    )
+    (tmp_path / "health_template.yaml").write_text(manifest)
+    library = Library([tmp_path], ACTIONS)
+    library.reload()
+    assert library.problems == ()
+    assert {"fragments", "files"} <= yaml_text.read(library.all()[0].text, "p")[0][0].value.keys()
+
+
+def test_an_error_in_a_step_names_the_line_of_the_fragment_and_of_its_use() -> None:
+    """One that shows only where the fragment is used, such as a name or the kind of target."""
+    (problem, other) = problems_of(BOTH.replace("steps.cap.error", "steps.cap.eror"))
+    assert problem.startswith("p.yaml:21:")
+    assert "did you mean 'error'?" in problem
+    assert problem.endswith("(fragment 'bring-back', used at p.yaml:7)")
+    assert other.endswith("(fragment 'bring-back', used at p.yaml:8)")
+
+
+def test_an_error_in_the_form_of_a_fragment_is_at_its_place_once() -> None:
+    """Each use says where to look."""
+    own, *uses = problems_of(BOTH.replace("type: number", "type: float"))[::-1]
+    assert own.startswith("p.yaml:15:")
+    assert [each.rpartition(": use: ")[2] for each in uses] == ["fragment 'bring-back' has errors, p.yaml:13"] * 2
+
+
+@pytest.mark.parametrize(
+    ("use", "named", "cure"),
+    [
+        ("{use: bring-bak, with: {reason: a}}", "'bring-bak'", "did you mean 'bring-back'?"),
+        ("{use: other, with: {reason: a}}", "no fragment 'other' in this folder", "there are bring-back"),
+        ("{use: bring-back}", "with.reason: is required", "p.yaml:9"),
+        ("{use: bring-back, with: {reson: a, reason: b}}", "no such input", "did you mean 'reason'?"),
+        ("{use: bring-back, with: {reason: a, percent: hot}}", "with.percent: 'hot' is not a number", "p.yaml:9"),
+        ("{use: bring-back, with: {reason: {a: b}}}", "with.reason", "must be text"),
+        ("{use: bring-back, with: {reason: '{{ labls.a }}'}}", "labls", "did you mean 'labels'?"),
+        ("{use: bring-back, when: labels.a, with: {reason: a}}", "'when'", "over its inputs"),
+        ("{use: bring-back, if: labels.a, with: {reason: a}}", "'if'", "write when at the fragment's steps"),
+        ("{use: bring-back, timeout: 5m, with: {reason: a}}", "'timeout'", "at the fragment's steps"),
+        ("{use: bring-back, retry: {attempts: 2}}", "'retry'", "at the fragment's steps"),
+        ("{use: bring-back, undo: on_resolve}", "'undo'", "at the fragment's steps"),
+        ("{use: bring-back, action: notify}", "'action'", "exactly one"),
+        ("{use: bring-back, loop: [1, 2]}", "'loop'", "no loops"),
+        ("{use: bring-back, vars: {reason: a}}", "'vars'", "with: {name: value}"),
+        ("{use: bring-back, with: a}", "with", "with: {name: value}"),
+        ("{use: [bring-back]}", "use", "use: NAME"),
+        ("{include: bring-back}", "include", "use: NAME"),
+        ("{uses: bring-back}", "uses", "use: NAME"),
+    ],
+)
+def test_a_wrong_use_is_refused_with_the_cure(use: str, named: str, cure: str) -> None:
+    """At the line of the use."""
+    text = f"playbook: hot\non: {{alert: Hot}}\ntarget: gpu\nsteps:\n  - {use}\n\n\n---\n{FRAGMENT}"
+    problems = problems_of(text)
+    assert any(each.startswith("p.yaml:5:") and named in each and cure in each for each in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named", "cure"),
+    [
+        ("inputs:\n", "vars: {a: 1}\ninputs:\n", "'vars'", "a fragment has inputs"),
+        ("inputs:\n", "target: gpu\ninputs:\n", "'target'", "belongs to the playbook"),
+        ("inputs:\n", "on: {alert: A}\ninputs:\n", "'on'", "belongs to the playbook"),
+        ("inputs:\n", "playbook: p\ninputs:\n", "'playbook'", "belongs to the playbook"),
+        ("inputs:\n", "outputs: {a: 1}\ninputs:\n", "'outputs'", "steps['<use>.<step>'].output"),
+        ("{type: number, default: 80}", "{type: number, default: hot}", "default: 'hot'", "not a number"),
+        ("{type: number, default: 80}", "80", "inputs.percent", "{type: number, default: 100}"),
+        ("{{ inputs.percent }}", "{{ inputs.percnt }}", "no input 'percnt'", "did you mean 'percent'?"),
+        ("{{ inputs.percent }}", "{{ vars.low }}", "a fragment has no vars", "declare an input"),
+        ("{{ inputs.reason }}", "{{ steps.ask.status }}", "no step 'ask'", "as an input"),
+        ("steps.cap.status", "steps.cap.state", "'state'", "steps.cap.status"),
+        ("- {id: cap, action: gpu.power_limit,", "- {use: bring-back}\n  - {id: cap, action: gpu.power_limit,", "use",
+         "cannot use another"),
+    ],
+)  # fmt: skip
+def test_a_wrong_fragment_is_refused_with_the_cure(old: str, new: str, named: str, cure: str) -> None:
+    assert old in FRAGMENT
+    problems = problems_of(f"{PLAYBOOK}---\n{FRAGMENT.replace(old, new)}")
+    assert any(named in each and cure in each for each in problems), problems
+
+
+def test_a_step_of_a_fragment_is_written_in_brackets_outside() -> None:
+    (problem,) = problems_of(BOTH.replace('steps["again.cap"]', "steps.again.cap"))
+    assert "steps['again.cap']" in problem
+
+
+def test_two_uses_need_different_ids() -> None:
+    problems = problems_of(BOTH.replace("id: again, ", ""))
+    assert any("give this one its own id" in each for each in problems)
+
+
+def test_two_fragments_of_one_name_are_refused(tmp_path: Path) -> None:
+    """In one file, and in two of one folder; another folder may have the name too."""
+    assert any("is on line 13 too" in each for each in problems_of(f"{BOTH}---\n{FRAGMENT}"))
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(FRAGMENT)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.yaml").write_text(FRAGMENT)
+    library = Library([tmp_path], ACTIONS)
+    library.reload()
+    (problem,) = library.problems
+    assert (problem.file, "a.yaml:1" in problem.message) == (str(tmp_path / "b.yaml"), True)
+
+
+def test_a_playbook_in_braces_cannot_hold_its_fragments() -> None:
+    text = "{playbook: p, on: {alert: A}, target: gpu, steps: [{use: bring-back, with: {reason: a}}]}"
+    assert any("without the outer braces" in each for each in problems_of(f"{text}\n---\n{FRAGMENT}"))
+
+
+def test_many_uses_are_refused_and_cost_little() -> None:
+    """As many steps as a list may have, with those of its fragments."""
+    uses = "".join(f"  - {{id: u{n}, use: bring-back, with: {{reason: a}}}}\n" for n in range(200))
+    problems = problems_of(f"playbook: p\non: {{alert: A}}\ntarget: gpu\nsteps:\n{uses}---\n{FRAGMENT}")
+    assert any("over 200 steps with those of its fragments" in each for each in problems)
+
+
+def test_check_counts_fragments_and_hints_at_unused_ones(tmp_path: Path) -> None:
+    """A file of fragments alone is no mistake."""
+    (tmp_path / "shared.yaml").write_text(FRAGMENT)
+    alone = CliRunner().invoke(command, ["check", str(tmp_path / "shared.yaml")])
+    assert alone.exit_code == 0
+    assert "shared.yaml:1:1: hint: no playbook here uses fragment 'bring-back'" in alone.output
+    (tmp_path / "hot.yaml").write_text(PLAYBOOK)
+    used = CliRunner().invoke(command, ["check", str(tmp_path)])
+    assert used.output == "1 playbook, 1 fragment, no mistake.\n"
+    one = CliRunner().invoke(command, ["check", str(tmp_path / "hot.yaml")])
+    assert one.output == "1 playbook, no mistake.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        (PLAYBOOK, True),
+        (FRAGMENT, True),
+        (FRAGMENT.replace("type: number", "type: float"), False),
+        (FRAGMENT.replace('percent: "{{ inputs.percent }}"', "percnt: 5"), False),
+        (PLAYBOOK.replace("use: bring-back, with", "use: bring-back, timeout: 5m, with"), False),
+    ],
+)
+def test_an_editor_knows_fragments(text: str, valid: bool) -> None:
+    (document,), _ = yaml_text.read(text, "f")
+    schema = json.loads(json.dumps(json_schema(ACTIONS)))
+    assert jsonschema_rs.validator_for(schema).is_valid(document.value) is valid
