@@ -18,7 +18,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0020"
+HEAD = "0021"
 READABLE_FROM = "0016"
 """Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
 code uses.
