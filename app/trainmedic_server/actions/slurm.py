@@ -1,7 +1,8 @@
 """Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal`` and ``cancel``.
 
 Slurm has no conditional update and stores no author, so each action marks the runs whose change is in effect: in a
-node's reason, or a job's admin comment. By it a resumed attempt finds its change, and an undo spares those of others.
+node's reason, or a job's admin comment. By its mark a resumed attempt finds its change, and an undo spares those of
+others.
 """
 
 from __future__ import annotations
