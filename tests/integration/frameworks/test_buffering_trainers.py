@@ -66,7 +66,11 @@ def test_each_step_after_a_rollback_trains_on_what_it_had_to(stories: dict[str, 
     that differ from there on make the answer ``failed``; the course is right all the same."""
     story = stories[kind]
     status, output = story["answer"]
-    if kind in ("reference", "kto", "lora"):  # only here the losses of the spoiled model are others that can be compared
+    if kind in (
+        "reference",
+        "kto",
+        "lora",
+    ):  # only here the losses of the spoiled model are others that can be compared
         assert status == "failed"
         assert "one of the two courses has a fault from there on" in output["reason"]
         assert output["verified"]["losses"]["agreed"] == 2
