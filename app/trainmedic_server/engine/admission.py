@@ -250,7 +250,8 @@ class Admitter:
         if any(run.decision not in passing for run in before):
             last = next(run for run in reversed(before) if run.decision not in passing)
             return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
-        outcome = self._guard(record.alert, candidate)
+        refused = beginnings.refusal_of(record.alert)
+        outcome = guards.GuardDecision(*refused) if refused is not None else self._guard(record.alert, candidate)
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
                 self._add_event(before[-1].run_id, DECIDED[outcome.decision](record.alert.name, why=outcome.why))
@@ -267,9 +268,7 @@ class Admitter:
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
-        refused, target = beginnings.refusal_of(alert), candidate.target
-        if refused is not None:
-            return guards.GuardDecision(*refused)
+        target = candidate.target
         if isinstance(target, Unresolved):
             return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:
