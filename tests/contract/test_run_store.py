@@ -94,6 +94,21 @@ async def test_work_sees_what_it_wrote_itself(store: SqlStore) -> None:
     await store.transact(work)
 
 
+async def test_the_newest_alert_of_a_fingerprint_is_found_whether_it_resolved_or_not(store: SqlStore) -> None:
+    """Also one that the same unit has written."""
+
+    older, newer = heard(), heard(minute=1, resolved_at=at(2), resolved_because="assumed")
+
+    def work(tx: Tx) -> None:
+        tx.save_alerts([older])
+        assert tx.newest_alerts(["f1", "f2"]) == {"f1": older}
+        tx.save_alerts([newer])
+        assert tx.newest_alerts(["f1"]) == {"f1": newer}
+
+    await store.transact(work)
+    assert await store.transact(lambda tx: tx.newest_alerts(["f1", "f2"])) == {"f1": newer}
+
+
 async def test_a_raising_unit_leaves_nothing(store: SqlStore) -> None:
     """If the work raises, the caller gets its error and nothing of it is kept, whatever was read back in it."""
     one = run()

@@ -269,7 +269,8 @@ class Admitter:
             if decision not in _TRIED_AGAIN and not self._tells_of_limit(candidate, decision):
                 return last
             self._repeats = last.run_id
-        outcome = self._guard(alert, candidate)
+        refused = beginnings.refusal_of(record.alert)
+        outcome = guards.GuardDecision(*refused) if refused is not None else self._guard(alert, candidate)
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
                 self._add_event(before[-1].run_id, DECIDED[outcome.decision](record.alert.name, why=outcome.why))
@@ -305,9 +306,7 @@ class Admitter:
         return due is not None and due <= self._now
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
-        refused, target = beginnings.refusal_of(alert), candidate.target
-        if refused is not None:
-            return guards.GuardDecision(*refused)
+        target = candidate.target
         if isinstance(target, Unresolved):
             return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:

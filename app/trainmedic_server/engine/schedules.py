@@ -24,6 +24,8 @@ from trainmedic_server.ports.store import Transaction
 LOOK_EVERY = timedelta(seconds=10)
 """Time within which a new or changed playbook is noticed. Times of known schedules are met exactly."""
 _POSITION = "schedules"
+_LONGEST_PATIENCE = timedelta(days=1)
+"""Bound on the times to try after a long downtime."""
 _KEEP_EVERY = timedelta(minutes=1)
 
 _Key = tuple[str, str, str]
@@ -95,11 +97,10 @@ class Schedules:
         # A schedule that was not there at the last look counts from it.
         done = {key: min(self._done.get(key, since), now) for key in scheduled}
         self._next = None
+        patience = min(self._services.limits.max_age, _LONGEST_PATIENCE)
         for key, playbook in scheduled.items():
             _, schedule, timezone = key
-            times = due(
-                schedule, timezone, done[key], now, self._services.limits.max_age, self._services.timeline.was_skipped
-            )
+            times = due(schedule, timezone, done[key], now, patience, self._services.timeline.was_skipped)
             stand_ins = tuple(_stand_ins(playbook.definition.name, times))
             for alert in stand_ins:
                 await self._admit(Delivery(self._services.new_id(), now, "schedule", "", "", (alert,)))

@@ -152,7 +152,7 @@ class ReplayResult(Struct):
     ended_at_first: int = 0
     """Alerts whose first report was their end."""
     by_hand: int = 0
-    """Manual starts, which are no alerts."""
+    """Starts without an alert: by people, schedules, events and ends of runs."""
     given_runs: int = 0
     """Recorded runs taken as they were: manual ones, and those before the first alert."""
     playbooks: dict[str, PlaybookComparison] = field(default_factory=dict)

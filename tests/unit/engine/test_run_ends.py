@@ -89,6 +89,23 @@ async def test_an_end_with_another_status_starts_nothing(world: MakeWorld) -> No
     assert len(await at.store.transact(lambda tx: tx.firing(10))) == 1
 
 
+async def test_a_group_ends_once(world: MakeWorld) -> None:
+    """The ends of its members are its own."""
+    group = CAP.replace('{gpu: "{{ labels.gpu }}", node: "{{ labels.node }}"}', "{nodes: {name: 'n[1-3]'}}")
+    after = AFTER.replace("status: failed", "status: succeeded").replace("target: node", "target: cluster")
+    at = world(
+        group,
+        after.replace(", when: ended_run.gpu == labels.gpu", ""),
+        inventory={"attributes:n[1-3]": "pool=a"},
+        breaker_min_nodes=50,
+    )
+    async with followed(at):
+        await at.post(at.alert())
+        await at.pass_time(30)
+    assert [run.playbook for run in await at.runs()] == ["cap", "after"]
+    assert at.calls() == {"cap": 3, "other": 1}
+
+
 async def test_a_chain_of_runs_ends_and_says_why(world: MakeWorld) -> None:
     """A cycle that no check saw, as after a reload, stops itself."""
     at = world(

@@ -118,6 +118,26 @@ async def test_times_of_a_long_downtime_are_recorded_as_missed(world: MakeWorld)
     assert (await starts(at), await refused(at)) == ([], [(Decision.STALE, why)])
 
 
+async def test_a_person_may_retry_a_missed_time(world: MakeWorld) -> None:
+    """Then it counts as started by hand."""
+    at = world(NIGHTLY)
+    await at.engine.start()
+    await at.pass_time(MINUTE)
+    await at.restart(after=60 * MINUTE)
+    missed = await at.run()
+    started = await at.engine.retry(missed.id, ByHand("ann", repeats=missed.id))
+    assert (started.run.decision, started.run.target_key) == (Decision.STARTED, "node:n1")
+
+
+async def test_a_time_joins_the_run_that_is_still_open(world: MakeWorld) -> None:
+    """No second run waits behind it."""
+    at = world(NIGHTLY.replace("10 1 * * *", "*/2 * * * *").replace("{action: test.cap}", "{wait: 5m}"))
+    await at.engine.start()
+    await at.pass_time(6 * MINUTE)
+    assert [run.decision for run in await at.runs()] == [Decision.STARTED]
+    assert (await at.story()).count("joined") == 2
+
+
 async def test_a_clock_that_is_set_back_starts_nothing_twice(world: MakeWorld) -> None:
     """The minutes come again, their times do not."""
     at = world(NIGHTLY.replace("10 1 * * *", "*/2 * * * *"))

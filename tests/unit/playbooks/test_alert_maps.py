@@ -48,7 +48,7 @@ def test_the_shipped_maps_have_no_mistake_and_no_warning(library: Library, shipp
     assert shipped.problems == ()
     warnings = alert_map_compiler.warnings(shipped.contents, library.all(), registry.specs_only())
     assert [str(warning) for warning in warnings] == []
-    assert len(shipped.contents) == 5
+    assert len(shipped.contents) == 6
 
 
 def test_two_thirds_of_the_names_of_public_rule_sets_start_the_right_playbook(
