@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -66,11 +67,14 @@ def fetched(release: str) -> Path:
 class SlurmCluster:
     """One cluster. Entering it starts all of its programs, leaving it ends them."""
 
-    def __init__(self, root: Path, work: Path, settings: str = "", scripts: Path | None = None) -> None:
-        """`settings` are further lines of slurm.conf. The programs see a copy of `scripts` as /mnt/scripts."""
+    def __init__(self, root: Path, work: Path, settings: str = "", scripts: Path | None = None, gpus: int = 0) -> None:
+        """`settings` are further lines of slurm.conf. The programs see a copy of `scripts` as /mnt/scripts. Each node
+        has `gpus` GPUs, which are null devices, and the feature h100 if there are any.
+        """
         self._root = root
         self._settings = settings
         self._scripts = scripts
+        self._gpus = gpus
         self.work = work
         """Its files, which its programs see as /mnt."""
         self.rest_port = free_port()
@@ -144,10 +148,17 @@ class SlurmCluster:
         if self._scripts is not None:
             shutil.copytree(self._scripts, self.work / "scripts")
         host = os.uname().nodename
+        have = f" Gres=gpu:h100:{self._gpus} Feature=h100,ib" if self._gpus else ""
         nodes = "".join(
-            f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 RealMemory=100\n"
+            f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 RealMemory=100{have}\n"
             for name in NODES
         )
+        if self._gpus:
+            for number in range(self._gpus):
+                os.mknod(self.work / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+            files = f"NodeName={','.join(NODES)} Name=gpu Type=h100 File=/mnt/gpu[0-{self._gpus - 1}]\n"
+            (self.work / "gres.conf").write_text(files)
+            nodes = f"GresTypes=gpu\n{nodes}"
         configuration = _CONFIGURATION.format(host=host, port=free_port())
         partition = f"PartitionName=main Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE\n"
         (self.work / "slurm.conf").write_text(f"{configuration}{self._settings}{nodes}{partition}")

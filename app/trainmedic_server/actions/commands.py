@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from trainmedic.wire import envelope, undoing
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target
 from trainmedic_server.actions.base import ActionParams, BasicAction
+from trainmedic_server.domain.topology import SLURM
 from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,
@@ -57,6 +59,8 @@ class CommandAction(BasicAction):
         self._clock = services.clock
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
+        call = replace(call, target=self.addressed(call.target))
+
         async def unheard() -> bool:
             if call.report_wait is not None:
                 await call.report_wait(_nobody_connected(call.target) + await self._hint(call.target))
@@ -77,6 +81,17 @@ class CommandAction(BasicAction):
         if call.undo_of is not None:
             check_undone(receiver, replies, output, call.undoes_applied)
         return output
+
+    def addressed(self, target: Target) -> Target:
+        """Return the target by the name under which it takes commands: a Slurm job's is that of its SDK. Raises
+        PermanentFailure if several connected jobs run in the allocation.
+        """
+        if target.job is None or not target.job.startswith(SLURM):
+            return target
+        jobs = self.services.jobs_in_slurm(target.job.removeprefix(SLURM))
+        if len(jobs) > 1:
+            raise PermanentFailure(f"several connected jobs run in Slurm's {target.job}: {', '.join(jobs)}; name one")
+        return replace(target, job=next(iter(jobs), target.job))
 
     def outcome_saved(self, command_id: str) -> None:
         self._bus.acknowledge(command_id)

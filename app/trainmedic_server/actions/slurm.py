@@ -19,6 +19,7 @@ from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.retrying import RetryingAction
+from trainmedic_server.domain.topology import SLURM
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
     ActionFailure,
@@ -37,8 +38,6 @@ PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
 _REASON_LIMIT = 200
 """Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
-_JOB_TARGET = "slurm:"
-"""A target such as ``job:slurm:4711`` names a job by its Slurm id."""
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
@@ -271,7 +270,7 @@ class SlurmJobParams(ActionParams):
         None,
         pattern=rf"^{_JOB_ID.pattern}$",
         description="The Slurm id of the job, such as {{ labels.slurm_job_id }}. By default that of a target such as "
-        "job:slurm:4711.",
+        "job:slurm:4711, or the one that a target job with the SDK reports.",
     )
 
 
@@ -290,12 +289,12 @@ class JobAction(SlurmAction):
         job_id = cast(SlurmJobParams, call.params).job_id
         if job_id is not None:
             return job_id
-        named = (call.target.job or "").removeprefix(_JOB_TARGET) if call.target.job else ""
-        if call.target.job and call.target.job.startswith(_JOB_TARGET) and _JOB_ID.fullmatch(named):
+        target = call.target.job or ""
+        named = target.removeprefix(SLURM) if target.startswith(SLURM) else self.services.slurm_id_of(target)
+        if named is not None and _JOB_ID.fullmatch(named):
             return named
         raise PermanentFailure(
-            f"the Slurm job is not known: give job_id, or a target such as job:{_JOB_TARGET}4711 instead of "
-            f"{call.target.key}"
+            f"the Slurm job is not known: give job_id, or a target such as job:{SLURM}4711 instead of {call.target.key}"
         )
 
     def unless_gone(self, job_id: str, attempt: Attempt) -> Attempt:
@@ -323,6 +322,12 @@ class JobAction(SlurmAction):
         if job.has_ended:
             raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
         return job
+
+
+def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
+    """Return the id for an undo. None before the change: it is that of the target."""
+    changed = (output or {}).get("job_id")
+    return params.job_id or (changed if isinstance(changed, str) else None)
 
 
 def _states(job: SlurmJob) -> str:
@@ -384,7 +389,7 @@ class SlurmHold(JobAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        job_id = cast(SlurmHoldParams, params).job_id
+        job_id = changed_job(cast(SlurmHoldParams, params), output)
         return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": job_id} if job_id else {})})
 
 

@@ -15,7 +15,7 @@ from msgspec import structs
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
-from trainmedic_server.actions.slurm import PREFIX, JobAction, SlurmJobParams, job_state
+from trainmedic_server.actions.slurm import PREFIX, JobAction, SlurmJobParams, changed_job, job_state
 from trainmedic_server.domain import host_lists
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
@@ -129,12 +129,15 @@ class SlurmUpdate(JobAction):
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         assert isinstance(params, SlurmUpdateParams)
-        return None if params.restore else Inverse(cls.name, {**params.given(), "restore": True})
+        job_id = changed_job(params, output)
+        given = {**params.given(), **({"job_id": job_id} if job_id else {}), "restore": True}
+        return None if params.restore else Inverse(cls.name, given)
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
     """Return the name of a run's change: two steps of one run may change the same job."""
-    digest = hashlib.sha256(repr(sorted(params.given().items())).encode()).hexdigest()[:8]
+    values = sorted((name, value) for name, value in params.given().items() if name != "job_id")
+    digest = hashlib.sha256(repr(values).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"
 
 

@@ -35,7 +35,7 @@ def _table(words: Mapping[str, str]) -> Mapping[str, str]:
 
 DOCUMENT = _table(
     {
-        _GUARDS: "cooldown max_runs max_concurrent",
+        _GUARDS: "cooldown max_runs max_concurrent min_available",
         "write guards: {max_concurrent: 1}": "concurrency serial throttle rate_limit",
         "it belongs under 'on'": "alert alerts alertname matchers proof",
         "under 'on', write matchers: ['severity=\"critical\"']": "severity labels match filter selector",
@@ -92,7 +92,7 @@ STEP = _table(
         "the playbook's 'target' is what all steps work on": "delegate_to hosts node target on",
         "write undo: on_resolve": "rollback revert on_resolve compensate",
         "write action: notify with: {message: TEXT}": "message title text to channel notify",
-        "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent",
+        "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent min_available",
         "write timeout: 10m": "timeout-minutes timeout_seconds activeDeadlineSeconds deadline time_limit",
     }
 )
@@ -110,6 +110,7 @@ GUARDS = _table(
     {
         _MAX_RUNS: "rate_limit max_per_hour limit rate max throttle burst",
         "write max_concurrent: 1": "concurrency parallel serial max_parallel",
+        "write min_available: 90%": "max_unavailable min_healthy min_idle min_nodes",
         "write cooldown: 10m": "cool_down once_within interval dedup delay wait",
     }
 )

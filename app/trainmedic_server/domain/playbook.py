@@ -291,6 +291,7 @@ class Guards(_Model):
     queue: Duration | None = Field(
         None, description="How long further runs wait for their turn in max_concurrent; default: refused."
     )
+    min_available: Share | None = Field(None, description="Nodes, without the target's, that must be available.")
 
 
 class Retry(_Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
@@ -12,7 +13,10 @@ from trainmedic_server.engine import admission, guards, matching
 from trainmedic_server.engine.admission import AdmissionFacts
 from trainmedic_server.engine.matching import Candidate, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.ports.store import Transaction
+
+_TOPOLOGY_LAG = timedelta(seconds=30)
 
 
 def read(
@@ -21,6 +25,7 @@ def read(
     limits: EngineLimits,
     ago: Ago,
     topology: Topology,
+    catalog: Catalog,
 ) -> AdmissionFacts:
     """Read the data for these deliveries in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
@@ -52,11 +57,17 @@ def read(
         nodes_acted_on=tx.nodes_acted_on(counts_from) if has_nodes else set(),
         known_nodes=tx.known_nodes() | nodes | topology.nodes if has_nodes else set(),
         topology=topology,
+        nodes_taken=_nodes_taken(tx, candidates, catalog, ago),
     )
 
 
 def for_members(
-    tx: Transaction, candidates: Sequence[Candidate], limits: EngineLimits, ago: Ago, topology: Topology
+    tx: Transaction,
+    candidates: Sequence[Candidate],
+    limits: EngineLimits,
+    ago: Ago,
+    topology: Topology,
+    catalog: Catalog,
 ) -> AdmissionFacts:
     """Read the data for members of a group. Their alerts are the parent's."""
     keys = {candidate.key for candidate in candidates}
@@ -71,4 +82,15 @@ def for_members(
         nodes_acted_on=tx.nodes_acted_on(controls.breaker_counts_from(ago(limits.breaker_window))),
         known_nodes=tx.known_nodes() | topology.nodes,
         topology=topology,
+        nodes_taken=_nodes_taken(tx, candidates, catalog, ago),
     )
+
+
+def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Catalog, ago: Ago) -> set[str]:
+    """Return the nodes that runs may be about to take out of service. Empty if no candidate is limited by them."""
+    if not any(guards.keeps_capacity(each.playbook) for each in candidates):
+        return set()
+    keeping = {each.definition.name for each in catalog.all() if guards.keeps_capacity(each)}
+    targets = (Target.of_key(key) for playbook, key in tx.open_targets() if playbook in keeping)
+    # The topology does not show yet what has just ended.
+    return {target.node for target in targets if target.node is not None} | tx.nodes_acted_on(ago(_TOPOLOGY_LAG))

@@ -18,6 +18,7 @@ from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import windows as allowed_times
 from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
 
 
@@ -67,6 +68,10 @@ def decide(
             Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
         )
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
+
+
+def keeps_capacity(playbook: CompiledPlaybook) -> bool:
+    return playbook.definition.guards.min_available is not None
 
 
 def counts_per_target(guards: Guards) -> bool:

@@ -22,6 +22,8 @@ _OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
 )  # fmt: skip
+_NEW_DECISIONS = frozenset({Decision.OUTSIDE_WINDOW, Decision.CAPACITY_LIMITED})
+"""Unknown to earlier releases."""
 
 
 class PendingWrites:
@@ -72,7 +74,7 @@ class PendingWrites:
         return run_id in self.saved or run_id in self.added
 
     def _note_form(self, run: Run) -> None:
-        self.has_new_forms |= run.is_group or run.decision is Decision.OUTSIDE_WINDOW
+        self.has_new_forms |= run.is_group or run.decision in _NEW_DECISIONS
 
     def _note_group(self, run: Run) -> None:
         if run.parent is not None:
