@@ -84,7 +84,7 @@ async def test_the_topology_has_nodes_jobs_and_gpus(slurm: Slurm, cluster: Slurm
     """A task counts by its own id, a component by its leader's. Only running jobs are on nodes."""
     watch = SlurmWatch(slurm, SystemClock(), telemetry.Metrics())
     assert not watch.topology().answers
-    array = cluster.submit(TASK_RUNS, "--array=0-1", "--gres=gpu:1", "-w", "n1")
+    array = cluster.submit(TASK_RUNS, "--array=0-1", "--gres=gpu:1", "--mem=10", "-w", "n1")
     leader = cluster.run(
         *("sbatch", "--parsable", "-o", "/dev/null", "-n1", "-w", "n2", "--gres=gpu:2", ":", "-n1", "-w", "n3"),
         *("--wrap", TASK_RUNS),
@@ -125,14 +125,15 @@ async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
     watch = SlurmWatch(slurm, SystemClock(), telemetry.Metrics())
     await watch.refresh()
     before = watch.topology()
-    cluster.programs["slurmrestd"].stop()
+    frozen = cluster.programs["slurmrestd"].process
+    frozen.send_signal(signal.SIGSTOP)
     try:
         monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
         with pytest.raises(ClusterUnavailable):
             await watch.refresh()
         assert (watch.topology().answers, watch.topology().nodes) == (False, before.nodes)
     finally:
-        cluster.programs["slurmrestd"].resume()
+        frozen.send_signal(signal.SIGCONT)
         monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))
     await watch.refresh()
     assert watch.topology().answers

@@ -90,7 +90,7 @@ class CommandAction(BasicAction):
             return target
         jobs = self.services.jobs_in_slurm(target.job.removeprefix(SLURM))
         if len(jobs) > 1:
-            raise PermanentFailure(f"several connected jobs run in Slurm's {target.job}: {', '.join(jobs)}; name one")
+            raise PermanentFailure(f"several connected jobs run in {target.job}: {', '.join(jobs)}; name one of them")
         return replace(target, job=next(iter(jobs), target.job))
 
     def outcome_saved(self, command_id: str) -> None:

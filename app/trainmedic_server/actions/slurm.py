@@ -73,28 +73,30 @@ class NodeAction(SlurmAction):
     outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("node", "state", "reason", "note"), TEXT)
 
     async def find(self, call: Call) -> SlurmNode:
-        """Return the target's node, named by NodeName, host name or address. Raises ObjectMissing if Slurm has none,
-        PermanentFailure if it has several.
-        """
         if call.target.node is None:
             raise PermanentFailure(f"{self.name} needs a node; {call.target.key} has none")
         return await self.named(call.target.node)
 
     async def named(self, name: str) -> SlurmNode:
-        try:
-            return await self.slurm.node(name)
-        except ObjectMissing:
-            nodes = await self.slurm.nodes()
-        if not nodes:  # An undo would take the node for deleted.
-            raise ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
-        short = name.partition(".")[0]
-        matching = [each for each in nodes if name in (each.hostname, each.address)]
-        matching = matching or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
-        if len(matching) == 1:
-            return matching[0]
-        if matching:
-            raise PermanentFailure(f"{name} may be any of the Slurm nodes {', '.join(each.name for each in matching)}")
-        raise ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
+        return await find_node(self.slurm, name)
+
+
+async def find_node(slurm: Slurm, name: str) -> SlurmNode:
+    """Find by NodeName, host name or address. Raises ObjectMissing, PermanentFailure if several match."""
+    try:
+        return await slurm.node(name)
+    except ObjectMissing:
+        nodes = await slurm.nodes()
+    if not nodes:  # An undo would take the node for deleted.
+        raise ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
+    short = name.partition(".")[0]
+    matching = [each for each in nodes if name in (each.hostname, each.address)]
+    matching = matching or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise PermanentFailure(f"{name} may be any of the Slurm nodes {', '.join(each.name for each in matching)}")
+    raise ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
 
 
 def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:
@@ -325,7 +327,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return the id for an undo. None before the change: it is that of the target."""
+    """Return the id for an undo; None for the target's."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 

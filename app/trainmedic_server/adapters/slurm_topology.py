@@ -64,7 +64,6 @@ class SlurmWatch:
 
 
 def read(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
-    """Return the topology. It shares the nodes' names with the one before, if they are the same."""
     by_node: dict[str, set[str]] = {}
     by_gpu: dict[str, set[str]] = {}
     whole: dict[str, str] = {}

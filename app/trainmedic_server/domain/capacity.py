@@ -1,7 +1,6 @@
 """Nodes that must stay available (``guards.min_available``). Pure.
 
-Slurm and Kubernetes state which nodes are available; each Slurm partition counts alone. Their data lags by seconds, so
-nodes that runs may be about to take count as unavailable too.
+Each Slurm partition counts alone. Slurm's and Kubernetes' data lag, so nodes that runs may be about to take count too.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ _HAS_RUN = "acted on"
 
 
 class _Place(Struct, frozen=True):
-    """A node in one of its pools, by its source's names."""
-
     node: str
     title: str
     pool: Pool
@@ -28,10 +25,7 @@ class _Place(Struct, frozen=True):
 
 
 def shortage(node: str, minimum: float, topology: Topology, taken: Set[str]) -> str | None:
-    """Return why the node must stay in service, or None. A node that is out of service already takes nothing.
-
-    `taken`: nodes of runs that may be about to take them. Percentages round up.
-    """
+    """Return why the node must stay in service. None if it need not, or is out of service already."""
     places = list(_places(node, topology, taken))
     if not places:
         return f"min_available: neither Slurm nor Kubernetes lists node {node}, so its capacity is unknown"

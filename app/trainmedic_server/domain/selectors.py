@@ -155,7 +155,7 @@ def _has(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology: To
 
 
 def has_value(node: str, name: str, values: Collection[str], topology: Topology) -> bool:
-    """Return whether the node's attribute has one of these values."""
+    """Return whether an attribute has one of these values."""
     attribute = topology.attributes_by_node.get(node, {}).get(name)
     return attribute is not None and (attribute in values or any(each in values for each in attribute.split(",")))
 

@@ -27,7 +27,7 @@ JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
 SLURM = "slurm:"
-"""Begins the name of a Slurm job, as in the target ``job:slurm:4711``."""
+"""Prefix of Slurm jobs' names (``slurm:4711``)."""
 
 _NO_JOBS: Jobs = frozenset()
 
@@ -36,11 +36,11 @@ class ClusterNode(Struct, frozen=True):
     name: str
     addresses: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """For selectors of groups, such as ``pool`` and ``rack``. Several values are separated by commas."""
+    """For selectors of groups, such as ``pool`` and ``rack``. Commas separate several values."""
     unavailable: str = ""
-    """Why no new work starts on it, such as ``DOWN``; empty if it is available."""
+    """Why no new work starts on it; empty if available."""
     pools: tuple[str, ...] = ()
-    """Parts of the cluster whose capacity counts alone, such as Slurm's partitions. Empty: the whole cluster."""
+    """Slurm partitions, whose capacity counts alone. Empty: the whole cluster."""
 
 
 class Pod(Struct, frozen=True):
@@ -164,7 +164,7 @@ class JobTopology(Struct, frozen=True):
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
     names_by_slurm_id: JobsByName = field(default_factory=dict)
-    """Connected jobs by the Slurm id that they report. Several may run in one allocation."""
+    """Connected jobs by the Slurm id that they report."""
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
@@ -275,7 +275,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
 
 class SlurmTopology(Struct, frozen=True, dict=True):
-    """Nodes and running jobs of Slurm, with NodeHostName and NodeAddr as the nodes' addresses."""
+    """Nodes and running jobs of Slurm."""
 
     nodes: Sequence[ClusterNode] = ()
     jobs_by_node: JobsByName = field(default_factory=dict)
@@ -284,9 +284,9 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     """By ``<NodeName>/<index>``."""
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
-    """Id to use by every other one: of an array's task (``4711_3``) its own, of a component its leader's."""
+    """By any id: that of an array's task (for ``4711_3``), or of a component's leader."""
     answers: bool = True
-    """False before the first reading and after a failed one, which changes nothing else."""
+    """False before the first reading and after a failed one."""
     names: NodeNames = NodeNames()
     """Without host names and addresses that several nodes share."""
 
@@ -299,7 +299,6 @@ class SlurmTopology(Struct, frozen=True, dict=True):
         whole_by_id: Mapping[str, str],
         before: SlurmTopology,
     ) -> SlurmTopology:
-        """`before` lends its names, if they have not changed."""
         listed = names_of(nodes)
         aliases = {alias: whose for alias, whose in listed.aliases.items() if len(whose) == 1}
         names = NodeNames(listed.names, aliases)
@@ -330,7 +329,6 @@ class Pool(Struct, frozen=True):
 
 
 WHOLE = ""
-"""Name of the pool of all nodes of a source."""
 
 
 def pools_of(nodes: Sequence[ClusterNode]) -> Mapping[str, Pool]:
@@ -389,7 +387,6 @@ class Topology(Struct, frozen=True, dict=True):
 
     @property
     def answers(self) -> bool:
-        """True if all sources answer."""
         return self.agents_answer and self.cluster.answers and self.slurm.answers
 
     @property
@@ -448,12 +445,12 @@ class Topology(Struct, frozen=True, dict=True):
         return by_pods | self._reporting(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
 
     def _reporting(self, slurm_jobs: Jobs) -> Jobs:
-        """Return Slurm's jobs, by the names under which they take commands if they are connected."""
+        """Return the jobs by the names under which they take commands, if connected."""
         return frozenset(chain.from_iterable(self.names_by_slurm_job.get(job) or {job} for job in slurm_jobs))
 
     @cached_property
     def names_by_slurm_job(self) -> JobsByName:
-        """Connected jobs by ``slurm:4711``, the id of the whole job."""
+        """Connected jobs by ``slurm:4711``."""
         names: dict[str, set[str]] = {}
         for slurm_id, jobs in self.jobs.names_by_slurm_id.items():
             names.setdefault(f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}", set()).update(jobs)
@@ -502,7 +499,6 @@ class Topology(Struct, frozen=True, dict=True):
         return by_pods or self._reporting(self._slurm_jobs_on(key, gpu))
 
     def _slurm_jobs_on(self, key: str, gpu: Gpu | None) -> Jobs:
-        """Return Slurm's jobs on a GPU, which Slurm knows by its index."""
         if gpu is not None:
             node, index = gpu.node, str(gpu.index)
         else:

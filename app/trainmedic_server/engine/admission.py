@@ -293,7 +293,7 @@ class Admitter:
         return outcome
 
     def _short_of_nodes(self, playbook: CompiledPlaybook, target: Target, decision: Decision) -> str | None:
-        """Return why ``min_available`` refuses a run that nothing else does."""
+        """Return why ``min_available`` refuses a run that else may start."""
         minimum, is_free = (
             playbook.definition.guards.min_available,
             decision in (Decision.STARTED, Decision.OBSERVE_ONLY),

@@ -87,7 +87,7 @@ def for_members(
 
 
 def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Catalog, ago: Ago) -> set[str]:
-    """Return the nodes that runs may be about to take out of service. Empty if no candidate is limited by them."""
+    """Return nothing if no candidate is limited by it."""
     if not any(guards.keeps_capacity(each.playbook) for each in candidates):
         return set()
     keeping = {each.definition.name for each in catalog.all() if guards.keeps_capacity(each)}

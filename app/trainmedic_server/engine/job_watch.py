@@ -71,7 +71,7 @@ class JobWatch:
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
         self._slurm_ids: dict[str, str] = {}
-        """By job. Also of jobs that are not connected now, such as requeued ones."""
+        """By job, also of requeued ones that are not connected."""
         self._present: frozenset[str] = frozenset()
 
     async def watch(self) -> None:
@@ -88,11 +88,10 @@ class JobWatch:
         return lives is None or job in lives or len(lives) >= MOST_JOBS
 
     def slurm_id_of(self, job: str) -> str | None:
-        """Return the Slurm id that a job reports, or reported since the server's start."""
+        """Return the last one reported since the server's start."""
         return self._slurm_ids.get(job)
 
     def jobs_in_slurm(self, slurm_id: str) -> Collection[str]:
-        """Return the connected jobs that report this Slurm id."""
         return sorted(job for job in self._present if self._slurm_ids.get(job) == slurm_id)
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:

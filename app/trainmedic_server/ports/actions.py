@@ -97,9 +97,8 @@ class Services(Struct, frozen=True):
     may_connect: Callable[[str], bool] = lambda job: True
     """Returns whether a job of this name was connected lately. True if unknown."""
     slurm_id_of: Callable[[str], str | None] = lambda job: None
-    """Returns the Slurm id that a connected job reports, or reported last. None if unknown."""
+    """Returns the Slurm id that a job reported last. None if unknown."""
     jobs_in_slurm: Callable[[str], Collection[str]] = lambda slurm_id: ()
-    """Returns the connected jobs that report this Slurm id."""
 
 
 class Action(Protocol):

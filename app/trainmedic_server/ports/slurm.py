@@ -28,7 +28,7 @@ _UNAVAILABLE = frozenset(
 )
 """States and flags of nodes (sinfo(1)). Powered-down nodes are available: a job starts them."""
 NOT_THERE = "FUTURE"
-"""State of nodes that are configured, but do not exist yet."""
+"""State of nodes that do not exist yet."""
 
 
 class SlurmNode(Struct, frozen=True):
@@ -51,7 +51,7 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def why_unavailable(self) -> str:
-        """States and reservation because of which no job of any user starts on it; empty if one can."""
+        """States and reservation that keep jobs off it; empty if none do."""
         states = sorted(self.states & _UNAVAILABLE)
         reserved = [f"reservation {self.reservation}"] if self.reservation and "RESERVED" not in states else []
         return "+".join(states + reserved)
@@ -100,7 +100,7 @@ class SlurmJob(Struct, frozen=True):
     leader: str = ""
     """Id of the heterogeneous job that it is a component of."""
     gpus_by_node: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Indexes of its GPUs by NodeName, while it runs. Empty if Slurm does not state them."""
+    """GPU indexes by NodeName, while it runs."""
 
     @property
     def parts(self) -> tuple[str, ...]:

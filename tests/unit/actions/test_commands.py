@@ -87,7 +87,9 @@ def bus() -> ScriptedBus:
 async def perform(
     bus: ScriptedBus, kind: type[Any], params: Mapping[str, Any] | None = None, target: Target = JOB, **changes: Any
 ) -> Mapping[str, Any]:
-    action: Action = kind(Services(clock=bus.clock, bus=bus, http=NoHttp()))
+    in_slurm = {"4711": ["llm-1"], "4712": ["llm-1", "llm-2"]}
+    services = Services(clock=bus.clock, bus=bus, http=NoHttp(), jobs_in_slurm=lambda each: in_slurm.get(each, ()))
+    action: Action = kind(services)
     alert = Alert("f1", AlertStatus.FIRING, {"alertname": "TrainingLossSpike"}, {}, STARTED)
     fields: dict[str, Any] = {
         "command_id": "c1",
@@ -129,6 +131,20 @@ async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> N
         expires_at=NOW + timedelta(seconds=60),
         undo_of="c0",
     )
+
+
+async def test_a_slurm_job_takes_commands_under_its_own_name(bus: ScriptedBus) -> None:
+    """If it reports its Slurm id. Of several in one allocation, none is chosen."""
+    bus.answers = replies("applied")
+    await perform(bus, jobs.JobCheckpoint, target=Target(TargetKind.JOB, job="slurm:4711"))
+    assert bus.sent[0].target == {"kind": "job", "job": "llm-1"}
+    with pytest.raises(
+        PermanentFailure, match="several connected jobs run in slurm:4712: llm-1, llm-2; name one of them"
+    ):
+        await perform(bus, jobs.JobCheckpoint, target=Target(TargetKind.JOB, job="slurm:4712"))
+    bus.answers = ()
+    with pytest.raises(OutcomeUnknown, match="no job named 'slurm:4713' is connected"):
+        await perform(bus, jobs.JobCheckpoint, target=Target(TargetKind.JOB, job="slurm:4713"))
 
 
 async def test_one_rank_that_applied_is_success(bus: ScriptedBus) -> None:
