@@ -78,6 +78,7 @@ class SlurmCluster:
         self.work = work
         """Its files, which its programs see as /mnt."""
         self.rest_port = free_port()
+        self.controller_port = free_port()
         self.token_file = work / "token"
         self.programs: dict[str, Program] = {}
 
@@ -159,7 +160,7 @@ class SlurmCluster:
             files = f"NodeName={','.join(NODES)} Name=gpu Type=h100 File=/mnt/gpu[0-{self._gpus - 1}]\n"
             (self.work / "gres.conf").write_text(files)
             nodes = f"GresTypes=gpu\n{nodes}"
-        configuration = _CONFIGURATION.format(host=host, port=free_port())
+        configuration = _CONFIGURATION.format(host=host, port=self.controller_port)
         partition = f"PartitionName=main Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE\n"
         (self.work / "slurm.conf").write_text(f"{configuration}{self._settings}{nodes}{partition}")
 

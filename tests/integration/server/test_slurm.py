@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support import slurm_cluster
 from tests.support.messages import delivery, resolved
-from tests.support.programs import eventually, start_server
+from tests.support.programs import ROOT, eventually, start_server
 from tests.support.slurm_cluster import SlurmCluster
 
 PLAYBOOKS = {
@@ -60,7 +61,8 @@ steps:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with SlurmCluster(slurm_cluster.fetched("26.05"), tmp_path_factory.mktemp("slurm") / "cluster", gpus=2) as started:
+    root, work = slurm_cluster.fetched("26.05"), tmp_path_factory.mktemp("slurm") / "cluster"
+    with SlurmCluster(root, work, "MetricsType=metrics/openmetrics\n", gpus=2) as started:
         yield started
 
 
@@ -182,3 +184,20 @@ def test_a_gpus_index_leads_to_its_job_and_a_host_name_to_no_node_of_several(
     assert decision_on(server, "GPUSlow", node="n2", gpu="1")[0] == "target_unknown"
     assert decision_on(server, "GPUFellOffBus", node="127.0.0.1")[0] == "target_unknown"
     cluster.run("scancel", job)
+
+
+def test_the_rules_read_metrics_that_slurmctld_has(cluster: SlurmCluster) -> None:
+    """Each name, with the label of the partition, and what a drain does to it."""
+    rules = (ROOT / "monitoring" / "rules" / "slurm.yaml").read_text()
+    names = set(re.findall(r"slurm_partition_\w+", rules))
+
+    def series() -> dict[str, str]:
+        text = httpx.get(f"http://127.0.0.1:{cluster.controller_port}/metrics/partitions", timeout=60).text
+        return dict(re.findall(r'^(\w+)\{partition="main"\} (\d+)$', text, re.MULTILINE))
+
+    assert names <= series().keys()
+    cluster.run("scontrol", "update", "nodename=n3", "state=drain", "reason=disk")
+    try:
+        assert series()["slurm_partition_nodes_drain"] == "1"
+    finally:
+        cluster.run("scontrol", "update", "nodename=n3", "state=resume")
