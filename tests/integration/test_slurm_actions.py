@@ -23,6 +23,7 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.errors import ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
+from trainmedic_server.ports.outside import Presence
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "GPUTemperatureHigh"}, {}, datetime.now(UTC))
 TRAINING = "while :; do sleep 0.2; done"
@@ -34,11 +35,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield started
 
 
+class NoJobs:
+    """A bus without connected jobs."""
+
+    async def jobs(self) -> list[Presence]:
+        return []
+
+
 @pytest.fixture
 async def actions(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Registry]:
     monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
     slurm = SlurmRest(cluster.rest_url, "root", cluster.token_file)
-    services = Services(SystemClock(), None, HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]  # no bus is used
+    services = Services(SystemClock(), NoJobs(), HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]
     yield registry.build(services)
     for node in await slurm.nodes():
         if node.is_out_of_service:

@@ -1,7 +1,8 @@
 """A real Slurm cluster on the loopback: munged, slurmctld, the slurmd of three nodes, and slurmrestd.
 
 The programs come from a root directory that ``scripts/fetch-slurm`` made, and run in it (chroot) with mounts of their
-own. So starting a cluster needs root. The nodes have no GPUs, and processes are tracked by /proc instead of cgroups.
+own. So starting a cluster needs root. This machine's files are under /srv there. Processes are tracked by /proc instead
+of cgroups.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ RELEASES = {"24.11": "trixie", "26.05": "forky"}
 NODES = ("n1", "n2", "n3")
 _ENTER = """
 root=$1 work=$2; shift 2
+mount --rbind / "$root/srv"
 mount --rbind /proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --bind "$work" "$root/mnt"

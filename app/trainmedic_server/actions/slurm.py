@@ -19,10 +19,11 @@ from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.retrying import RetryingAction
-from trainmedic_server.domain.topology import SLURM
+from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
     ActionFailure,
+    BusUnavailable,
     ClusterUnavailable,
     ObjectMissing,
     OutcomeUnknown,
@@ -287,17 +288,26 @@ class JobAction(SlurmAction):
     }
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
 
-    def job_id(self, call: Call) -> str:
+    async def job_id(self, call: Call) -> str:
         job_id = cast(SlurmJobParams, call.params).job_id
         if job_id is not None:
             return job_id
         target = call.target.job or ""
-        named = target.removeprefix(SLURM) if target.startswith(SLURM) else self.services.slurm_id_of(target)
+        named = target.removeprefix(SLURM) if target.startswith(SLURM) else await self._reported_id(target)
         if named is not None and _JOB_ID.fullmatch(named):
             return named
         raise PermanentFailure(
             f"the Slurm job is not known: give job_id, or a target such as job:{SLURM}4711 instead of {call.target.key}"
         )
+
+    async def _reported_id(self, job: str) -> str | None:
+        """Return the id that a job of the SDK reports, or reported before it was gone."""
+        try:
+            present = await self.services.bus.jobs() if job else ()
+        except BusUnavailable:
+            present = ()
+        ids = (slurm_job_id(each.details) for each in present if each.name == job)
+        return next(ids, None) or self.services.slurm_id_of(job)
 
     def unless_gone(self, job_id: str, attempt: Attempt) -> Attempt:
         """Return an undo's attempt that succeeds if the job is gone.
@@ -371,7 +381,7 @@ class SlurmHold(JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmHoldParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id, mark = self.job_id(call), _hold_mark(call.run_id)
+        job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.running(job_id)
@@ -402,7 +412,7 @@ class SlurmReleaseJob(JobAction):
     gives_back: ClassVar[bool] = True
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id, mark = self.job_id(call), _hold_mark(call.run_id)
+        job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
         is_undo = cast(SlurmReleaseParams, call.params).restore
 
         async def attempt() -> Mapping[str, Any]:
@@ -430,6 +440,9 @@ class SlurmReleaseJob(JobAction):
 
 class SlurmRequeueParams(SlurmJobParams):
     hold: bool = Field(False, description="Let the job wait for a release instead of starting again.")
+    at_once: bool = Field(
+        False, description="Let the job start as soon as it has nodes. Otherwise Slurm waits for two minutes."
+    )
     max_restarts: int = Field(
         3, ge=1, le=1000, description="Refuse to requeue a job that has been restarted this often already."
     )
@@ -446,14 +459,14 @@ class SlurmRequeue(Irreversible, JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmRequeueParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(SlurmRequeueParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmRequeueParams, call.params), await self.job_id(call)
         intent = re.compile(rf"\[{PREFIX}requeue {re.escape(call.command_id)} (\d+)\]")
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
             begun = intent.search(job.admin_comment)
             if begun is not None and job.restarts > int(begun[1]):
-                return await self._cleared(job, intent)
+                return await self._cleared(job, intent, params.at_once)
             if job.has_ended:
                 raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
             if not job.may_requeue:
@@ -474,12 +487,14 @@ class SlurmRequeue(Irreversible, JobAction):
             after = await self.slurm.job(job_id)
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
-            return await self._cleared(after, intent)
+            return await self._cleared(after, intent, params.at_once)
 
         return await self.retry_until_deadline(call, attempt)
 
-    async def _cleared(self, job: SlurmJob, intent: re.Pattern[str]) -> Mapping[str, Any]:
+    async def _cleared(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
         """Remove the mark of the intent and return the output."""
+        for part in job.parts if at_once else ():
+            await self.slurm.end_delay(part)
         await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
         return job_state(job)
 
@@ -502,7 +517,7 @@ class SlurmSignal(Irreversible, JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmSignalParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(SlurmSignalParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmSignalParams, call.params), await self.job_id(call)
         if call.resumed:
             raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
         job = await self.running(job_id)
@@ -525,7 +540,7 @@ class SlurmCancel(Irreversible, JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmJobParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id = self.job_id(call)
+        job_id = await self.job_id(call)
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)

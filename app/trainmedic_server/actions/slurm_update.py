@@ -68,7 +68,7 @@ class SlurmUpdate(JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmUpdateParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(SlurmUpdateParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmUpdateParams, call.params), await self.job_id(call)
 
         async def change() -> Mapping[str, Any]:
             named = [(await find_node(self.slurm, name)).name for name in params.exclude_nodes]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -170,6 +171,9 @@ class SlurmRest:
             raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05 or newer")
         change = {"flags": ["HOLD"] if hold else [], "jobs": [await self._own_id(job_id)]}
         _check_status(await self._ask("POST", "/jobs/requeue", change), job_id)
+
+    async def end_delay(self, job_id: str) -> None:
+        await self._change_job(job_id, {"begin_time": _number(int(time.time()))})
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
         query = f"signal={quote(signal)}&flags={'FULL_JOB' if with_batch else 'FULL_STEPS_ONLY'}"

@@ -72,7 +72,6 @@ class JobWatch:
         self._looking = asyncio.Lock()
         self._slurm_ids: dict[str, str] = {}
         """By job, also of requeued ones that are not connected."""
-        self._present: frozenset[str] = frozenset()
 
     async def watch(self) -> None:
         await loops.repeat(self.look, LOOK_EVERY, "jobs", self._metrics)
@@ -90,9 +89,6 @@ class JobWatch:
     def slurm_id_of(self, job: str) -> str | None:
         """Return the last one reported since the server's start."""
         return self._slurm_ids.get(job)
-
-    def jobs_in_slurm(self, slurm_id: str) -> Collection[str]:
-        return sorted(job for job in self._present if self._slurm_ids.get(job) == slurm_id)
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
         """Record that a gone job was meant to end; return its record. Raises NotFound, Conflict, StoreUnavailable."""
@@ -145,7 +141,6 @@ class JobWatch:
         reported = {job.name: slurm_job_id(job.details) for job in jobs}
         kept = {job: slurm_id for job, slurm_id in self._slurm_ids.items() if job in known and job not in reported}
         self._slurm_ids = kept | {job: slurm_id for job, slurm_id in reported.items() if slurm_id is not None}
-        self._present = frozenset(reported)
 
     async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         kept = {*known, *(job.name for job in jobs)}

@@ -98,7 +98,6 @@ class Services(Struct, frozen=True):
     """Returns whether a job of this name was connected lately. True if unknown."""
     slurm_id_of: Callable[[str], str | None] = lambda job: None
     """Returns the Slurm id that a job reported last. None if unknown."""
-    jobs_in_slurm: Callable[[str], Collection[str]] = lambda slurm_id: ()
 
 
 class Action(Protocol):

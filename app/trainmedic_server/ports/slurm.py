@@ -207,6 +207,10 @@ class Slurm(Protocol):
         """
         ...
 
+    async def end_delay(self, job_id: str) -> None:
+        """Let a pending job start from now on. Slurm delays a requeued one by two minutes."""
+        ...
+
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
         """Send a signal, such as ``USR1``, to all steps of the job.
 

@@ -379,7 +379,6 @@ class TrainmedicServer:
             metrics=prometheus,
             may_connect=self._may_connect,
             slurm_id_of=lambda job: self._job_watch.slurm_id_of(job) if self._job_watch else None,
-            jobs_in_slurm=lambda slurm_id: self._job_watch.jobs_in_slurm(slurm_id) if self._job_watch else (),
         )
 
     def _may_connect(self, job: str) -> bool:

@@ -24,6 +24,7 @@ from trainmedic_server.errors import (
     TemporaryFailure,
 )
 from trainmedic_server.ports.actions import Action, Call, LeasedAction, LeasedEffect, Renewal, Services
+from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob, SlurmNode
 
 NOW = datetime.now(UTC)
@@ -285,8 +286,15 @@ async def test_a_cluster_that_lists_no_nodes_is_no_proof_that_a_node_is_gone() -
         await do(Blind(), "slurm.resume", target=Target(TargetKind.NODE, node="n1"), restore=True)
 
 
+class NoJobs:
+    """A bus without connected jobs."""
+
+    async def jobs(self) -> list[Presence]:
+        return []
+
+
 async def hold_by_name(slurm: OneJob, slurm_id: str | None, name: str, **given: Any) -> Any:
-    services = Services(SystemClock(), None, None, slurm=slurm, slurm_id_of={"llm": slurm_id}.get)  # type: ignore[arg-type]  # no bus and no HTTP is used
+    services = Services(SystemClock(), NoJobs(), None, slurm=slurm, slurm_id_of={"llm": slurm_id}.get)  # type: ignore[arg-type]  # no HTTP is used
     action = registry.build(services).get(name)
     return await action.perform(call_of(action, Target(TargetKind.JOB, job="llm"), given))
 
