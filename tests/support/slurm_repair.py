@@ -63,7 +63,7 @@ _REQUEUE = """  - {id: requeue, action: slurm.requeue, with: {hold: true, at_onc
 """
 _END = """  - id: end
     action: slurm.signal
-    with: {job_id: "{{ labels.slurm_job_id }}", signal: TERM, batch: true}
+    with: {job_id: "{{ labels.slurm_job_id }}", signal: TERM}
 """
 
 
@@ -196,12 +196,11 @@ def _submit(cluster: SlurmCluster, lever: Lever, directory: Path) -> str:
     assignments = " ".join(f"{name}={value}" for name, value in environment.items())
     step = f"chroot /srv /usr/bin/env {assignments} {sys.executable} {TRAINING} {cluster.work}"
     (cluster.work / "batch").write_text(f"""#!/bin/bash
-trap 'kill -TERM $step; wait $step; exit 93' TERM
 while :; do
     left=$(cat /mnt/left 2>/dev/null)
     srun -N2 ${{left:+--exclude=$left}} --kill-on-bad-exit=1 sh -c '
-        export TRAINMEDIC_NODE=$SLURMD_NODENAME; exec {step}' & step=$!
-    wait $step && exit 0
+        export TRAINMEDIC_NODE=$SLURMD_NODENAME; exec {step}' && exit 0
+    [ -e /mnt/left ] || exit 93
 done
 """)
     given = ("--parsable", "-J", "llm", "-o", "/mnt/job.log", "--open-mode=append", "--mem=10", "--ntasks-per-node=1")

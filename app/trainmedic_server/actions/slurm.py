@@ -493,7 +493,9 @@ class SlurmRequeue(Irreversible, JobAction):
 
     async def _cleared(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
         """Remove the mark of the intent and return the output."""
-        for part in job.parts if at_once else ():
+        if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
+            raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
+        for part in job.parts if at_once and "PENDING" in job.states else ():
             await self.slurm.end_delay(part)
         await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
         return job_state(job)
