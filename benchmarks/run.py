@@ -69,6 +69,7 @@ LONG: Mapping[str, Sequence[str]] = {
     "agent_idle": ("agent_idle",),
     "memory_checkpoints": ("memory_checkpoints",),
     "disk_clean": ("disk_clean",),
+    "slurm_levers": ("slurm_levers",),
     "unattended": ("unattended",),
 }
 """Benchmarks that take up to three quarters of an hour, or need root."""

@@ -28,7 +28,7 @@ from trainmedic.job.server_connection import ServerConnection, pod_namespace
 from trainmedic.job.status_file import begin_status_file
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore
-from trainmedic.settings import LogSettings, Settings, resolve, resolve_logs
+from trainmedic.settings import LogSettings, Settings, resolve, resolve_logs, slurm_job
 from trainmedic.wire import envelope, evaluations, param_schema
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
@@ -114,6 +114,7 @@ class Medic(JobReports):
         self.on_arrival: Callable[[], None] | None = None
         self._host = socket.gethostname()
         self._namespace = pod_namespace()
+        self._slurm = slurm_job(os.environ)
         self._stats = RankStats(progress, self._node)
         self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
@@ -344,6 +345,7 @@ class Medic(JobReports):
             **({"schemas": dict(self._handlers.schemas)} if self._handlers.schemas else {}),
             "interrupts_hangs": self.on_arrival is not None,
             **({"namespace": self._namespace} if self._namespace is not None else {}),
+            **({"slurm": self._slurm} if self._slurm is not None else {}),
             **({evaluations.FIELD: evaluations.as_plain(shown)} if (shown := self._evaluated()) else {}),
             "step": self.progress.step if self.progress.step is not None else self.step,
             **({"losses": losses} if (losses := self._losses()) is not None else {}),

@@ -71,6 +71,16 @@ def resolve_logs(
     return LogSettings(Path(directory).absolute(), max(attempt, 1), local_rank, node_rank, interval)
 
 
+def slurm_job(env: Mapping[str, str]) -> dict[str, str | int] | None:
+    """Return the Slurm job that this process belongs to; None without one."""
+    job_id = env.get("SLURM_JOB_ID", "")
+    if not (job_id.isascii() and job_id.isdecimal()):
+        return None
+    names = {"name": env.get("SLURM_JOB_NAME", ""), "node": env.get("SLURMD_NODENAME", "")}
+    texts = {key: value for key, value in names.items() if value and not _NOT_UTF_8.search(value)}
+    return {"job_id": job_id, **texts, "restarts": _first_number(env, ("SLURM_RESTART_COUNT",)) or 0}
+
+
 def _first_number(env: Mapping[str, str], variables: Sequence[str]) -> int | None:
     return next((int(env[name]) for name in variables if env.get(name, "").isdecimal()), None)
 

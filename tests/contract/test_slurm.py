@@ -14,8 +14,11 @@ import pytest
 
 from tests.support import slurm_cluster
 from tests.support.slurm_cluster import SlurmCluster
+from trainmedic_server import telemetry
 from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.slurm_rest import SlurmRest
+from trainmedic_server.adapters.slurm_topology import SlurmWatch
+from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain import host_lists
 from trainmedic_server.errors import ClusterRefused, ClusterUnavailable, ConfigurationError, ObjectMissing
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob
@@ -27,7 +30,7 @@ TASK_RUNS = "trap 'touch /mnt/caught' USR1; touch /mnt/ready; while :; do sleep 
 @pytest.fixture(scope="module", params=slurm_cluster.RELEASES)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     root = slurm_cluster.fetched(request.param)
-    with SlurmCluster(root, tmp_path_factory.mktemp("slurm") / "cluster") as started:
+    with SlurmCluster(root, tmp_path_factory.mktemp("slurm") / "cluster", gpus=2) as started:
         yield started
 
 
@@ -75,6 +78,65 @@ async def test_the_release_and_its_abilities_are_known(slurm: Slurm, cluster: Sl
     release = await slurm.release()
     assert release.version == cluster.run("scontrol", "--version").split()[-1]
     assert release.can_requeue == release.version.startswith("26.05")
+
+
+async def test_the_topology_has_nodes_jobs_and_gpus(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """A task counts by its own id, a component by its leader's. Only running jobs are on nodes."""
+    watch = SlurmWatch(slurm, SystemClock(), telemetry.Metrics())
+    assert not watch.topology().answers
+    array = cluster.submit(TASK_RUNS, "--array=0-1", "--gres=gpu:1", "--mem=10", "-w", "n1")
+    leader = cluster.run(
+        *("sbatch", "--parsable", "-o", "/dev/null", "-n1", "-w", "n2", "--gres=gpu:2", ":", "-n1", "-w", "n3"),
+        *("--wrap", TASK_RUNS),
+    ).strip()
+    cluster.submit(TASK_RUNS, "--hold", "-w", "n3")
+
+    async def all_run() -> bool:
+        await watch.refresh()
+        return {len(watch.topology().jobs_by_node.get(node, ())) for node in ("n1", "n2", "n3")} == {1, 2}
+
+    await until(all_run, "the jobs run")
+    found = watch.topology()
+    tasks = [f"slurm:{found.whole_by_id[f'{array}_{number}']}" for number in (0, 1)]
+    assert found.answers
+    assert len(set(tasks)) == 2
+    whole = frozenset({f"slurm:{leader}"})
+    assert found.jobs_by_node == {"n1": frozenset(tasks), "n2": whole, "n3": whole}
+    assert {key: sorted(jobs) for key, jobs in found.jobs_by_gpu.items()} == {
+        **{f"n1/{index}": [job] for index, job in enumerate(tasks)},
+        **{f"n2/{index}": [f"slurm:{leader}"] for index in (0, 1)},
+    }
+    assert found.nodes_by_job[f"slurm:{leader}"] == {"n2", "n3"}
+    assert found.whole_by_id[f"{leader}+1"] == leader
+    assert {node.name: (dict(node.attributes), node.pools, node.unavailable) for node in found.nodes}["n1"] == (
+        *({"partition": "main", "feature": "h100,ib"}, ("main",), ""),
+    )
+    await slurm.drain("n1", REASON)
+    await watch.refresh()
+    changed = watch.topology()
+    assert {node.name for node in changed.nodes if node.unavailable == "DRAIN"} == {"n1"}
+    assert changed.names is found.names
+
+
+async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
+    slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed reading never means that the cluster is empty."""
+    watch = SlurmWatch(slurm, SystemClock(), telemetry.Metrics())
+    await watch.refresh()
+    before = watch.topology()
+    frozen = cluster.programs["slurmrestd"].process
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
+        with pytest.raises(ClusterUnavailable):
+            await watch.refresh()
+        assert (watch.topology().answers, watch.topology().nodes) == (False, before.nodes)
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+        monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))
+    await watch.refresh()
+    assert watch.topology().answers
 
 
 async def test_a_unix_socket_is_a_way_in(cluster: SlurmCluster) -> None:

@@ -85,6 +85,10 @@ ALERTS = {
     "BreakerOpen": "critical",
     "MessagesNotSent": "critical",
     "RetentionFailing": "warning",
+    "SlurmNodeDown": "critical",
+    "SlurmNodesNotResponding": "warning",
+    "SlurmPartitionShort": "warning",
+    "SlurmControllerDown": "critical",
 }
 
 ON_CALL = programs.ROOT / "docs" / "on-call.md"

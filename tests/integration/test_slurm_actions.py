@@ -23,6 +23,7 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.errors import ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
+from trainmedic_server.ports.outside import Presence
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "GPUTemperatureHigh"}, {}, datetime.now(UTC))
 TRAINING = "while :; do sleep 0.2; done"
@@ -34,11 +35,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield started
 
 
+class NoJobs:
+    """A bus without connected jobs."""
+
+    async def jobs(self) -> list[Presence]:
+        return []
+
+
 @pytest.fixture
 async def actions(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Registry]:
     monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
     slurm = SlurmRest(cluster.rest_url, "root", cluster.token_file)
-    services = Services(SystemClock(), None, HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]  # no bus is used
+    services = Services(SystemClock(), NoJobs(), HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]
     yield registry.build(services)
     for node in await slurm.nodes():
         if node.is_out_of_service:
@@ -221,7 +229,7 @@ async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Re
     cluster.run("scontrol", "update", f"jobid={job_id}", "reqnodelist=")
     await until_running(cluster, job_id)
     target, given = Target(TargetKind.JOB, job=f"slurm:{job_id}"), {"exclude_nodes": ["n1"], "time_limit": "2h"}
-    await do(actions, "slurm.requeue", target, {"hold": True})
+    await do(actions, "slurm.requeue", target, {"hold": True, "at_once": True})
     await do(actions, "slurm.update", target, given)
     assert "ExcNodeList=n1" in cluster.run("scontrol", "show", "job", job_id)
     await undo(actions, "slurm.update", target, given)
@@ -230,7 +238,6 @@ async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Re
     assert "trainmedic:" not in shown
     await do(actions, "slurm.update", target, given)
     await do(actions, "slurm.release", target, {})
-    cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")  # Slurm delays a requeued job by 2 minutes
     await until_running(cluster, job_id)
     assert "TimeLimit=02:00:00" in cluster.run("scontrol", "show", "job", job_id)
 

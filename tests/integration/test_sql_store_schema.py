@@ -360,6 +360,7 @@ def _everything_that_reads(tx: Transaction) -> None:
         ({}, schema.READABLE_FROM),
         ({"target": Target(TargetKind.GROUP, group="nodes:rack=r1")}, schema.HEAD),
         ({"status": Status.NOT_STARTED, "decision": Decision.OUTSIDE_WINDOW, "ended_at": at(1)}, schema.HEAD),
+        ({"status": Status.NOT_STARTED, "decision": Decision.CAPACITY_LIMITED, "ended_at": at(1)}, schema.HEAD),
     ],
 )
 async def test_a_run_that_earlier_releases_cannot_read_makes_them_refuse_the_store(

@@ -1,7 +1,8 @@
 """A real Slurm cluster on the loopback: munged, slurmctld, the slurmd of three nodes, and slurmrestd.
 
 The programs come from a root directory that ``scripts/fetch-slurm`` made, and run in it (chroot) with mounts of their
-own. So starting a cluster needs root. The nodes have no GPUs, and processes are tracked by /proc instead of cgroups.
+own. So starting a cluster needs root. This machine's files are under /srv there. Processes are tracked by /proc instead
+of cgroups.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,7 @@ RELEASES = {"24.11": "trixie", "26.05": "forky"}
 NODES = ("n1", "n2", "n3")
 _ENTER = """
 root=$1 work=$2; shift 2
+mount --rbind / "$root/srv"
 mount --rbind /proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --bind "$work" "$root/mnt"
@@ -66,14 +69,18 @@ def fetched(release: str) -> Path:
 class SlurmCluster:
     """One cluster. Entering it starts all of its programs, leaving it ends them."""
 
-    def __init__(self, root: Path, work: Path, settings: str = "", scripts: Path | None = None) -> None:
-        """`settings` are further lines of slurm.conf. The programs see a copy of `scripts` as /mnt/scripts."""
+    def __init__(self, root: Path, work: Path, settings: str = "", scripts: Path | None = None, gpus: int = 0) -> None:
+        """`settings` are further lines of slurm.conf. The programs see a copy of `scripts` as /mnt/scripts. Each node
+        has `gpus` GPUs, which are null devices, and the feature h100 if there are any.
+        """
         self._root = root
         self._settings = settings
         self._scripts = scripts
+        self._gpus = gpus
         self.work = work
         """Its files, which its programs see as /mnt."""
         self.rest_port = free_port()
+        self.controller_port = free_port()
         self.token_file = work / "token"
         self.programs: dict[str, Program] = {}
 
@@ -144,11 +151,18 @@ class SlurmCluster:
         if self._scripts is not None:
             shutil.copytree(self._scripts, self.work / "scripts")
         host = os.uname().nodename
+        have = f" Gres=gpu:h100:{self._gpus} Feature=h100,ib" if self._gpus else ""
         nodes = "".join(
-            f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 RealMemory=100\n"
+            f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 RealMemory=100{have}\n"
             for name in NODES
         )
-        configuration = _CONFIGURATION.format(host=host, port=free_port())
+        if self._gpus:
+            for number in range(self._gpus):
+                os.mknod(self.work / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+            files = f"NodeName={','.join(NODES)} Name=gpu Type=h100 File=/mnt/gpu[0-{self._gpus - 1}]\n"
+            (self.work / "gres.conf").write_text(files)
+            nodes = f"GresTypes=gpu\n{nodes}"
+        configuration = _CONFIGURATION.format(host=host, port=self.controller_port)
         partition = f"PartitionName=main Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE\n"
         (self.work / "slurm.conf").write_text(f"{configuration}{self._settings}{nodes}{partition}")
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from trainmedic.wire import envelope, undoing
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target
-from trainmedic_server.actions.base import ActionParams, BasicAction
+from trainmedic_server.actions.base import ActionParams, BasicAction, clearance_of
+from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,
@@ -27,6 +29,7 @@ from trainmedic_server.ports.outside import Presence
 WAITED_OUT = timedelta(seconds=1)
 """If the bus returns this long after the deadline, replies are missing."""
 
+_LOOK_AGAIN = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
 """Result of checking the effect. In a reply ``failed``: the effect was wrong."""
@@ -57,6 +60,8 @@ class CommandAction(BasicAction):
         self._clock = services.clock
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
+        call = replace(call, target=await self.addressed(call))
+
         async def unheard() -> bool:
             if call.report_wait is not None:
                 await call.report_wait(_nobody_connected(call.target) + await self._hint(call.target))
@@ -77,6 +82,29 @@ class CommandAction(BasicAction):
         if call.undo_of is not None:
             check_undone(receiver, replies, output, call.undoes_applied)
         return output
+
+    async def addressed(self, call: Call) -> Target:
+        """Return the target by the name under which it takes commands: a Slurm job's is that of its SDK. Waits until it
+        has connected. Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure.
+        """
+        target = call.target
+        while target.job is not None and target.job.startswith(SLURM):
+            try:
+                jobs = sorted(
+                    each.name for each in await self._bus.jobs() if f"{SLURM}{slurm_job_id(each.details)}" == target.job
+                )
+            except BusUnavailable as error:
+                raise TemporaryFailure("it is unknown while Redis is unavailable which jobs are connected") from error
+            if len(jobs) > 1:
+                raise PermanentFailure(
+                    f"several connected jobs run in {target.job}: {', '.join(jobs)}; name one of them"
+                )
+            if jobs:
+                return replace(target, job=jobs[0])
+            if self._clock.now() + _LOOK_AGAIN >= call.deadline or await clearance_of(call) != "go_on":
+                raise TemporaryFailure(f"no connected job reports that it is {target.job}")
+            await self._clock.sleep_until(self._clock.now() + _LOOK_AGAIN)
+        return target
 
     def outcome_saved(self, command_id: str) -> None:
         self._bus.acknowledge(command_id)

@@ -73,7 +73,7 @@ class PlacedAction(CommandAction):
         if call.target.kind is not TargetKind.JOB or not isinstance(params, PlacedParams) or params.nodes is not None:
             return params
         try:
-            nodes = await self._located(call.target)
+            nodes = await self._located(await self.addressed(call))
         except BusUnavailable as error:
             raise TemporaryFailure("the job's location is unknown while Redis is unavailable") from error
         return params.model_copy(update={"nodes": nodes})

@@ -18,9 +18,11 @@ from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.retrying import RetryingAction
+from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
     ActionFailure,
+    BusUnavailable,
     ClusterUnavailable,
     ObjectMissing,
     OutcomeUnknown,
@@ -35,9 +37,7 @@ Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
 _REASON_LIMIT = 200
-"""Characters in a node's reason: ``sinfo -R`` shows one line."""
-_JOB_TARGET = "slurm:"
-"""A target such as ``job:slurm:4711`` names a job by its Slurm id."""
+"""Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
@@ -73,28 +73,30 @@ class NodeAction(SlurmAction):
     outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("node", "state", "reason", "note"), TEXT)
 
     async def find(self, call: Call) -> SlurmNode:
-        """Return the target's node, named by NodeName, host name or address. Raises ObjectMissing if Slurm has none,
-        PermanentFailure if it has several.
-        """
         if call.target.node is None:
             raise PermanentFailure(f"{self.name} needs a node; {call.target.key} has none")
         return await self.named(call.target.node)
 
     async def named(self, name: str) -> SlurmNode:
-        try:
-            return await self.slurm.node(name)
-        except ObjectMissing:
-            nodes = await self.slurm.nodes()
-        if not nodes:  # An undo would take the node for deleted.
-            raise ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
-        short = name.partition(".")[0]
-        matching = [each for each in nodes if name in (each.hostname, each.address)]
-        matching = matching or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
-        if len(matching) == 1:
-            return matching[0]
-        if matching:
-            raise PermanentFailure(f"{name} may be any of the Slurm nodes {', '.join(each.name for each in matching)}")
-        raise ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
+        return await find_node(self.slurm, name)
+
+
+async def find_node(slurm: Slurm, name: str) -> SlurmNode:
+    """Find by NodeName, host name or address. Raises ObjectMissing, PermanentFailure if several match."""
+    try:
+        return await slurm.node(name)
+    except ObjectMissing:
+        nodes = await slurm.nodes()
+    if not nodes:  # An undo would take the node for deleted.
+        raise ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
+    short = name.partition(".")[0]
+    matching = [each for each in nodes if name in (each.hostname, each.address)]
+    matching = matching or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise PermanentFailure(f"{name} may be any of the Slurm nodes {', '.join(each.name for each in matching)}")
+    raise ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
 
 
 def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:
@@ -268,7 +270,7 @@ class SlurmJobParams(ActionParams):
         None,
         pattern=rf"^{_JOB_ID.pattern}$",
         description="The Slurm id of the job, such as {{ labels.slurm_job_id }}. By default that of a target such as "
-        "job:slurm:4711.",
+        "job:slurm:4711, or the one that a target job with the SDK reports.",
     )
 
 
@@ -283,17 +285,26 @@ class JobAction(SlurmAction):
     }
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
 
-    def job_id(self, call: Call) -> str:
+    async def job_id(self, call: Call) -> str:
         job_id = cast(SlurmJobParams, call.params).job_id
         if job_id is not None:
             return job_id
-        named = (call.target.job or "").removeprefix(_JOB_TARGET) if call.target.job else ""
-        if call.target.job and call.target.job.startswith(_JOB_TARGET) and _JOB_ID.fullmatch(named):
+        target = call.target.job or ""
+        named = target.removeprefix(SLURM) if target.startswith(SLURM) else await self._reported_id(target)
+        if named is not None and _JOB_ID.fullmatch(named):
             return named
         raise PermanentFailure(
-            f"the Slurm job is not known: give job_id, or a target such as job:{_JOB_TARGET}4711 instead of "
-            f"{call.target.key}"
+            f"the Slurm job is not known: give job_id, or a target such as job:{SLURM}4711 instead of {call.target.key}"
         )
+
+    async def _reported_id(self, job: str) -> str | None:
+        """Return the id that a job of the SDK reports, or reported before it was gone."""
+        try:
+            present = await self.services.bus.jobs() if job else ()
+        except BusUnavailable:
+            present = ()
+        ids = (slurm_job_id(each.details) for each in present if each.name == job)
+        return next(ids, None) or self.services.slurm_id_of(job)
 
     def unless_gone(self, job_id: str, attempt: Attempt) -> Attempt:
         """Return an undo's attempt that succeeds if the job is gone.
@@ -320,6 +331,12 @@ class JobAction(SlurmAction):
         if job.has_ended:
             raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
         return job
+
+
+def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
+    """Return the id for an undo; None for the target's."""
+    changed = (output or {}).get("job_id")
+    return params.job_id or (changed if isinstance(changed, str) else None)
 
 
 def _states(job: SlurmJob) -> str:
@@ -361,7 +378,7 @@ class SlurmHold(JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmHoldParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id, mark = self.job_id(call), _hold_mark(call.run_id)
+        job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.running(job_id)
@@ -381,7 +398,7 @@ class SlurmHold(JobAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        job_id = cast(SlurmHoldParams, params).job_id
+        job_id = changed_job(cast(SlurmHoldParams, params), output)
         return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": job_id} if job_id else {})})
 
 
@@ -392,7 +409,7 @@ class SlurmReleaseJob(JobAction):
     gives_back: ClassVar[bool] = True
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id, mark = self.job_id(call), _hold_mark(call.run_id)
+        job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
         is_undo = cast(SlurmReleaseParams, call.params).restore
 
         async def attempt() -> Mapping[str, Any]:
@@ -420,6 +437,9 @@ class SlurmReleaseJob(JobAction):
 
 class SlurmRequeueParams(SlurmJobParams):
     hold: bool = Field(False, description="Let the job wait for a release instead of starting again.")
+    at_once: bool = Field(
+        False, description="Let the job start as soon as it has nodes. Otherwise Slurm waits for two minutes."
+    )
     max_restarts: int = Field(
         3, ge=1, le=1000, description="Refuse to requeue a job that has been restarted this often already."
     )
@@ -436,14 +456,14 @@ class SlurmRequeue(Irreversible, JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmRequeueParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(SlurmRequeueParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmRequeueParams, call.params), await self.job_id(call)
         intent = re.compile(rf"\[{PREFIX}requeue {re.escape(call.command_id)} (\d+)\]")
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
             begun = intent.search(job.admin_comment)
             if begun is not None and job.restarts > int(begun[1]):
-                return await self._cleared(job, intent)
+                return await self._cleared(job, intent, params.at_once)
             if job.has_ended:
                 raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
             if not job.may_requeue:
@@ -464,11 +484,16 @@ class SlurmRequeue(Irreversible, JobAction):
             after = await self.slurm.job(job_id)
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
-            return await self._cleared(after, intent)
+            return await self._cleared(after, intent, params.at_once)
 
         return await self.retry_until_deadline(call, attempt)
 
-    async def _cleared(self, job: SlurmJob, intent: re.Pattern[str]) -> Mapping[str, Any]:
+    async def _cleared(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
+        """Remove the mark of the intent and return the output."""
+        if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
+            raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
+        for part in job.parts if at_once and "PENDING" in job.states else ():
+            await self.slurm.end_delay(part)
         await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
         return job_state(job)
 
@@ -491,7 +516,7 @@ class SlurmSignal(Irreversible, JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmSignalParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(SlurmSignalParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmSignalParams, call.params), await self.job_id(call)
         if call.resumed:
             raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
         job = await self.running(job_id)
@@ -514,7 +539,7 @@ class SlurmCancel(Irreversible, JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmJobParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id = self.job_id(call)
+        job_id = await self.job_id(call)
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -15,9 +15,9 @@ from msgspec import structs
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
-from trainmedic_server.actions.slurm import PREFIX, JobAction, SlurmJobParams, job_state
+from trainmedic_server.actions.slurm import PREFIX, JobAction, SlurmJobParams, changed_job, find_node, job_state
 from trainmedic_server.domain import host_lists
-from trainmedic_server.errors import PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob
 
@@ -29,8 +29,8 @@ class SlurmUpdateParams(SlurmJobParams):
     exclude_nodes: tuple[Annotated[str, Field(pattern=_NODE)], ...] = Field(
         (),
         max_length=1000,
-        description="Slurm names of nodes that the job must not get, in addition to those that it excludes already. "
-        "The job must be pending.",
+        description="Nodes that the job must not get, in addition to those that it excludes already, by NodeName, "
+        "host name or address. The job must be pending.",
     )
     priority: int | None = Field(
         None, ge=1, lt=2**32 - 2, description="New priority. From then on Slurm computes none for the job."
@@ -46,9 +46,9 @@ class SlurmUpdateParams(SlurmJobParams):
             raise ValueError("give at least one of exclude_nodes, priority and time_limit")
         return self
 
-    def wanted(self, before: JobChange) -> JobChange:
-        """Return the values to set, if the job's are `before`."""
-        excluded = {*(before.excluded_nodes or ()), *self.exclude_nodes}
+    def wanted(self, before: JobChange, named: Collection[str]) -> JobChange:
+        """Return the values to set, if the job's are `before`. `named`: NodeNames of exclude_nodes."""
+        excluded = {*(before.excluded_nodes or ()), *named}
         return JobChange(
             tuple(sorted(excluded)) if self.exclude_nodes else None,
             self.priority,
@@ -68,36 +68,45 @@ class SlurmUpdate(JobAction):
     Params: ClassVar[type[BaseModel]] = SlurmUpdateParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, job_id = cast(SlurmUpdateParams, call.params), self.job_id(call)
+        params, job_id = cast(SlurmUpdateParams, call.params), await self.job_id(call)
 
         async def change() -> Mapping[str, Any]:
+            named = [(await find_node(self.slurm, name)).name for name in params.exclude_nodes]
             for part in (await self.slurm.job(job_id)).parts:
-                await self._change(part, call.run_id, params)
+                await self._change(part, call.run_id, params, named)
             return job_state(await self.slurm.job(job_id))
 
         async def restore() -> Mapping[str, Any]:
             parts = (await self.slurm.job(job_id)).parts
-            notes = [await self._restore(part, call.run_id, params) for part in parts]
+            named = [await self._name_of(name) for name in params.exclude_nodes]
+            notes = [await self._restore(part, call.run_id, params, named) for part in parts]
             return job_state(await self.slurm.job(job_id), "; ".join(dict.fromkeys(filter(None, notes))))
 
         if params.restore:
             return await self.retry_until_deadline(call, self.unless_gone(job_id, restore))
         return await self.retry_until_deadline(call, change)
 
-    async def _change(self, job_id: str, run_id: str, params: SlurmUpdateParams) -> None:
+    async def _name_of(self, node: str) -> str:
+        """Return the NodeName; the given name if the node is gone."""
+        try:
+            return (await find_node(self.slurm, node)).name
+        except ObjectMissing:
+            return node
+
+    async def _change(self, job_id: str, run_id: str, params: SlurmUpdateParams, named: Collection[str]) -> None:
         job = await self.running(job_id)
         if params.priority is not None and job.is_held:
             raise PermanentFailure(f"job {job_id} is held, and a new priority would release it", job_state(job))
         begun = _mark(run_id, params).search(job.admin_comment)
         found = _values(job)
-        before = _read(begun["values"]) if begun is not None else _of_same_fields(params.wanted(found), found)
+        before = _read(begun["values"]) if begun is not None else _of_same_fields(params.wanted(found, named), found)
         if begun is None:
             # Before the act: an attempt after a crash, and the undo, need the values from before.
             text = f"[{_key(run_id, params)} {_written(before)}]"
             await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{text}")
-        await self._set(job_id, params.wanted(before))
+        await self._set(job_id, params.wanted(before, named))
 
-    async def _restore(self, job_id: str, run_id: str, params: SlurmUpdateParams) -> str:
+    async def _restore(self, job_id: str, run_id: str, params: SlurmUpdateParams, named: Collection[str]) -> str:
         """Return a note on what was not restored."""
         job = await self.slurm.job(job_id)
         mark = _mark(run_id, params)
@@ -106,7 +115,7 @@ class SlurmUpdate(JobAction):
             return "it has ended, or this step has not changed it: nothing to take back"
         before, found = _read(begun["values"]), _values(job)
         back, notes = {}, []
-        for field, value in structs.asdict(params.wanted(before)).items():
+        for field, value in structs.asdict(params.wanted(before, named)).items():
             if value is None:
                 continue
             if getattr(found, field) != value:
@@ -129,12 +138,15 @@ class SlurmUpdate(JobAction):
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         assert isinstance(params, SlurmUpdateParams)
-        return None if params.restore else Inverse(cls.name, {**params.given(), "restore": True})
+        job_id = changed_job(params, output)
+        given = {**params.given(), **({"job_id": job_id} if job_id else {}), "restore": True}
+        return None if params.restore else Inverse(cls.name, given)
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
     """Return the name of a run's change: two of its steps may change the same job."""
-    digest = hashlib.sha256(repr(sorted(params.given().items())).encode()).hexdigest()[:8]
+    values = sorted((name, value) for name, value in params.given().items() if name != "job_id")
+    digest = hashlib.sha256(repr(values).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"
 
 

@@ -161,7 +161,17 @@ def _node(node: Object) -> ClusterNode:
         node["metadata"]["name"],
         tuple(str(entry["address"]) for entry in addresses if entry.get("address")),
         _attributes(node["metadata"].get("labels") or {}),
+        _why_unavailable(node),
     )
+
+
+def _why_unavailable(node: Object) -> str:
+    """Return an empty text if new pods may start on the node."""
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "cordoned"
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    is_ready = all(each.get("status") == "True" for each in conditions if each.get("type") == "Ready")
+    return "" if is_ready else "not ready"
 
 
 def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:

@@ -8,6 +8,8 @@ every answer is checked for errors and for the requested name.
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from msgspec.structs import replace
 
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
+from trainmedic_server.domain import host_lists
 from trainmedic_server.errors import (
     ClusterRefused,
     ClusterUnavailable,
@@ -63,6 +66,8 @@ _AUTH_ERRORS = frozenset({1007, 2002, 9202})
 """Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
+
+_GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 Record = TypeVar("Record")
 
@@ -166,6 +171,9 @@ class SlurmRest:
             raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05 or newer")
         change = {"flags": ["HOLD"] if hold else [], "jobs": [await self._own_id(job_id)]}
         _check_status(await self._ask("POST", "/jobs/requeue", change), job_id)
+
+    async def end_delay(self, job_id: str) -> None:
+        await self._change_job(job_id, {"begin_time": _number(int(time.time()))})
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
         query = f"signal={quote(signal)}&flags={'FULL_JOB' if with_batch else 'FULL_STEPS_ONLY'}"
@@ -456,7 +464,28 @@ def _job(answer: Mapping[str, Any]) -> SlurmJob:
         admin_comment=_text(answer.get("admin_comment")),
         priority=_value(answer.get("priority")),
         time_limit=timedelta(minutes=minutes) if minutes is not None else None,
+        other_ids=tuple(sorted(_names_of(answer) - {str(answer.get("job_id"))})),
+        leader=str(_value(answer.get("het_job_id")) or ""),
+        gpus_by_node=_gpus_by_node(answer),
     )
+
+
+def _gpus_by_node(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the indexes of ``gres_detail``, which has an entry such as ``gpu:h100:2(IDX:0-1),nic:1`` for each node."""
+    details, nodes = answer.get("gres_detail"), _text(answer.get("nodes"))
+    if not (isinstance(details, list) and details and nodes):
+        return {}
+    try:
+        names = host_lists.expand(nodes)
+        indexes = [_indexes(detail) for detail in details if isinstance(detail, str)]
+    except host_lists.UnreadableHostList:
+        return {}
+    return dict(zip(names, indexes, strict=True)) if len(names) == len(indexes) else {}
+
+
+def _indexes(detail: str) -> tuple[int, ...]:
+    listed = ",".join(_GPU_INDEXES.findall(detail))
+    return tuple(int(number) for number in host_lists.expand(f"[{listed}]")) if listed else ()
 
 
 def is_responding(answer: Mapping[str, Any]) -> bool:

@@ -37,7 +37,7 @@ def _table(words: Mapping[str, str]) -> Mapping[str, str]:
 
 DOCUMENT = _table(
     {
-        _GUARDS: "cooldown max_runs max_concurrent again on_limited queue",
+        _GUARDS: "cooldown max_runs max_concurrent again on_limited min_available queue",
         "write guards: {max_concurrent: 1}": "concurrency serial throttle rate_limit",
         "it belongs under 'on'": "alert alerts alertname matchers proof",
         "under 'on', write matchers: ['severity=\"critical\"']": "severity labels match filter selector",
@@ -104,7 +104,7 @@ STEP = _table(
         ),
         "write undo: on_resolve": "rollback revert on_resolve compensate",
         "write action: notify with: {message: TEXT}": "message title text to channel notify",
-        "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent",
+        "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent min_available",
         "write timeout: 10m": "timeout-minutes timeout_seconds activeDeadlineSeconds deadline time_limit",
     }
 )
@@ -122,6 +122,7 @@ GUARDS = _table(
     {
         _MAX_RUNS: "rate_limit max_per_hour limit rate max throttle burst",
         "write max_concurrent: 1": "concurrency parallel serial max_parallel",
+        "write min_available: 90%": "max_unavailable min_healthy min_idle min_nodes",
         "write cooldown: 10m": "cool_down once_within interval dedup delay wait",
         "write on_limited: [{action: notify, with: {message: TEXT}}]": (
             "on_limit on_refused on_rate_limited on_max_runs limited notify on_exceeded"

@@ -154,6 +154,8 @@ def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
         limits.append((("guards", "queue"), definition.guards.queue))
         if definition.guards.max_concurrent is None:
             yield ("guards", "queue"), "queue: needs max_concurrent, for which runs would wait"
+    if definition.guards.min_available is not None and definition.target_kind not in (TargetKind.NODE, TargetKind.GPU):
+        yield ("guards", "min_available"), "min_available: counts nodes, and the target is no node or GPU"
     limits += [(("approval", "timeout"), definition.approval.timeout), *_times(("approval",), definition.approval)]
     for path, value in limits:
         if value is not None and not value:

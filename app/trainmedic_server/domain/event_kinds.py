@@ -66,6 +66,10 @@ class ConcurrencyLimited(Decided, frozen=True):
     """The playbook's guard `max_concurrent` blocks it."""
 
 
+class CapacityLimited(Decided, frozen=True):
+    """The playbook's guard `min_available` blocks it."""
+
+
 class BreakerOpen(Decided, frozen=True):
     """The breaker is open."""
 

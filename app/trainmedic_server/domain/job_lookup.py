@@ -18,7 +18,7 @@ from trainmedic_core import gpu_names
 from trainmedic_server.domain import job_place, target_resolution
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
-from trainmedic_server.domain.topology import Jobs, Topology
+from trainmedic_server.domain.topology import SLURM, Jobs, Topology
 
 OF_THE_ALERT = "alert"
 """``gpu:alert`` is the GPU in the alert's labels."""
@@ -30,6 +30,8 @@ def resolve_job(
     """Return the job that `reference` names; other forms are a job's name."""
     form, colon, name = reference.partition(":")
     name = name.strip()
+    if form == "slurm" and "_" in name:  # the task's own id, which Slurm and the SDK report
+        reference = f"{SLURM}{topology.slurm.whole_by_id.get(name, name)}"
     if not colon or form not in ("node", "gpu", "pod"):
         return job_place.contradiction(reference, AlertLabels(labels), topology, identity) or reference
     if not name:

@@ -108,6 +108,7 @@ class NodeNames(Struct, frozen=True, dict=True):
 class KnownNodes(Struct, frozen=True, dict=True):
     agents: NodeNames
     cluster: NodeNames
+    slurm: NodeNames
     written: NodeNames
     remembered: NodeNames
 
@@ -118,7 +119,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
     @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
         """Sources by precedence: commands need the agent's name for a node."""
-        return (self.agents, self.cluster, self.written, self.remembered)
+        return (self.agents, self.cluster, self.slurm, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
         """Return the nodes that this name may mean, several if ambiguous."""
@@ -148,7 +149,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
 
     def who_knows(self, name: str) -> str:
-        titles = ("an agent", "the cluster", "the inventory", "an agent that is gone")
+        titles = ("an agent", "the cluster", "Slurm", "the inventory", "an agent that is gone")
         knowing = (title for title, source in zip(titles, self.sources, strict=True) if name in source.names)
         return next(knowing, "nobody")
 
@@ -160,7 +161,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
 
     def counts(self) -> str:
         """For a person: ``agents (12), cluster (40)``."""
-        titles = ("agents", "cluster", "inventory", "agents that are gone")
+        titles = ("agents", "cluster", "Slurm", "inventory", "agents that are gone")
         counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
 
@@ -189,7 +190,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         if rank == 0:
             return node
         # The inventory decides on addresses that several nodes have.
-        called = (node, *(self.cluster.spellings.get(node, ()) if rank < len(sources) else ()))
+        called = (node, *(_spellings(node, self.cluster, self.slurm) if rank < len(sources) else ()))
         for better in sources[:rank]:
             better_names = frozenset[str]().union(*(_in(better, name) for name in called))
             if len(better_names) == 1:
@@ -202,7 +203,9 @@ class KnownNodes(Struct, frozen=True, dict=True):
 _last: KnownNodes | None = None
 
 
-def known_nodes(agents: NodeNames, cluster: NodeNames, written: NodeNames, remembered: NodeNames) -> KnownNodes:
+def known_nodes(
+    agents: NodeNames, cluster: NodeNames, slurm: NodeNames, written: NodeNames, remembered: NodeNames
+) -> KnownNodes:
     """Return the last value, with its cache, while no source has changed."""
     global _last
     last = _last
@@ -210,11 +213,17 @@ def known_nodes(agents: NodeNames, cluster: NodeNames, written: NodeNames, remem
         last is None
         or last.agents is not agents
         or last.cluster is not cluster
+        or last.slurm is not slurm
         or last.written is not written
         or last.remembered is not remembered
     ):
-        last = _last = KnownNodes(agents, cluster, written, remembered)
+        last = _last = KnownNodes(agents, cluster, slurm, written, remembered)
     return last
+
+
+def _spellings(node: str, *sources: NodeNames) -> Iterator[str]:
+    for source in sources:
+        yield from source.spellings.get(node, ())
 
 
 def _in(source: NodeNames, name: str) -> Nodes:

@@ -51,5 +51,6 @@ def _nodes_of_job(job: str, topology: Topology) -> frozenset[str]:
     return (
         topology.jobs.nodes_by_job.get(job, _NOWHERE)
         | {pod.node for pod in topology.cluster.pods_by_job.get(job, ())}
+        | {topology.known.name_of(node) for node in topology.slurm.nodes_by_job.get(job, _NOWHERE)}
         | {node for by_node in written for node, jobs in by_node.items() if job in jobs}
     )

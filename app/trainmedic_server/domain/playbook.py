@@ -146,6 +146,7 @@ class Guards(_Model):
     on_limited: tuple[ActionStep, ...] = Field(
         (), max_length=MOST_STEPS, description="Steps for the first run that max_runs refuses within its time."
     )
+    min_available: Share | None = Field(None, description="Nodes, without the target's, that must be available.")
 
 
 class Retry(_Model):

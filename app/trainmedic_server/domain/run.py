@@ -57,6 +57,7 @@ class Decision(StrEnum):
     TARGET_BUSY = "target_busy"
     NOT_ACCEPTED = "not_accepted"
     OUTSIDE_WINDOW = "outside_window"
+    CAPACITY_LIMITED = "capacity_limited"
 
 
 PASSING = frozenset(
@@ -68,6 +69,7 @@ PASSING = frozenset(
         Decision.PAUSED,
         Decision.NOT_ACCEPTED,
         Decision.OUTSIDE_WINDOW,
+        Decision.CAPACITY_LIMITED,
     }
 )
 """Reasons not to start that may no longer hold at the alert's next report."""

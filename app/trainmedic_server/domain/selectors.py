@@ -74,7 +74,7 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
     """Return the members in natural order of their names. Refused if there are none, too many, or a source that may
     know more does not answer.
     """
-    if not (topology.agents_answer and topology.cluster.answers):
+    if not topology.answers:
         return Unresolved("target_unknown", "a source of the topology does not answer, so the group is not known whole")
     key = selector.target.key
     if selector.kind is TargetKind.JOB:
@@ -111,7 +111,7 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
 
 def vanished(member: Target, topology: Topology) -> str | None:
     """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
-    if not (topology.agents_answer and topology.cluster.answers):
+    if not topology.answers:
         return None
     if member.kind is TargetKind.JOB:
         return None if member.job in _job_names(topology) else f"the job {member.job} is gone"
@@ -164,8 +164,13 @@ def _nodes(selector: Selector, topology: Topology) -> list[str] | Unresolved:
 
 
 def _has(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology: Topology) -> bool:
-    attributes = topology.attributes_by_node.get(node, {})
-    return all(attributes.get(name) in values for name, values in terms)
+    return all(has_value(node, name, values, topology) for name, values in terms)
+
+
+def has_value(node: str, name: str, values: Collection[str], topology: Topology) -> bool:
+    """Return whether an attribute has one of these values."""
+    attribute = topology.attributes_by_node.get(node, {}).get(name)
+    return attribute is not None and (attribute in values or any(each in values for each in attribute.split(",")))
 
 
 def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str] | Unresolved | None:
@@ -236,7 +241,7 @@ def _nothing(selector: Selector, topology: Topology, selection: Selection) -> st
         return "no connected job fits"
     attributes = topology.attributes_by_node.values()
     for name, values in selector.terms:
-        there = sorted({each[name] for each in attributes if name in each})
+        there = sorted({value for each in attributes if name in each for value in each[name].split(",")})
         if name != NAME and not there:
             return f"no node has the attribute {name!r}"
         if name != NAME and not set(there) & set(values):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from msgspec import Struct
 
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.domain import places
+from trainmedic_server.domain import places, selectors
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.selectors import NAME, Selector
 from trainmedic_server.domain.topology import Topology
@@ -66,7 +66,7 @@ def _unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Top
     """Return why it is unknown which entries fit; empty if known."""
     if not nodes:
         return "the nodes of the target are not known"
-    if not (topology.agents_answer and topology.cluster.answers):
+    if not topology.answers:
         return "a source of the topology does not answer"
     known = {name for attributes in topology.attributes_by_node.values() for name in attributes}
     for entry in entries:
@@ -77,12 +77,11 @@ def _unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Top
 
 
 def _fits(node: str, selector: Selector, topology: Topology) -> bool:
-    attributes = topology.attributes_by_node.get(node, {})
     for name, values in selector.terms:
         if name == NAME:
             if not any(node in topology.known.find(value) for value in values):
                 return False
-        elif attributes.get(name) not in values:
+        elif not selectors.has_value(node, name, values, topology):
             return False
     return True
 

@@ -25,6 +25,9 @@ Jobs: TypeAlias = frozenset[str]
 JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
+SLURM = "slurm:"
+"""Prefix of Slurm jobs' names (``slurm:4711``)."""
+
 _NO_JOBS: Jobs = frozenset()
 
 
@@ -32,7 +35,11 @@ class ClusterNode(Struct, frozen=True):
     name: str
     addresses: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """For selectors of groups, such as ``pool`` and ``rack``."""
+    """For selectors of groups, such as ``pool`` and ``rack``. Commas separate several values."""
+    unavailable: str = ""
+    """Why no new work starts on it; empty if available."""
+    pools: tuple[str, ...] = ()
+    """Slurm partitions, whose capacity counts alone. Empty: the whole cluster."""
 
 
 class Pod(Struct, frozen=True):
@@ -155,6 +162,8 @@ class JobTopology(Struct, frozen=True):
     """Nodes, by job, with a rank whose GPU the agents do not know; it may be any."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
+    names_by_slurm_id: JobsByName = field(default_factory=dict)
+    """Connected jobs by the Slurm id that they report."""
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
@@ -189,7 +198,11 @@ class JobTopology(Struct, frozen=True):
         counts = {job: len(keys) for job, keys in gpus.items()}
         pairs = ((job, _text(details.get("namespace"))) for job, details in details_by_job.items())
         namespaces = {job: namespace for job, namespace in pairs if namespace is not None}
-        return cls(by_node, by_gpu, _frozen(nodes), counts, _frozen(unsure), gpus, namespaces)
+        in_slurm: dict[str, set[str]] = {}
+        for job, details in details_by_job.items():
+            if (slurm_id := slurm_job_id(details)) is not None:
+                in_slurm.setdefault(slurm_id, set()).add(job)
+        return cls(by_node, by_gpu, _frozen(nodes), counts, _frozen(unsure), gpus, namespaces, _frozen(in_slurm))
 
 
 class ClusterTopology(Struct, frozen=True, dict=True):
@@ -204,6 +217,10 @@ class ClusterTopology(Struct, frozen=True, dict=True):
     @cached_property
     def names(self) -> NodeNames:
         return self.listed_names if self.listed_names is not None else names_of(self.nodes)
+
+    @cached_property
+    def pools(self) -> Mapping[str, Pool]:
+        return pools_of(self.nodes)
 
     @cached_property
     def nodes_by_address(self) -> Mapping[str, str]:
@@ -256,6 +273,77 @@ class ClusterTopology(Struct, frozen=True, dict=True):
         return pods
 
 
+class SlurmTopology(Struct, frozen=True, dict=True):
+    """Nodes and running jobs of Slurm."""
+
+    nodes: Sequence[ClusterNode] = ()
+    jobs_by_node: JobsByName = field(default_factory=dict)
+    """Running jobs, as ``slurm:4711``."""
+    jobs_by_gpu: JobsByName = field(default_factory=dict)
+    """By ``<NodeName>/<index>``."""
+    nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    whole_by_id: Mapping[str, str] = field(default_factory=dict)
+    """By any id: that of an array's task (for ``4711_3``), or of a component's leader."""
+    answers: bool = True
+    """False before the first reading and after a failed one."""
+    names: NodeNames = NodeNames()
+    """Without host names and addresses that several nodes share."""
+
+    @classmethod
+    def of(
+        cls,
+        nodes: Sequence[ClusterNode],
+        by_node: Mapping[str, set[str]],
+        by_gpu: Mapping[str, set[str]],
+        whole_by_id: Mapping[str, str],
+        before: SlurmTopology,
+    ) -> SlurmTopology:
+        listed = names_of(nodes)
+        aliases = {alias: whose for alias, whose in listed.aliases.items() if len(whose) == 1}
+        names = NodeNames(listed.names, aliases)
+        nodes_by_job: dict[str, set[str]] = {}
+        for node, jobs in by_node.items():
+            for job in jobs:
+                nodes_by_job.setdefault(job, set()).add(node)
+        names = before.names if names == before.names else names
+        return cls(nodes, _frozen(by_node), _frozen(by_gpu), _frozen(nodes_by_job), whole_by_id, names=names)
+
+    def unanswered(self) -> SlurmTopology:
+        return replace(self, answers=False)
+
+    @cached_property
+    def pools(self) -> Mapping[str, Pool]:
+        return pools_of(self.nodes)
+
+
+NO_SLURM = SlurmTopology()
+
+
+class Pool(Struct, frozen=True):
+    """Nodes whose capacity counts together."""
+
+    nodes: frozenset[str]
+    unavailable: Mapping[str, str]
+    """Reason by node."""
+
+
+WHOLE = ""
+
+
+def pools_of(nodes: Sequence[ClusterNode]) -> Mapping[str, Pool]:
+    members: dict[str, list[ClusterNode]] = {}
+    for node in nodes:
+        for pool in node.pools or (WHOLE,):
+            members.setdefault(pool, []).append(node)
+    return {
+        name: Pool(
+            frozenset(each.name for each in inside),
+            {each.name: each.unavailable for each in inside if each.unavailable},
+        )
+        for name, inside in members.items()
+    }
+
+
 class WrittenTopology(Struct, frozen=True, dict=True):
     """The inventory, which overrides the other sources."""
 
@@ -290,32 +378,37 @@ class Topology(Struct, frozen=True, dict=True):
     """By job, for failures within the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
     agents_answer: bool = True
+    slurm: SlurmTopology = NO_SLURM
 
     @cached_property
     def known(self) -> KnownNodes:
-        return known_nodes(self.agents.names, self.cluster.names, self.written.names, self.remembered)
+        return known_nodes(self.agents.names, self.cluster.names, self.slurm.names, self.written.names, self.remembered)
+
+    @property
+    def answers(self) -> bool:
+        return self.agents_answer and self.cluster.answers and self.slurm.answers
 
     @property
     def knows_all_nodes(self) -> bool:
         """True if an unknown node does not exist: there is a node source, and all sources answer."""
-        if not (self.agents_answer and self.cluster.answers):
+        if not self.answers:
             return False
         known = self.known
         return bool(
-            (known.agents.names or known.remembered.names or known.cluster.names)
+            (known.agents.names or known.remembered.names or known.cluster.names or known.slurm.names)
             or (self.written.nodes_by_address or self.written.attributes_by_node)
         )
 
     @property
     def nodes(self) -> Set[str]:
-        listed = {node.name for node in self.cluster.nodes}
+        listed = {node.name for node in (*self.cluster.nodes, *self.slurm.nodes)}
         return self.agents.gpus_by_node.keys() | listed | self.written.attributes_by_node.keys()
 
     @cached_property
     def attributes_by_node(self) -> Mapping[str, Mapping[str, str]]:
-        """Attributes of all nodes, by the name to use; the inventory's override the cluster's."""
+        """Attributes of all nodes, by the name to use; the inventory's override Kubernetes', and these Slurm's."""
         attributes: dict[str, dict[str, str]] = {node: {} for node in self.agents.gpus_by_node}
-        for node in self.cluster.nodes:
+        for node in (*self.slurm.nodes, *self.cluster.nodes):
             attributes.setdefault(self.known.name_of(node.name), {}).update(node.attributes)
         for name in self.written.names.names:
             attributes.setdefault(self.known.name_of(name), {}).update(self.written.attributes_by_node.get(name, {}))
@@ -341,8 +434,24 @@ class Topology(Struct, frozen=True, dict=True):
         observed = self.written.observed_by_node.get(node)
         return JobsBySource(
             _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
-            self.cluster.jobs_by_node.get(self._listed_as(node), _NO_JOBS) if observed is None else observed,
+            self._jobs_seen_at(node) if observed is None else observed,
         )
+
+    def _jobs_seen_at(self, node: str) -> Jobs:
+        by_pods = self.cluster.jobs_by_node.get(self.listed_as(node, self.cluster.names), _NO_JOBS)
+        return by_pods | self._reporting(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
+
+    def _reporting(self, slurm_jobs: Jobs) -> Jobs:
+        """Return the jobs by the names under which they take commands, if connected."""
+        return frozenset(chain.from_iterable(self.names_by_slurm_job.get(job) or {job} for job in slurm_jobs))
+
+    @cached_property
+    def names_by_slurm_job(self) -> JobsByName:
+        """Connected jobs by ``slurm:4711``."""
+        names: dict[str, set[str]] = {}
+        for slurm_id, jobs in self.jobs.names_by_slurm_id.items():
+            names.setdefault(f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}", set()).update(jobs)
+        return _frozen(names)
 
     def nodes_of_job(self, job: str) -> frozenset[str]:
         """Return the known nodes of the job's ranks; empty if one is in an unknown place."""
@@ -367,9 +476,8 @@ class Topology(Struct, frozen=True, dict=True):
             nodes |= places
         return frozenset(nodes)
 
-    def _listed_as(self, node: str) -> str:
-        """Return the cluster's name for a node, which may differ from its agent's."""
-        names = self.cluster.names
+    def listed_as(self, node: str, names: NodeNames) -> str:
+        """Return a source's name for a node, which may differ from its agent's."""
         if node in names.names:
             return node
         called = [name for name in names.called(node) or names.related(node) if self.known.name_of(name) == node]
@@ -384,7 +492,15 @@ class Topology(Struct, frozen=True, dict=True):
     def _jobs_seen_on(self, key: str) -> Jobs:
         gpu = self.agents.gpus_by_key.get(key)
         pods = [self.cluster.pods.get(uid) for uid in gpu.pods] if gpu is not None else []
-        return frozenset(pod.job for pod in pods if pod is not None and pod.job is not None)
+        by_pods = frozenset(pod.job for pod in pods if pod is not None and pod.job is not None)
+        return by_pods or self._reporting(self._slurm_jobs_on(key, gpu))
+
+    def _slurm_jobs_on(self, key: str, gpu: Gpu | None) -> Jobs:
+        if gpu is not None:
+            node, index = gpu.node, str(gpu.index)
+        else:
+            node, _, index = key.rpartition("/")
+        return self.slurm.jobs_by_gpu.get(f"{self.listed_as(node, self.slurm.names)}/{index}", _NO_JOBS)
 
 
 def names_of(nodes: Sequence[ClusterNode]) -> NodeNames:
@@ -398,6 +514,13 @@ def names_of(nodes: Sequence[ClusterNode]) -> NodeNames:
 
 def _frozen(sets: Mapping[str, set[str]]) -> Mapping[str, frozenset[str]]:
     return {key: frozenset(values) for key, values in sets.items()}
+
+
+def slurm_job_id(details: Mapping[str, Any]) -> str | None:
+    """Return the Slurm id that a job's presence reports."""
+    slurm = details.get("slurm")
+    job_id = slurm.get("job_id") if isinstance(slurm, Mapping) else None
+    return job_id if isinstance(job_id, str) and job_id.isascii() and job_id.isdecimal() else None
 
 
 def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
-from trainmedic_server.domain import beginnings, group, group_events, selectors, target_modes
+from trainmedic_server.domain import beginnings, capacity, group, group_events, selectors, target_modes
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
@@ -60,6 +60,8 @@ class AdmissionFacts(Struct):
     """Of playbooks that use ``runs``."""
     limited: dict[str, set[str]] = field(default_factory=dict)
     """By playbook: targets for which ``on_limited`` has begun within the time of ``max_runs``."""
+    nodes_taken: set[str] = field(default_factory=set)
+    """Nodes that runs may be about to take out of service."""
 
 
 class Admitter:
@@ -327,6 +329,9 @@ class Admitter:
             definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause,
             definition.windows,
         )  # fmt: skip
+        short = self._short_of_nodes(candidate.playbook, target, outcome.decision)
+        if short is not None:
+            return guards.GuardDecision(Decision.CAPACITY_LIMITED, short)
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
@@ -343,6 +348,16 @@ class Admitter:
                 self._open_breaker(reason)
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         return outcome
+
+    def _short_of_nodes(self, playbook: CompiledPlaybook, target: Target, decision: Decision) -> str | None:
+        """Return why ``min_available`` refuses a run that else may start."""
+        minimum, is_free = (
+            playbook.definition.guards.min_available,
+            decision in (Decision.STARTED, Decision.OBSERVE_ONLY),
+        )
+        if minimum is None or target.node is None or not is_free:
+            return None
+        return capacity.shortage(target.node, minimum, self._facts.topology, self._facts.nodes_taken)
 
     def _selection(self, target: Target) -> Selection | Unresolved:
         if target.key not in self._selections:
@@ -374,6 +389,9 @@ class Admitter:
         if isinstance(candidate.target, Unresolved):
             return candidate.target.why
         outcome = self._guard_member(candidate, gone)
+        short = self._short_of_nodes(candidate.playbook, target, outcome.decision)
+        if short is not None:
+            return short
         if outcome.decision is Decision.STARTED and target.node is not None and not vouched:
             reason = guards.trips_breaker(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
@@ -560,6 +578,8 @@ class Admitter:
             self._facts.known_nodes.add(run.target.node)
             if run.is_open:
                 self._facts.nodes_acted_on.add(run.target.node)
+                if guards.keeps_capacity(candidate.playbook):
+                    self._facts.nodes_taken.add(run.target.node)
 
     def _keep(self, record: AlertRecord) -> None:
         identity = record.identity

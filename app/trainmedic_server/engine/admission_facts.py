@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import EVENT, AlertRecord, AlertStatus, Identity
@@ -13,8 +14,10 @@ from trainmedic_server.engine import admission, guards, matching
 from trainmedic_server.engine.admission import AdmissionFacts
 from trainmedic_server.engine.matching import Candidate, Key, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
+
+_TOPOLOGY_LAG = timedelta(seconds=30)
 
 
 def read(
@@ -23,6 +26,7 @@ def read(
     limits: EngineLimits,
     ago: Ago,
     topology: Topology,
+    catalog: Catalog,
 ) -> AdmissionFacts:
     """Read the data for these deliveries in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
@@ -64,6 +68,7 @@ def read(
             for name, playbook in playbooks.items()
             if (rules := playbook.definition.guards).on_limited and rules.max_runs is not None
         },
+        nodes_taken=_nodes_taken(tx, candidates, catalog, ago),
     )
 
 
@@ -85,7 +90,12 @@ def _memories(tx: Transaction, candidates: Sequence[Candidate], ago: Ago) -> dic
 
 
 def for_members(
-    tx: Transaction, candidates: Sequence[Candidate], limits: EngineLimits, ago: Ago, topology: Topology
+    tx: Transaction,
+    candidates: Sequence[Candidate],
+    limits: EngineLimits,
+    ago: Ago,
+    topology: Topology,
+    catalog: Catalog,
 ) -> AdmissionFacts:
     """Read the data for members of a group. Their alerts are the parent's."""
     keys = {candidate.key for candidate in candidates}
@@ -102,4 +112,15 @@ def for_members(
         known_nodes=tx.known_nodes() | topology.nodes,
         topology=topology,
         memories=_memories(tx, candidates, ago),
+        nodes_taken=_nodes_taken(tx, candidates, catalog, ago),
     )
+
+
+def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Catalog, ago: Ago) -> set[str]:
+    """Return nothing if no candidate is limited by it."""
+    if not any(guards.keeps_capacity(each.playbook) for each in candidates):
+        return set()
+    keeping = {each.definition.name for each in catalog.all() if guards.keeps_capacity(each)}
+    targets = (Target.of_key(key) for playbook, key in tx.open_targets() if playbook in keeping)
+    # The topology does not show yet what has just ended.
+    return {target.node for target in targets if target.node is not None} | tx.nodes_acted_on(ago(_TOPOLOGY_LAG))

@@ -32,7 +32,7 @@ class Explainer:
         delivery = await asyncio.to_thread(explanation.prepared, services.catalog.for_alert, mapped, topology)
         ago = services.timeline.by_clock()
         facts = await services.store.transact(
-            lambda tx: admission_facts.read(tx, [delivery], services.limits, ago, topology)
+            lambda tx: admission_facts.read(tx, [delivery], services.limits, ago, topology, services.catalog)
         )
         now = at or services.clock.now()
         holders = {

@@ -15,7 +15,7 @@ from trainmedic_server.domain import selectors, target_resolution, upcoming
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.playbook import Guards, Mode, Playbook
+from trainmedic_server.domain.playbook import Guards, Mode, Percentage, Playbook
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
@@ -285,6 +285,9 @@ def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]
     if spec.on_limited:
         actions = ", ".join(step.action for step in spec.on_limited)
         sentences.append(f"on_limited: {actions}, for the first run that max_runs refuses within its time")
+    if spec.min_available is not None:
+        percent = "%" if isinstance(spec.min_available, Percentage) else ""
+        sentences.append(f"min_available: at least {spec.min_available:g}{percent} of the nodes must stay available")
     return tuple(sentences)
 
 

@@ -63,7 +63,7 @@ async def start(
             return StartedMembers()
         now, ago = services.clock.now(), services.timeline.by_clock()
         candidates = [Candidate.of(playbook, target, topology) for target in targets]
-        facts = admission_facts.for_members(tx, candidates, services.limits, ago, topology)
+        facts = admission_facts.for_members(tx, candidates, services.limits, ago, topology, services.catalog)
         if facts.controls.breaker_open:
             return StartedMembers(held=facts.controls.breaker_reason or "the breaker is open")
         vouched = is_approved(parent)

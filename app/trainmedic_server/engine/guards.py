@@ -18,6 +18,7 @@ from trainmedic_server.domain.run import Controls, Decision, Status
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import windows as allowed_times
 from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 
@@ -79,6 +80,10 @@ def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None
     if again is None or last.status not in _MAY_BE_TRIED_AGAIN or last.ended_at is None:
         return None
     return last.ended_at + again.after if sum(run.is_again for run in acted) < again.times else None
+
+
+def keeps_capacity(playbook: CompiledPlaybook) -> bool:
+    return playbook.definition.guards.min_available is not None
 
 
 def counts_per_target(guards: Guards) -> bool:

@@ -137,7 +137,7 @@ class DeliveryIntake:
     ) -> AdmittedBatch:
         services = self._services
         now, ago = services.clock.now(), services.timeline.by_clock()
-        facts = admission_facts.read(tx, prepared, services.limits, ago, services.topology())
+        facts = admission_facts.read(tx, prepared, services.limits, ago, services.topology(), services.catalog)
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes(kept.first_plan)

@@ -21,7 +21,7 @@ from trainmedic_server.domain import job_life
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import JobForgotten
 from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
-from trainmedic_server.domain.topology import ranks_in
+from trainmedic_server.domain.topology import ranks_in, slurm_job_id
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.absence_detection import AbsenceDetection
 from trainmedic_server.engine.job_evaluations import JobEvaluations
@@ -70,6 +70,8 @@ class JobWatch:
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
+        self._slurm_ids: dict[str, str] = {}
+        """By job, also of requeued ones that are not connected."""
 
     async def watch(self) -> None:
         await loops.repeat(self.look, LOOK_EVERY, "jobs", self._metrics)
@@ -83,6 +85,10 @@ class JobWatch:
         """Return whether a job of this name was connected within `job_life.KEPT`, or may have been unnoticed."""
         lives = self._lives
         return lives is None or job in lives or len(lives) >= MOST_JOBS
+
+    def slurm_id_of(self, job: str) -> str | None:
+        """Return the last one reported since the server's start."""
+        return self._slurm_ids.get(job)
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
         """Record that a gone job was meant to end; return its record. Raises NotFound, Conflict, StoreUnavailable."""
@@ -113,6 +119,7 @@ class JobWatch:
         except BusUnavailable:
             self._absences.forget()
             raise
+        self._note_slurm(jobs, known)
         await self._note_ranks(jobs, known)
         lives_now = dict(known)
         changes = list(self._changes(lives_now, arrived, jobs, launchers))
@@ -129,6 +136,11 @@ class JobWatch:
         if events:
             await self._store.transact(lambda tx: tx.append(events))
         self._evaluations.recorded(events, jobs)
+
+    def _note_slurm(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
+        reported = {job.name: slurm_job_id(job.details) for job in jobs}
+        kept = {job: slurm_id for job, slurm_id in self._slurm_ids.items() if job in known and job not in reported}
+        self._slurm_ids = kept | {job: slurm_id for job, slurm_id in reported.items() if slurm_id is not None}
 
     async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         kept = {*known, *(job.name for job in jobs)}

@@ -143,7 +143,7 @@ class ManualStarter:
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
         prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
-        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology)
+        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology, services.catalog)
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         if members is not None and isinstance(target, Target):
             admitting.select(target, members)

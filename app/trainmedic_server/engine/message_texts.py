@@ -284,6 +284,7 @@ _START = "To start it anyway: trainmedic runs start {playbook} --target {target}
 _REMEDIES: Mapping[Decision, str] = {
     Decision.CONCURRENCY_LIMITED: "See which runs are open: trainmedic history --open --playbook {playbook}. To let "
     "more run at once, raise max_concurrent in the guards of the playbook.",
+    Decision.CAPACITY_LIMITED: "Return nodes to service, or lower min_available in the guards of the playbook.",
     Decision.RATE_LIMITED: "See what ran: trainmedic history --playbook {playbook}. To let more run in that time, "
     "raise max_runs in the guards of the playbook.",
     Decision.TARGET_BUSY: _START,

@@ -14,9 +14,11 @@ from typing import Any
 from trainmedic_server import telemetry
 from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import (
+    NO_SLURM,
     AgentTopology,
     ClusterTopology,
     JobTopology,
+    SlurmTopology,
     Topology,
     WrittenTopology,
 )
@@ -51,6 +53,7 @@ class TopologyWatch:
         is_needed: Callable[[], bool],
         written: WrittenTopology,
         cluster: Callable[[], ClusterTopology],
+        slurm: Callable[[], SlurmTopology] = lambda: NO_SLURM,
     ) -> None:
         self.presences = presences
         self._clock = clock
@@ -58,6 +61,7 @@ class TopologyWatch:
         self._is_needed = is_needed
         self._written = written
         self._cluster = cluster
+        self._slurm = slurm
         self.verdicts = JobVerdicts(clock)
         self.remembered: Callable[[], NodeNames] = NodeNames
         self._known = _NOTHING
@@ -77,6 +81,7 @@ class TopologyWatch:
             self.verdicts.current(),
             self.remembered(),
             agents_answer=self._as_of is not None,
+            slurm=self._slurm(),
         )
 
     async def watch(self) -> None:
@@ -117,7 +122,7 @@ class TopologyWatch:
         # Untrusted presences count only if they were trusted a moment ago.
         agents = [agent for agent in listed if agent.doubt is None or agent.details]
         presences = (
-            {job.name: (job.details.get("placement"), job.details.get("namespace")) for job in jobs},
+            {job.name: [job.details.get(name) for name in ("placement", "namespace", "slurm")] for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},
         )
         before = self._presences

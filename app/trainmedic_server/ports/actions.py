@@ -96,6 +96,8 @@ class Services(Struct, frozen=True):
     routes: MessageRoutes = field(default_factory=MessageRoutes)
     may_connect: Callable[[str], bool] = lambda job: True
     """Returns whether a job of this name was connected lately. True if unknown."""
+    slurm_id_of: Callable[[str], str | None] = lambda job: None
+    """Returns the Slurm id that a job reported last. None if unknown."""
 
 
 class Action(Protocol):

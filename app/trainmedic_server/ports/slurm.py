@@ -6,11 +6,11 @@ ObjectMissing. Slurm has no conditional update: a caller reads, decides, changes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 HELD_PRIORITY = 0
 """Slurm's priority of a held job (scontrol(1), ``hold``)."""
@@ -20,6 +20,15 @@ ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 )
 """Base states of a job that is over (squeue(1), job state codes)."""
+
+
+_UNAVAILABLE = frozenset(
+    {"BLOCKED", "DOWN", "DRAIN", "FAIL", "INVALID_REG", "MAINTENANCE", "NOT_RESPONDING", "REBOOT_ISSUED"}
+    | {"REBOOT_REQUESTED", "RESERVED", "UNKNOWN"}
+)
+"""States and flags of nodes (sinfo(1)). Powered-down nodes are available: a job starts them."""
+NOT_THERE = "FUTURE"
+"""State of nodes that do not exist yet."""
 
 
 class SlurmNode(Struct, frozen=True):
@@ -39,6 +48,13 @@ class SlurmNode(Struct, frozen=True):
     features: tuple[str, ...] = ()
     reservation: str = ""
     topology: str = ""
+
+    @property
+    def why_unavailable(self) -> str:
+        """States and reservation that keep jobs off it; empty if none do."""
+        states = sorted(self.states & _UNAVAILABLE)
+        reserved = [f"reservation {self.reservation}"] if self.reservation and "RESERVED" not in states else []
+        return "+".join(states + reserved)
 
     @property
     def is_out_of_service(self) -> bool:
@@ -79,11 +95,21 @@ class SlurmJob(Struct, frozen=True):
     """None if unlimited."""
     components: tuple[str, ...] = ()
     """Ids of all components, for the leader of a heterogeneous job."""
+    other_ids: tuple[str, ...] = ()
+    """``ARRAY_TASK`` of an array's task, ``LEADER+OFFSET`` of a component."""
+    leader: str = ""
+    """Id of the heterogeneous job that it is a component of."""
+    gpus_by_node: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """GPU indexes by NodeName, while it runs."""
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Ids to hold, release or update one by one: Slurm changes only the component that a call names."""
         return self.components or (self.job_id,)
+
+    @property
+    def is_running(self) -> bool:
+        return "RUNNING" in self.states
 
     @property
     def has_ended(self) -> bool:
@@ -179,6 +205,10 @@ class Slurm(Protocol):
 
         Raises ClusterRefused for a component, or a job that is not running or may not be requeued.
         """
+        ...
+
+    async def end_delay(self, job_id: str) -> None:
+        """Let a pending job start from now on. Slurm delays a requeued one by two minutes."""
         ...
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:

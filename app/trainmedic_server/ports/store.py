@@ -114,6 +114,10 @@ class Transaction(KeptTables, Protocol):
         """Return the open runs' IDs by (playbook, target key)."""
         ...
 
+    def open_targets(self) -> Collection[tuple[str, str]]:
+        """Return playbook and target key of all open runs."""
+        ...
+
     def guard_facts(
         self,
         keys: Collection[tuple[str, str]],

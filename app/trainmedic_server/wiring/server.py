@@ -30,6 +30,7 @@ from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_capacity import RedisCapacity, check_is_no_cluster
 from trainmedic_server.adapters.redis_inbox import LateReply
 from trainmedic_server.adapters.slurm_rest import SlurmRest
+from trainmedic_server.adapters.slurm_topology import SlurmWatch
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -42,7 +43,7 @@ from trainmedic_server.auth.identity import TrustedProxies
 from trainmedic_server.catalog import alert_map_roots, modes_file
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
+from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, SlurmTopology, WrittenTopology
 from trainmedic_server.engine.agent_watch import AgentWatch
 from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
@@ -50,7 +51,7 @@ from trainmedic_server.engine.runbooks import Runbooks
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.engine.topology_watch import TopologyWatch
-from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.errors import ActionFailure, BusUnavailable
 from trainmedic_server.http import factory, listener
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
@@ -223,12 +224,12 @@ class TrainmedicServer:
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology, pods = await self._cluster(stack, store.fence)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
-            slurm = self._slurm(stack, store.fence)
+            slurm, slurm_topology = await self._slurm(stack, store.fence)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology, slurm, prometheus)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             notifications.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
-            watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
+            watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology, slurm_topology)
             where, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
             served = (store, catalog, actions, clock, limits, metrics, where, alerts, store.fence, clock)
             engine = Engine(*served, lambda: alert_map.current, watch.renew)
@@ -377,6 +378,7 @@ class TrainmedicServer:
             slurm=slurm,
             metrics=prometheus,
             may_connect=self._may_connect,
+            slurm_id_of=lambda job: self._job_watch.slurm_id_of(job) if self._job_watch else None,
         )
 
     def _may_connect(self, job: str) -> bool:
@@ -392,13 +394,21 @@ class TrainmedicServer:
         stack.push_async_callback(alertmanager.close)
         return alertmanager
 
-    def _slurm(self, stack: contextlib.AsyncExitStack, fence: Fence) -> SlurmRest | None:
+    async def _slurm(
+        self, stack: contextlib.AsyncExitStack, fence: Fence
+    ) -> tuple[SlurmRest | None, Callable[[], SlurmTopology]]:
+        """Return Slurm (None if it is not configured) and its topology."""
         settings = self._settings
         if settings.slurm_url is None:
-            return None
+            return None, lambda: NO_SLURM
         slurm = SlurmRest(settings.slurm_url, settings.slurm_user, settings.slurm_token, settings.slurm_ca, fence)
         stack.push_async_callback(slurm.close)
-        return slurm
+        watch = SlurmWatch(slurm, self._clock, self._metrics)
+        with contextlib.suppress(ActionFailure, TimeoutError):  # `watch` logs it, and tries again
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                await watch.refresh()
+        await stack.enter_async_context(background(watch.watch(), "slurm"))
+        return slurm, watch.topology
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence

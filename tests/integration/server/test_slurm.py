@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support import slurm_cluster
 from tests.support.messages import delivery, resolved
-from tests.support.programs import eventually, start_server
+from tests.support.programs import ROOT, eventually, start_server
 from tests.support.slurm_cluster import SlurmCluster
 
 PLAYBOOKS = {
@@ -35,12 +36,33 @@ steps:
     action: slurm.requeue
     with: {max_restarts: 2}
 """,
+    "capacity.yaml": """
+playbook: drain-while-others-work
+on: {alert: NodeWorn}
+target: node
+guards: {min_available: 60%}
+steps:
+  - id: drain
+    action: slurm.drain
+    undo: on_resolve
+""",
+    "hold.yaml": """
+playbook: hold-job-on-gpu
+on: {alert: GPUSlow}
+target:
+  job: "gpu:{{ labels.node }}/{{ labels.gpu }}"
+steps:
+  - id: hold
+    action: slurm.hold
+    undo: on_resolve
+""",
 }
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with SlurmCluster(slurm_cluster.fetched("26.05"), tmp_path_factory.mktemp("slurm") / "cluster") as started:
+    root, work = slurm_cluster.fetched("26.05"), tmp_path_factory.mktemp("slurm") / "cluster"
+    with SlurmCluster(root, work, "MetricsType=metrics/openmetrics\n", gpus=2) as started:
         yield started
 
 
@@ -113,3 +135,69 @@ def test_a_target_that_is_no_slurm_job_fails_and_says_how_to_name_one(server: st
     run = eventually(partial(run_of, server, "job:slurm:all"), 120, "the run is over")
     assert run["status"] == "failed", run
     assert "give job_id, or a target such as job:slurm:4711" in run["message"]
+
+
+def decision_on(url: str, alert: str, **labels: str) -> tuple[str, str]:
+    """Deliver an alert; return the first playbook's decision and target."""
+    document = delivery(alert, "slurm")
+    document["alerts"][0]["labels"] = {"alertname": alert, **labels}
+    document["alerts"][0]["fingerprint"] = f"{alert}-{time.time_ns()}"
+    (run,) = httpx.post(f"{url}/webhook", json=document).raise_for_status().json()["runs"]
+    return run["decision"], run["target"]
+
+
+def test_a_node_is_kept_while_others_are_out(server: str, cluster: SlurmCluster) -> None:
+    """A person's drain and a reservation count. 60 % of three nodes are two."""
+
+    def decision_is(wanted: str) -> bool:
+        return decision_on(server, "NodeWorn", node="n1")[0] == wanted
+
+    reserve = ("reservationname=maint", "starttime=now", "duration=60", "nodes=n3", "users=root")
+    for take, give_back in (
+        (("update", "nodename=n3", "state=drain", "reason=disk"), ("update", "nodename=n3", "state=resume")),
+        (("create", "reservation", *reserve), ("delete", "reservationname=maint")),
+    ):
+        cluster.run("scontrol", *take)
+        try:
+            eventually(partial(decision_is, "capacity_limited"), 60, "the node stays in service", every=0.5)
+        finally:
+            cluster.run("scontrol", *give_back)
+    eventually(partial(decision_is, "started"), 60, "the node may be drained", every=0.5)
+    run = eventually(partial(run_of, server, "node:n1"), 120, "the run is over")
+    assert run["status"] == "succeeded", run
+    cluster.run("scontrol", "update", "nodename=n1", "state=resume")
+
+
+def test_a_gpus_index_leads_to_its_job_and_a_host_name_to_no_node_of_several(
+    server: str, cluster: SlurmCluster
+) -> None:
+    """All nodes of this cluster have one host name and address."""
+    job = cluster.submit("sleep 600", "--gres=gpu:1", "-w", "n2")
+    eventually(
+        lambda: decision_on(server, "GPUSlow", node="n2", gpu="0") == ("started", f"job:slurm:{job}"),
+        60,
+        "the job is known",
+        every=0.5,
+    )
+    run = eventually(partial(run_of, server, f"job:slurm:{job}"), 120, "the run is over")
+    assert run["steps"][0]["output"]["job_id"] == job
+    assert decision_on(server, "GPUSlow", node="n2", gpu="1")[0] == "target_unknown"
+    assert decision_on(server, "GPUFellOffBus", node="127.0.0.1")[0] == "target_unknown"
+    cluster.run("scancel", job)
+
+
+def test_the_rules_read_metrics_that_slurmctld_has(cluster: SlurmCluster) -> None:
+    """Each name, with the label of the partition, and what a drain does to it."""
+    rules = (ROOT / "monitoring" / "rules" / "slurm.yaml").read_text()
+    names = set(re.findall(r"slurm_partition_\w+", rules))
+
+    def series() -> dict[str, str]:
+        text = httpx.get(f"http://127.0.0.1:{cluster.controller_port}/metrics/partitions", timeout=60).text
+        return dict(re.findall(r'^(\w+)\{partition="main"\} (\d+)$', text, re.MULTILINE))
+
+    assert names <= series().keys()
+    cluster.run("scontrol", "update", "nodename=n3", "state=drain", "reason=disk")
+    try:
+        assert series()["slurm_partition_nodes_drain"] == "1"
+    finally:
+        cluster.run("scontrol", "update", "nodename=n3", "state=resume")

@@ -131,6 +131,29 @@ async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> N
     )
 
 
+async def test_a_slurm_job_takes_commands_under_its_own_name(bus: ScriptedBus) -> None:
+    """If it reports its Slurm id. Of several in one allocation, none is chosen."""
+    ids = {"llm-1": "4711", "llm-2": "4712", "llm-3": "4712", "llm-4": None}
+    bus.present = [Presence(name, NOW, {"slurm": {"job_id": slurm_id}}) for name, slurm_id in ids.items()]
+    bus.answers = replies("applied")
+    await perform(bus, jobs.JobCheckpoint, target=Target(TargetKind.JOB, job="slurm:4711"))
+    assert bus.sent[0].target == {"kind": "job", "job": "llm-1"}
+    with pytest.raises(PermanentFailure, match="several connected jobs run in slurm:4712: llm-2, llm-3; name one"):
+        await perform(bus, jobs.JobCheckpoint, target=Target(TargetKind.JOB, job="slurm:4712"))
+
+
+async def test_a_command_waits_for_a_slurm_job_that_has_not_connected(bus: ScriptedBus) -> None:
+    """Until its deadline; then it is certain that nothing was sent."""
+    target = Target(TargetKind.JOB, job="slurm:4713")
+    with pytest.raises(TemporaryFailure, match="no connected job reports that it is slurm:4713"):
+        await perform(bus, jobs.JobCheckpoint, target=target)
+    assert NOW + timedelta(seconds=50) < bus.clock.now() < NOW + timedelta(seconds=60)
+    bus.is_away = True
+    with pytest.raises(TemporaryFailure, match="Redis is unavailable"):
+        await perform(bus, jobs.JobCheckpoint, target=target)
+    assert bus.sent == []
+
+
 async def test_one_rank_that_applied_is_success(bus: ScriptedBus) -> None:
     """Its output is the step's output."""
     bus.answers = replies("applied", learning_rate=0.1)

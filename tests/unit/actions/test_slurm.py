@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,7 +23,8 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Call, LeasedAction, LeasedEffect, Renewal, Services
+from trainmedic_server.ports.actions import Action, Call, LeasedAction, LeasedEffect, Renewal, Services
+from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob, SlurmNode
 
 NOW = datetime.now(UTC)
@@ -45,6 +46,9 @@ class OneJob:
         if self.is_down:
             raise ClusterUnavailable("slurmrestd: connection refused")
         return self.known
+
+    async def node(self, name: str) -> SlurmNode:
+        return SlurmNode(name, name, name, frozenset({"IDLE"}), "")
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
         if self.lost is not None:
@@ -74,7 +78,11 @@ JOB = Target(TargetKind.JOB, job="slurm:7")
 async def do(slurm: OneJob | OneNode, name: str, run_id: str = "a", target: Target = JOB, **given: Any) -> Any:
     services = Services(SystemClock(), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get(name)
-    call = Call(
+    return await action.perform(call_of(action, target, given, run_id))
+
+
+def call_of(action: Action, target: Target, given: Mapping[str, Any], run_id: str = "a") -> Call:
+    return Call(
         command_id="c-1",
         run_id=run_id,
         playbook="hanging-job",
@@ -85,7 +93,6 @@ async def do(slurm: OneJob | OneNode, name: str, run_id: str = "a", target: Targ
         deadline=datetime.now(UTC) + timedelta(seconds=2),
         alert=ALERT,
     )
-    return await action.perform(call)
 
 
 async def test_a_signal_whose_answer_was_lost_is_not_reported_as_failed() -> None:
@@ -277,3 +284,48 @@ async def test_a_cluster_that_lists_no_nodes_is_no_proof_that_a_node_is_gone() -
 
     with pytest.raises((TemporaryFailure, OutcomeUnknown), match="lists no nodes"):
         await do(Blind(), "slurm.resume", target=Target(TargetKind.NODE, node="n1"), restore=True)
+
+
+class NoJobs:
+    """A bus without connected jobs."""
+
+    async def jobs(self) -> list[Presence]:
+        return []
+
+
+async def hold_by_name(slurm: OneJob, slurm_id: str | None, name: str, **given: Any) -> Any:
+    services = Services(SystemClock(), NoJobs(), None, slurm=slurm, slurm_id_of={"llm": slurm_id}.get)  # type: ignore[arg-type]  # no HTTP is used
+    action = registry.build(services).get(name)
+    return await action.perform(call_of(action, Target(TargetKind.JOB, job="llm"), given))
+
+
+async def test_a_job_of_the_sdk_is_named_by_the_id_that_it_reports() -> None:
+    """The undo goes by the id that was held: the job may be gone by then."""
+    slurm = OneJob()
+    output = await hold_by_name(slurm, "7", "slurm.hold")
+    assert slurm.known.is_held
+    action = registry.build(Services(SystemClock(), None, None)).get("slurm.hold")  # type: ignore[arg-type]
+    inverse = action.inverse(action.Params(), output)
+    assert inverse is not None
+    assert inverse.params["job_id"] == "7"
+    await hold_by_name(slurm, None, inverse.action, **inverse.params)
+    assert not slurm.known.is_held
+
+
+async def test_a_job_that_reports_no_slurm_id_is_refused() -> None:
+    """A name is never looked up in Slurm, where it is not unique."""
+    with pytest.raises(PermanentFailure, match="the Slurm job is not known: give job_id"):
+        await hold_by_name(OneJob(), None, "slurm.hold")
+
+
+async def test_an_update_of_a_job_of_the_sdk_is_undone_by_its_id() -> None:
+    """The mark in the admin comment is the same with and without the id."""
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, states=frozenset({"PENDING"}))
+    output = await hold_by_name(slurm, "7", "slurm.update", exclude_nodes=["n1"])
+    assert slurm.known.excluded_nodes == ("n1",)
+    action = registry.build(Services(SystemClock(), None, None)).get("slurm.update")  # type: ignore[arg-type]
+    inverse = action.inverse(action.Params(exclude_nodes=["n1"]), output)
+    assert inverse is not None
+    await hold_by_name(slurm, None, inverse.action, **inverse.params)
+    assert (slurm.known.excluded_nodes, slurm.known.admin_comment) == ((), "")

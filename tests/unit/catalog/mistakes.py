@@ -61,6 +61,7 @@ TOP = [
     ("cooldown: 10m", "cooldown", "guards"),
     ("max_runs: 5", "max_runs", "guards"),
     ("max_concurrent: 1", "max_concurrent", "guards"),
+    ("min_available: 90%", "min_available", "guards"),
     ("concurrency: 1", "concurrency", "max_concurrent"),
     ("severity: critical", "severity", "matchers"),
     ("when: labels.a", "when", "'on'"),

@@ -37,6 +37,7 @@ class JobsInRedis:
     silent: list[Presence] = field(default_factory=list)
     waiting: dict[bytes, Notice] = field(default_factory=dict)
     placed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    in_slurm: dict[str, str] = field(default_factory=dict)
     is_away: bool = False
     discarded: list[bytes] = field(default_factory=list)
 
@@ -44,7 +45,14 @@ class JobsInRedis:
         if self.is_away:
             raise BusUnavailable("away")
         present = [
-            self._presence(name, {"instance": instance, "placement": self.placed.get(name)})
+            self._presence(
+                name,
+                {
+                    "instance": instance,
+                    "placement": self.placed.get(name),
+                    "slurm": {"job_id": self.in_slurm.get(name)},
+                },
+            )
             for name, instance in self.living.items()
         ]
         return [*present, *self.silent]
@@ -373,3 +381,16 @@ async def test_of_a_job_that_nobody_has_heard_of_nothing_can_be_said(watching: W
     watching.begin()
     with pytest.raises(NotFound):
         await watching.watch.end("llm-9", "ann", "ended")
+
+
+async def test_the_slurm_id_of_a_requeued_job_stays_known(watching: Watching) -> None:
+    """Its presence is gone while it waits in Slurm's queue."""
+    watching.redis.in_slurm = {"llm-1": "4711", "llm-2": "4711"}
+    await watching.pass_by(LOOK_EVERY)
+    assert watching.watch.slurm_id_of("llm-1") == "4711"
+    assert watching.watch.slurm_id_of("llm-3") is None
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(PATIENCE)
+    assert watching.watch.slurm_id_of("llm-1") == "4711"
+    await watching.pass_by(KEPT + 2 * LOOK_EVERY)
+    assert watching.watch.slurm_id_of("llm-1") is None

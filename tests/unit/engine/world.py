@@ -24,7 +24,7 @@ from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.topology import Topology
+from trainmedic_server.domain.topology import NO_SLURM, SlurmTopology, Topology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
@@ -172,6 +172,7 @@ class World:
         *playbooks: str,
         source: Source | None = None,
         inventory: Mapping[str, str] | None = None,
+        slurm: SlurmTopology = NO_SLURM,
         store: InMemoryStore | None = None,
         more: Sequence[type[Scripted]] = (),
         **limits: Any,
@@ -183,6 +184,7 @@ class World:
         self.limits = _limits(limits)
         self.source = source
         self.inventory = dict(inventory or {})
+        self.slurm = slurm
         self.catalog = catalog_of(playbooks, self.actions)
         self.alert_map: AlertMap = NO_ALERT_MAP
         self.engine = self._engine()
@@ -196,7 +198,7 @@ class World:
             self.clock,
             self.limits,
             self.metrics,
-            lambda: Topology(inventories.parse(self.inventory)),
+            lambda: Topology(inventories.parse(self.inventory), slurm=self.slurm),
             self.source,
             alert_map=lambda: self.alert_map,
         )

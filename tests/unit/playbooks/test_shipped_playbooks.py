@@ -18,7 +18,7 @@ from trainmedic_server.simulation import suite
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
 SUITES = sorted(PLAYBOOKS.glob(f"*{yaml_files.TEST_SUFFIX}.yaml"))
-EXAMPLES = sorted((PLAYBOOKS.parent / "examples" / "playbooks").glob(f"*{yaml_files.TEST_SUFFIX}.yaml"))
+EXAMPLES = sorted((PLAYBOOKS.parent / "examples").glob(f"*/*{yaml_files.TEST_SUFFIX}.yaml"))
 TEMPLATES = set(PLAYBOOKS.glob("*_template.yaml"))
 FILES = sorted(set(PLAYBOOKS.glob("*.yaml")) - set(SUITES) - TEMPLATES)
 

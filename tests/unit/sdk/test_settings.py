@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import trainmedic
-from trainmedic.settings import Settings, resolve
+from trainmedic.settings import Settings, resolve, slurm_job
 
 
 def settled(environment: dict[str, str], **given: object) -> Settings:
@@ -155,3 +155,29 @@ def test_a_key_need_not_be_utf_8() -> None:
     key = b"\xff\xfe key \x80"
     settings = settled({"TRAINMEDIC_SIGNING_KEY": key.decode("utf-8", "surrogateescape")})
     assert keys_of(settings) == [key]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "x"}, None),
+        ({"SLURM_JOB_ID": "4711"}, {"job_id": "4711", "restarts": 0}),
+        (
+            {
+                "SLURM_JOB_ID": "4714",
+                "SLURM_ARRAY_JOB_ID": "4711",
+                "SLURM_JOB_NAME": "llm",
+                "SLURMD_NODENAME": "n7",
+                "SLURM_RESTART_COUNT": "2",
+            },
+            {"job_id": "4714", "name": "llm", "node": "n7", "restarts": 2},
+        ),
+        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "\udcff"}, {"job_id": "1", "restarts": 0}),
+    ],
+)
+def test_a_slurm_job_is_told_by_its_environment(
+    environment: dict[str, str], expected: dict[str, str | int] | None
+) -> None:
+    """The id is a task's own, not its array's. A name that is not UTF-8 is left out."""
+    assert slurm_job(environment) == expected

@@ -22,6 +22,8 @@ _OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
 )  # fmt: skip
+_NEW_DECISIONS = frozenset({Decision.OUTSIDE_WINDOW, Decision.CAPACITY_LIMITED})
+"""Unknown to earlier releases."""
 
 
 class PendingWrites:
@@ -73,7 +75,7 @@ class PendingWrites:
 
     def _note_form(self, run: Run) -> None:
         has_jobs = bool(run.also) or any(step.target for step in run.steps)
-        self.has_new_forms |= has_jobs or run.is_group or run.decision is Decision.OUTSIDE_WINDOW
+        self.has_new_forms |= has_jobs or run.is_group or run.decision in _NEW_DECISIONS
         self.has_new_forms |= run.is_limited and bool(run.steps)
 
     def _note_group(self, run: Run) -> None:

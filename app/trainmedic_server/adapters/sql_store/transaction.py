@@ -198,6 +198,9 @@ class SqlTransaction(Transaction):
         open_runs = self._open_runs()
         return {key: open_runs[key] for key in keys if key in open_runs}
 
+    def open_targets(self) -> Collection[tuple[str, str]]:
+        return self._open_runs().keys()
+
     def guard_facts(
         self,
         keys: Collection[tuple[str, str]],

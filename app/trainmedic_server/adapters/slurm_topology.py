@@ -1,0 +1,102 @@
+"""Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain.
+
+The rest between readings grows with the time that they take, for slurmctld's sake. Slurm 26.05 sends lists only if they
+have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain import host_lists
+from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmTopology
+from trainmedic_server.engine import loops
+from trainmedic_server.errors import ActionFailure
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.slurm import NOT_THERE, Slurm, SlurmJob, SlurmNode
+
+REFRESH_EVERY = timedelta(seconds=5)
+_SHARE = 0.05
+"""Maximum share of the time in which slurmctld works for these readings."""
+
+log = telemetry.logger(__name__)
+
+
+class SlurmWatch:
+    """Run `watch` in the background; `topology` is safe in any thread."""
+
+    def __init__(self, slurm: Slurm, clock: Clock, metrics: telemetry.Metrics) -> None:
+        self._slurm = slurm
+        self._clock = clock
+        self._metrics = metrics
+        self._topology = SlurmTopology(answers=False)
+        self._seen: tuple[Sequence[SlurmNode], Sequence[SlurmJob]] | None = None
+        self._took = 0.0
+
+    def topology(self) -> SlurmTopology:
+        return self._topology
+
+    async def watch(self) -> None:
+        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._rest)
+
+    async def refresh(self) -> None:
+        """Read once. Raises ClusterUnavailable, ClusterRefused."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            seen = (await self._slurm.nodes(), await self._slurm.jobs())
+        except ActionFailure:
+            self._topology = self._topology.unanswered()
+            raise
+        finally:
+            self._took = loop.time() - began
+        if self._topology.answers and seen == self._seen:
+            return
+        self._topology = await asyncio.to_thread(read, *seen, self._topology)
+        self._seen = seen
+
+    async def _rest(self, seconds: float) -> None:
+        wait = max(seconds, self._took / _SHARE)
+        await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
+
+
+def read(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
+    by_node: dict[str, set[str]] = {}
+    by_gpu: dict[str, set[str]] = {}
+    whole: dict[str, str] = {}
+    for job in jobs:
+        job_id = job.leader or job.job_id
+        whole |= dict.fromkeys((job.job_id, *job.other_ids), job_id)
+        if not job.is_running:
+            continue
+        name = f"{SLURM}{job_id}"
+        for node in _hosts(job):
+            by_node.setdefault(node, set()).add(name)
+        for node, indexes in job.gpus_by_node.items():
+            for index in indexes:
+                by_gpu.setdefault(f"{node}/{index}", set()).add(name)
+    return SlurmTopology.of(
+        tuple(_node(each) for each in nodes if NOT_THERE not in each.states), by_node, by_gpu, whole, before
+    )
+
+
+def _hosts(job: SlurmJob) -> Sequence[str]:
+    try:
+        return host_lists.expand(job.nodes)
+    except host_lists.UnreadableHostList as error:
+        log.warning("cannot read nodes of Slurm job", job=job.job_id, error=str(error))
+        return ()
+
+
+def _node(node: SlurmNode) -> ClusterNode:
+    attributes = {"partition": ",".join(node.partitions), "feature": ",".join(node.features), "topology": node.topology}
+    return ClusterNode(
+        node.name,
+        tuple(name for name in dict.fromkeys((node.hostname, node.address)) if name),
+        {name: value for name, value in attributes.items() if value},
+        node.why_unavailable,
+        node.partitions,
+    )
