@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from markupsafe import Markup
 from starlette.responses import Response
 
 from trainmedic_core import gpu_names
@@ -77,7 +78,7 @@ async def job(page: PageRequest) -> Response:
 
 
 async def _curves(page: PageRequest, name: str) -> Mapping[str, Any]:
-    """Return what Prometheus knows of the job, with pictures of its curves and marks of what was done."""
+    """Return the job's figures, with pictures of its curves and marks of what was done."""
     answer = await page.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
     history = await page.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
     marks = list(_marks(history["items"]))
@@ -129,12 +130,24 @@ async def node(page: PageRequest) -> Response:
         readings=await _readings(page, name) if agent is not None and "whole" in page.query else None,
         labels=NODE_LABELS,
         uuid_key=gpu_names.uuid_key,
+        curve_of=_small_curve,
     )
 
 
 async def _readings(page: PageRequest, node: str) -> Mapping[str, Any]:
     answer = await page.get(f"/agents/{node}/readings")
     return {**answer, "gpus": [{**each, "key": gpu_names.uuid_key(each["uuid"])} for each in answer["gpus"]]}
+
+
+def _small_curve(curve: Mapping[str, Any]) -> Markup:
+    """Return a curve with its range. Empty if the value did not change."""
+    values = [value for _, value in curve["points"] if value is not None]
+    if not values or min(values) == max(values):
+        return Markup("")
+    name, span = curve["name"], f"{pictures.number(min(values))} to {pictures.number(max(values))} {curve['unit']}"
+    began = pictures.clock(curve["points"][0][0])
+    text = Markup('<div class="dim">{}<span class="num">{} since {}</span></div>')
+    return text.format(pictures.spark(values, f"{name}: {span}"), span, began)
 
 
 async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from trainmedic.job.own_loss import OwnLoss
 from trainmedic.job.pace import Interval, Pace
 from trainmedic.job.reported_values import ReportRecord, detached, deviation, kept, number, whole
 from trainmedic.wire import evaluations
+from trainmedic.wire.envelope import write_time
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
@@ -38,6 +39,11 @@ TENSOR_INTERVAL = 0.05
 REPORT_INTERVAL = 0.25
 """Minimum seconds between reports beyond loss and gradient norm, if a loop can omit those."""
 _PACE = 5  # intervals that make a pace
+_SHOWN = {
+    "learning_rate": "training_learning_rate",
+    "samples_per_second": "training_throughput_samples_per_second",
+    "tokens_per_second": "training_throughput_tokens_per_second",
+}
 _NAN = float("nan")
 
 
@@ -343,6 +349,17 @@ class Progress:
             values["training_evaluation_loss"] = number(self.evaluation.loss)
             values["training_evaluation_perplexity"] = number(self.evaluation.perplexity)
         return {name: value for name, value in values.items() if value is not None}
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """Return the presence's figures: known finite values, and the newest checkpoint."""
+        values = self.values(now)
+        shown: dict[str, Any] = {
+            name: values[metric] for name, metric in _SHOWN.items() if math.isfinite(values.get(metric, _NAN))
+        }
+        if self.checkpoint is not None:
+            step, at = self.checkpoint
+            shown["checkpoint"] = {"step": step, "at": write_time(datetime.fromtimestamp(at, timezone.utc))}
+        return shown
 
 
 def _finite(value: Any) -> float | None:
