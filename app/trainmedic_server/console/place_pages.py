@@ -144,7 +144,7 @@ def _small_curve(curve: Mapping[str, Any]) -> Markup:
     values = [value for _, value in curve["points"] if value is not None]
     if not values or min(values) == max(values):
         return Markup("")
-    name, span = curve["name"], f"{pictures.number(min(values))} to {pictures.number(max(values))} {curve['unit']}"
+    name, span = curve["name"], f"{min(values):.0f} to {max(values):.0f} {curve['unit']}"
     began = pictures.clock(curve["points"][0][0])
     text = Markup('<div class="dim">{}<span class="num">{} since {}</span></div>')
     return text.format(pictures.spark(values, f"{name}: {span}"), span, began)

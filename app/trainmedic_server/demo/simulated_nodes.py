@@ -229,6 +229,9 @@ class SimulatedCluster:
     def node(self, name: str) -> SimulatedNode:
         return next(node for node in self._nodes if node.name == name)
 
+    def index_of(self, uuid: str) -> int | None:
+        return next((gpu.index for node in self._nodes for gpu in node.gpus if gpu.uuid == uuid), None)
+
     def _tick(self) -> None:
         while not self._over.wait(_TICK):
             for node in self._nodes:

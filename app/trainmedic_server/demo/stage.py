@@ -90,6 +90,10 @@ class DemoStage:
         items: list[Mapping[str, Any]] = self._get("/history")["items"]
         return items[::-1]
 
+    def index_of(self, uuid: str) -> int | None:
+        """Return the index of a simulated GPU."""
+        return self._cluster.index_of(uuid) if self._cluster is not None else None
+
     def is_learned(self) -> bool:
         return all(step >= LEARNED_STEPS for step in self._steps().values())
 

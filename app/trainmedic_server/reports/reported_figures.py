@@ -32,11 +32,13 @@ from trainmedic_server.reports.curves import (
 MOST_JOBS, MOST_GPUS = 1000, 8000
 """Each takes up to 5 KB."""
 MOST_POINTS = 120
-FIRST_PERIOD, LONGEST_PERIOD = 15.0, 240.0
+FIRST_PERIOD, LONGEST_PERIOD = 5.0, 320.0
 """Seconds between two points; doubled when there are too many points."""
 _LOOK_EVERY = timedelta(seconds=5)
 _IN_USE = timedelta(minutes=1)
 """Entries with reports of this period are never replaced by others."""
+_SILENCE = 30.0
+"""Seconds without a report that count as a gap: the life of an agent's presence."""
 _AT_ONCE = 100
 """Presences to read before other tasks get a turn."""
 Key = TypeVar("Key", bound=Hashable)
@@ -75,7 +77,7 @@ class FigureSeries:
         points: list[tuple[float, float | None]] = []
         for start, mean in zip(self._starts, self._means[figure], strict=True):
             if begin - self._period < start <= end:
-                if points and start - points[-1][0] > 2 * self._period:
+                if points and start - points[-1][0] > max(2 * self._period, _SILENCE):
                     points.append((points[-1][0] + self._period, None))
                 points.append((start, None if math.isnan(mean) else mean))
         return tuple(points) if any(value is not None for _, value in points) else ()

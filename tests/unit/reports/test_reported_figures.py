@@ -67,13 +67,15 @@ def test_a_series_is_bounded_in_order_and_within_its_values(reports: list[tuple[
     assert not points or times[-1] <= at < times[-1] + LONGEST_PERIOD
 
 
-def test_points_are_merged_until_the_record_is_eight_hours_long_then_the_oldest_go() -> None:
+def test_points_are_merged_until_the_record_is_ten_hours_long_then_the_oldest_go() -> None:
     """A job that reports each 5 s has fine points at first, and never more than the limit."""
     series = FigureSeries(1)
-    for number in range(12):
+    for number in range(120):
         series.add(BEGAN + 5 * number, [float(number)])
-    assert [value for _, value in series.points(0, 0, math.inf)] == [1, 4, 7, 10]
-    for number in range(12, 12 * 60 * 12):
+    assert [value for _, value in series.points(0, 0, math.inf)] == list(range(120))
+    series.add(BEGAN + 600, [120.0])
+    assert [value for _, value in series.points(0, 0, math.inf)][:3] == [0.5, 2.5, 4.5]
+    for number in range(121, 12 * 60 * 12):
         series.add(BEGAN + 5 * number, [float(number)])
     points = series.points(0, 0, math.inf)
     assert len(points) == MOST_POINTS
