@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_server.api import cut_texts
 from trainmedic_server.api.cut_texts import TEXT_LENGTH, TOTAL_LENGTH
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.errors import PayloadError
 
 VERSION = "4"
