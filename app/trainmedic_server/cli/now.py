@@ -53,6 +53,8 @@ def lines(standing: Document) -> Iterator[str]:
         ("Lost within a day", standing.get("lost", ()), _lost),
     )
     for title, entries, describe in parts:
+        if title == _ACTS and not entries:
+            continue
         yield ""
         yield f"{title} ({len(entries)})"
         for entry in entries[:_SHOWN]:

@@ -101,14 +101,22 @@ def _marks(runs: Iterable[Mapping[str, Any]]) -> Iterator[pictures.Mark]:
 async def nodes(page: PageRequest) -> Response:
     agents = await _every(page, "/agents")
     present = await page.stands()
-    racks: dict[str, list[Mapping[str, Any]]] = {}
-    for agent in sorted(agents, key=lambda each: _natural(each["name"])):
-        match = _RACK.fullmatch(agent["name"])
-        racks.setdefault(match["rack"] if match else agent["name"], []).append(agent)
+    racks = _racks(agents)
     changed = _changed(present.document)
     return await page.page(
         "nodes.html", title="Nodes and GPUs", racks=racks, changed=changed, lost=_lost(present.document, "agent")
     )
+
+
+def _racks(agents: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return nodes by the beginning of their names; under the empty name those that share it with none."""
+    racks: dict[str, list[Mapping[str, Any]]] = {}
+    for agent in sorted(agents, key=lambda each: _natural(each["name"])):
+        match = _RACK.fullmatch(agent["name"])
+        racks.setdefault(match["rack"] if match else agent["name"], []).append(agent)
+    shared = {rack: members for rack, members in racks.items() if len(members) > 1}
+    alone = [agent for members in racks.values() if len(members) == 1 for agent in members]
+    return {**shared, **({"": alone} if alone else {})}
 
 
 async def node(page: PageRequest) -> Response:
