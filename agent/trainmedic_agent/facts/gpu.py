@@ -53,7 +53,7 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
     """Return ``gpus``, ``gpu_readings`` and ``driver``. `pods_of`: pods of processes. Never raises.
 
-    Readings are separate because they always change, and the server rebuilds its topology if ``gpus`` does.
+    Readings are separate: the server rebuilds its topology if ``gpus`` changes.
     """
     inventory = gpus.inventory()
     cards, readings = [], []

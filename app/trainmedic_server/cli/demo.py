@@ -101,7 +101,6 @@ class _Show:
         self._repaired: set[str] = set()
         """Jobs and nodes."""
         self._newest: dict[str, str] = {}
-        """What was last said, by job or node."""
 
     def play(self, faults: Sequence[FaultKind], length: timedelta) -> None:
         """Raise Failure if one of `faults` was not repaired in time."""
@@ -162,7 +161,6 @@ class _Show:
 
 
 def _place(run: Mapping[str, Any]) -> str:
-    """Return the target's job or node, empty without a target."""
     target = Target.of_key(run["target"]) if run["target"] else None
     return (target.job or target.node or "") if target is not None else ""
 

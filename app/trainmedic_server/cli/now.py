@@ -33,7 +33,7 @@ def now(client: Client, output: str) -> None:
 
 
 def _wrapped(line: str, width: int) -> Sequence[str]:
-    """Return a line in parts of at most `width` characters, indented further. Longer words stay whole."""
+    """Indent continuations further. Longer words stay whole."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.wrap(
         line, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -109,7 +109,7 @@ async def nodes(page: PageRequest) -> Response:
 
 
 def _racks(agents: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return nodes by the beginning of their names; under the empty name those that share it with none."""
+    """Return nodes by the beginning of their names, lone ones under an empty name."""
     racks: dict[str, list[Mapping[str, Any]]] = {}
     for agent in sorted(agents, key=lambda each: _natural(each["name"])):
         match = _RACK.fullmatch(agent["name"])
@@ -148,7 +148,7 @@ async def _readings(page: PageRequest, node: str) -> Mapping[str, Any]:
 
 
 def _small_curve(curve: Mapping[str, Any]) -> Markup:
-    """Return a curve with its range. Empty if the value did not change."""
+    """Return nothing if the value did not change."""
     values = [value for _, value in curve["points"] if value is not None]
     if not values or min(values) == max(values):
         return Markup("")

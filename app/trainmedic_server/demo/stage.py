@@ -55,7 +55,6 @@ class DemoStage:
         self.alertmanager = _program("prometheus-alertmanager", "alertmanager") if self.prometheus is not None else None
         self.programs: list[ChildProcess] = []
         self.metrics_of: Mapping[str, str] = {}
-        """URL of each job's metrics."""
         self._stack = contextlib.ExitStack()
         self._relay: AlertRelay | None = None
         self._cluster: SimulatedCluster | None = None
@@ -93,7 +92,6 @@ class DemoStage:
         return items[::-1]
 
     def index_of(self, uuid: str) -> int | None:
-        """Return the index of a simulated GPU."""
         return self._cluster.index_of(uuid) if self._cluster is not None else None
 
     def is_learned(self) -> bool:

@@ -113,7 +113,6 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
 
 
 def _reason(failure: errors.ActionFailure) -> str:
-    """Return what the action said; an action may raise its failure without a text."""
     return str(failure).strip() or f"the action raised {type(failure).__name__} without a reason"
 
 

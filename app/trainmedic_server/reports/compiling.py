@@ -110,7 +110,6 @@ class ReportCompiler:
         return reported if reported is not None and (reported.curves or found.source is None) else found
 
     async def readings(self, node: str, now: datetime) -> NodeReadings:
-        """Without readings in Prometheus, return what the agent reported."""
         found = await curves.of_node(self._metrics, node, now)
         if found.gpus or self._reported is None:
             return found

@@ -19,7 +19,6 @@ POINTS = 120
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 _SHORTEST = timedelta(seconds=15)
 JOB_CURVES = (("loss", ""), ("throughput", "tokens/s"), ("throughput", "samples/s"), ("learning rate", ""))
-"""Names and units, in the order shown."""
 GPU_CURVES = (("temperature", "°C"), ("power limit", "W"))
 GPU_CURVES_OVER = timedelta(hours=1)
 _OF_JOB = (
@@ -122,12 +121,9 @@ class NodeReadings:
     node: str
     gpus: tuple[NodeGpuReading, ...]
     unknown: str | None
-    """Why there is no reading. None if there is one."""
     source: Source | None = None
     reported_since: datetime | None = None
-    """First report used. None with Prometheus."""
     not_prometheus: str | None = None
-    """Why Prometheus is not the source. None if it is."""
 
 
 async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: datetime) -> JobCurves:

@@ -1,4 +1,4 @@
-"""Figures that jobs and agents reported lately, for people without Prometheus. In bounded memory, lost on a restart."""
+"""Figures that jobs and agents reported lately, in bounded memory, for people without Prometheus."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ FIRST_PERIOD, LONGEST_PERIOD = 5.0, 320.0
 """Seconds between two points; doubled when there are too many points."""
 _LOOK_EVERY = timedelta(seconds=5)
 _IN_USE = timedelta(minutes=1)
-"""Entries with reports of this period are never replaced by others."""
+"""Newer entries are never replaced."""
 _SILENCE = 30.0
-"""Seconds without a report that count as a gap: the life of an agent's presence."""
+"""Seconds without a report that count as a gap."""
 _AT_ONCE = 100
-"""Presences to read before other tasks get a turn."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -56,7 +55,7 @@ class FigureSeries:
         """Values in the newest period."""
 
     def add(self, at: float, values: Sequence[float | None]) -> None:
-        """Add values of a moment (seconds since 1970), None if unknown. Skip those older than the newest period."""
+        """Skip values older than the newest period."""
         if not self._starts or at >= self._starts[-1] + self._period:
             self._make_room()
             start = at - at % self._period
@@ -106,15 +105,13 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Entries(Generic[Key]):
-    """The newest entries, at most `most`."""
-
     most: int
     figures: int
     by_key: dict[Key, _Entry] = field(default_factory=dict)
-    """The one that reported longest ago first."""
+    """Longest silent first."""
 
     def at(self, key: Key, when: datetime) -> _Entry | None:
-        """Return the entry for a report at `when`. None if it has that report, or there is no room."""
+        """Return None if the report is known or there is no room."""
         entry = self.by_key.get(key)
         if entry is None:
             oldest = next(iter(self.by_key), None)
@@ -154,7 +151,7 @@ class ReportedFigures:
                     await asyncio.sleep(0)
 
     def of_job(self, job: str, begin: datetime, end: datetime, why: str) -> JobCurves | None:
-        """Return what the job reported in that time, None without anything. `why` Prometheus is not used."""
+        """Return None without reports. `why`: reason not to use Prometheus."""
         entry = self._jobs.by_key.get(job)
         if entry is None or entry.last < begin:
             return None
@@ -165,7 +162,7 @@ class ReportedFigures:
         )
 
     def of_node(self, node: str, since: datetime, now: datetime, why: str) -> NodeReadings | None:
-        """Return the newest readings of the agent, and those since `since` as curves. None without recent ones."""
+        """Return None without recent readings."""
         entries = [entry for (of, _), entry in self._gpus.by_key.items() if of == node and now - entry.last <= RECENT]
         gpus = [
             _with_curves(entry.reading, _curves(GPU_CURVES, entry.series, since, now))
@@ -235,7 +232,6 @@ def _mappings(value: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number of untrusted input, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

@@ -108,9 +108,7 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
 
 
 def show_results(files: Sequence[Path], run_file: Callable[[Path], FileResult], *, verbose: bool) -> None:
-    """Run the tests and print each file's result at once. Raises exits.InvalidInput without a file, exits.Failure if a
-    test fails.
-    """
+    """Raises exits.InvalidInput without a file, exits.Failure if a test fails."""
     if not files:
         raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
     results: list[FileResult] = []

@@ -17,7 +17,6 @@ from trainmedic_logs.lines.rule import LogRule
 OLDEST = timedelta(hours=1)
 """Older lines raise no alert: the state may have changed."""
 SOURCE = "source"
-"""Label that names the origin of the server's own alerts."""
 LOG = "log"
 """`SOURCE` of finding alerts."""
 SUSPECTED = "suspected: waits for "
@@ -26,7 +25,6 @@ _BOOT_ERROR = timedelta(seconds=5)
 
 
 def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
-    """Return the labels that the rule adds."""
     named = rule.alert.labels.keys() if rule is not None and rule.alert is not None else frozenset()
     return {name: value for name, value in finding.labels.items() if name in named and value}
 

@@ -37,7 +37,6 @@ class FindingBook:
         self._confirm(now)
 
     def check(self, now: datetime) -> None:
-        """End silent findings, and confirm suspected ones."""
         facts = EndFacts(ago=lambda span: now - span)
         for known in self._all_open():
             end = finding_ends.end_of(known, self._rules.get(known.rule), facts)

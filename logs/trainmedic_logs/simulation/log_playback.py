@@ -1,4 +1,4 @@
-"""Playback of a test's lines through the agent's assemblers and trackers, at times that the caller states."""
+"""Playback of a test's lines through the agent's assemblers and trackers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LogPlayback:
         self._collector.world_size(job.ranks or sum(map(len, job.nodes.values())))
 
     def print(self, entry: LineEntry, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
-        """Read the entry's lines; yield the updates of each rank's lines."""
+        """Yield the updates of each rank's lines."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
             node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
@@ -78,7 +78,7 @@ class LogPlayback:
             yield self._read(reader, list(reader.lines(origin, text, now)), now)
 
     def tick(self, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
-        """Read held-back lines; yield their updates and those of ended blocks."""
+        """Yield updates of held-back lines and ended blocks."""
         for reader in self._readers.values():
             yield self._read(reader, list(reader.late_lines(now)), now)
             yield [reader.update(finding) for finding in reader.tracker.tick(now)]

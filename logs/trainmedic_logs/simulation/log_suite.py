@@ -1,4 +1,4 @@
-"""Tests of log rules without a server: findings, their alerts and verdicts, in virtual time."""
+"""Tests of log rules without a server, in virtual time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def run_file(path: Path) -> FileResult:
-    """Run a file's tests, without what only the server can test. Problems are in the result."""
+    """Problems are in the result."""
     suites, problems = log_test_format.read(path)
     ready: list[tuple[LogSuite, RuleSet, Mapping[str, str]]] = []
     for suite in suites:
@@ -90,7 +90,7 @@ class _Scenario:
 
 
 def _timeline(test: LogTest) -> Sequence[tuple[timedelta, DocumentPath, LineEntry | LogCheck]]:
-    """Return the timed entries, sorted; at equal times lines first."""
+    """At equal times lines come first."""
     entries: list[tuple[timedelta, DocumentPath, LineEntry | LogCheck]] = []
     for index, line in enumerate(test.lines):
         entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
