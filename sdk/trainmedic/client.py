@@ -349,6 +349,7 @@ class Medic(JobReports):
             **({evaluations.FIELD: evaluations.as_plain(shown)} if (shown := self._evaluated()) else {}),
             "step": self.progress.step if self.progress.step is not None else self.step,
             **({"losses": losses} if (losses := self._losses()) is not None else {}),
+            **self.progress.shown(time.perf_counter()),
         }
 
 

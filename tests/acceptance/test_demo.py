@@ -47,8 +47,8 @@ def test_faults_are_repaired_and_nothing_is_left(tmp_path: Path, options: tuple[
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "loss-spike on job:llm-1: succeeded" in done.stdout
-    assert "hot-gpu on gpu:node-1/GPU-" in done.stdout
+    assert "loss-spike on job llm-1: succeeded" in done.stdout
+    assert "hot-gpu on node-1 · GPU 0: succeeded" in done.stdout
     assert left_over(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -70,7 +70,7 @@ def test_a_key_causes_a_fault_and_a_signal_ends_it(tmp_path: Path) -> None:
     try:
         eventually(lambda: "Keys:" in log.read_text() or demo.poll() is not None, 240, "the keys")
         os.write(keyboard, b"g")
-        eventually(lambda: "gradient-explosion on job:llm-2" in log.read_text(), 120, "the repair")
+        eventually(lambda: "gradient-explosion on job llm-2" in log.read_text(), 120, "the repair")
         assert "FAULT gradients" in log.read_text()
         assert left_over(work) != []
         demo.send_signal(signal.SIGTERM)

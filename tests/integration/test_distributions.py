@@ -127,6 +127,30 @@ def test_each_combination_brings_its_commands_and_loads_with_its_own_lock(
     assert "gpu_memory" in ran.stdout
 
 
+def test_log_rules_are_tested_without_a_server(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """Findings, alerts and verdicts; what playbooks do is said to be untested."""
+    environment = Environment(tmp_path / "env", ("logs",))
+    environment.install([wheels[part] for part in NEEDS["logs"]])
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    rule = "log_rule: oom\nsource: training\nmatch: [out of memory]\nrole: root\ncause: gpu_memory\n"
+    (rules / "oom.yaml").write_text(f"{rule}alert: {{name: OutOfMemory}}\n")
+    line = "{source: training, rank: 0, text: out of memory}"
+    expect = "{findings: [{rule: oom}], alerts: [{name: OutOfMemory}], runs: []}"
+    tests = f"tests: [{{name: one line, lines: [{line}], expect: {expect}}}]\n"
+    (rules / "oom_test.yaml").write_text(tests)
+    ran = environment.run("logs", "test", str(rules))
+    assert (ran.returncode, "1 tests, 0 failed" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+    assert "runs: not tested here; trainmedic-server tests it" in ran.stderr
+    (rules / "oom_test.yaml").write_text(tests.replace("OutOfMemory", "Other"))
+    ran = environment.run("logs", "test", str(rules))
+    assert (ran.returncode, "expected Other, got OutOfMemory" in ran.stdout) == (1, True), ran.stdout + ran.stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ran = environment.run("logs", "test", str(empty))
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+
+
 def test_a_folder_of_wheels_is_enough_for_pip(wheels: dict[str, Path], tmp_path: Path) -> None:
     """As the page on installing shows it: pip finds the parts that the server needs, and brings no agent."""
     environment = Environment(tmp_path / "env", ("server",))

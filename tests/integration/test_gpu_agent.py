@@ -79,6 +79,8 @@ def test_the_presence_names_the_gpus_and_their_limits(node: GpuNode) -> None:
         "min_limit_watts": 200,
         "max_limit_watts": 700,
     }
+    assert presence["gpu_readings"][1]["uuid"] == SECOND
+    assert presence["gpu_readings"][1].keys() == {"uuid", "temperature_celsius", "power_watts", "utilization_percent"}
     assert presence["driver"] == "570.86.15"
     assert presence["actions"] == ["disk.clean", "gpu.power_limit", "gpu.renew_lease", "logs.read", "node.facts"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.command_line import CommandLine
 from tests.support.programs import ROOT, start_server
-from trainmedic_server.domain.alert import fingerprint
+from trainmedic_core.fingerprint import fingerprint
 
 OURS = {"runbook_url": "docs/how-to/monitoring.md#gpumissing"}
 

@@ -38,6 +38,7 @@ from trainmedic_server.live.now import NowApi
 from trainmedic_server.ports.outside import NoClockWatch
 from trainmedic_server.ports.playbook_tests import NoPlaybookTester, PlaybookTester
 from trainmedic_server.reports.compiling import ReportCompiler
+from trainmedic_server.reports.reported_figures import ReportedFigures
 from trainmedic_server.telemetry import Metrics, configure_logging
 
 
@@ -69,12 +70,13 @@ class World:
         self.lives = MemoryLives()
         self.log_rules = LogRuleLibrary(())
         runs: Any = self.findings if self.is_stored else self.history
+        self.reported = ReportedFigures(self.bus, StoppedClock())  # type: ignore[arg-type]
         job_locations = JobLocations(self.bus, self.findings)  # type: ignore[arg-type]
         self.app: FastAPI = create_app(
             engine=self.engine,
             job_lives=self.lives,
             runs=runs,
-            sums=ReportCompiler(runs, self.metric_history, None, StoppedClock()),
+            sums=ReportCompiler(runs, self.metric_history, None, StoppedClock(), reported=self.reported),
             alerts=self.findings,
             standing=NowApi(self.findings, runs, self.engine, StoppedClock(), self.external_url),
             found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings, job_locations),

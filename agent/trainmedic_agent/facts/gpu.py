@@ -50,9 +50,12 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
 
 
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
-    """Return ``gpus`` and ``driver``. Never raises. `pods_of`: pods of processes."""
+    """Return ``gpus``, ``gpu_readings`` and ``driver``. Never raises. `pods_of`: pods of processes.
+
+    Readings are separate: the server rebuilds its topology if ``gpus`` changes.
+    """
     inventory = gpus.inventory()
-    cards = []
+    cards, readings = [], []
     for info in inventory.gpus:
         card: dict[str, Any] = {
             "index": info.index,
@@ -75,8 +78,26 @@ def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lam
             )
             with contextlib.suppress(GpuError):  # some drivers do not list processes; the GPU is fine
                 card |= _present({"pods": list(pods_of(gpus.processes(info.uuid))) or None})
+            with contextlib.suppress(GpuError):
+                readings.append(_shown_reading(info, gpus.read(info.uuid)))
         cards.append(card)
-    return {"gpus": cards, **_present({"driver": inventory.driver, "gpu_problems": list(inventory.problems) or None})}
+    others = {
+        "driver": inventory.driver,
+        "gpu_problems": list(inventory.problems) or None,
+        "gpu_readings": readings or None,
+    }
+    return {"gpus": cards, **_present(others)}
+
+
+def _shown_reading(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
+    return _present(
+        {
+            "uuid": info.uuid,
+            "temperature_celsius": reading.temperature_celsius,
+            "power_watts": in_watts(reading.power_draw_mw),
+            "utilization_percent": reading.utilization_percent,
+        }
+    )
 
 
 def _memory(reading: GpuReading) -> dict[str, Any] | None:

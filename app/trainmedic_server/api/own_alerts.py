@@ -12,8 +12,9 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_logs.domain.known_verdict import KnownVerdict
-from trainmedic_server.domain.alert import Alert, Delivery, fingerprint
+from trainmedic_server.domain.alert import Alert, Delivery
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, NODE_SUSPECT, SOURCE
 from trainmedic_server.engine import verdict_alert
 from trainmedic_server.engine.runbooks import Runbooks

@@ -15,9 +15,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_server.api import cut_texts
 from trainmedic_server.api.cut_texts import TEXT_LENGTH, TOTAL_LENGTH
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.errors import PayloadError
 
 VERSION = "4"

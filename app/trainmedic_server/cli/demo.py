@@ -10,7 +10,7 @@ import tempfile
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ import httpx
 
 from trainmedic_core import duration
 from trainmedic_core.cli import exits
+from trainmedic_core.target import Target
 from trainmedic_core.words import plain
 from trainmedic_server.demo.faults import FAULTS, FaultKind
 from trainmedic_server.demo.stage import DemoStage
 from trainmedic_server.domain.run import Status
 from trainmedic_server.errors import DemoFailed
-from trainmedic_server.presentation import runs
+from trainmedic_server.presentation import runs, targets
 
 _LONGEST = timedelta(hours=2)
 _USUAL = "30m"
@@ -99,6 +100,7 @@ class _Show:
         self._shown: dict[str, str] = {}
         self._repaired: set[str] = set()
         """Jobs and nodes."""
+        self._newest: dict[str, str] = {}
 
     def play(self, faults: Sequence[FaultKind], length: timedelta) -> None:
         """Raise Failure if one of `faults` was not repaired in time."""
@@ -113,7 +115,10 @@ class _Show:
                 self._cause(kind)
             self._loop(faults, read_key, time.monotonic() + length.total_seconds())
         if missing := self._unrepaired(faults):
-            raise exits.Failure(f"not repaired in time: {', '.join(missing)}")
+            raise exits.Failure(f"not repaired in time: {'; '.join(map(self._why_missing, missing))}")
+
+    def _why_missing(self, kind: FaultKind) -> str:
+        return f"{kind} ({self._newest.get(FAULTS[kind].target, 'its alert has not started a run')})"
 
     def _unrepaired(self, faults: Sequence[FaultKind]) -> list[FaultKind]:
         return [kind for kind in faults if FAULTS[kind].target not in self._repaired]
@@ -144,13 +149,20 @@ class _Show:
 
     def _show_changes(self) -> None:
         for item in self._stage.runs():
-            parts = (runs.title(item["playbook"], item["target"]), runs.result(item), runs.what(item).strip("-"))
-            text = ": ".join(filter(None, parts))
+            place, target = _place(item), targets.words(str(item["target"]), self._stage.index_of)
+            parts = (runs.title(item["playbook"], str(target)), runs.result(item), runs.what(item).strip("-"))
+            text = plain(targets.shortened(": ".join(filter(None, parts)), self._stage.index_of))
+            self._newest[place] = text
             if self._shown.get(item["run_id"]) != text:
                 self._shown[item["run_id"]] = text
-                _say(plain(text))
+                _say(text)
             if item["status"] == Status.SUCCEEDED:
-                self._repaired.add(str(item["target"]).partition(":")[2].partition("/")[0])
+                self._repaired.add(place)
+
+
+def _place(run: Mapping[str, Any]) -> str:
+    target = Target.of_key(run["target"]) if run["target"] else None
+    return (target.job or target.node or "") if target is not None else ""
 
 
 def _source_of_alerts(stage: DemoStage) -> str:

@@ -4,21 +4,19 @@ server's engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trainmedic_core import words
-from trainmedic_core.cli import exits
 from trainmedic_logs.cli import log_rules
 from trainmedic_logs.simulation.log_check import test_files
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.log_lines import line_options, show_lines
-from trainmedic_server.simulation import report, suite
+from trainmedic_server.simulation import suite
 from trainmedic_server.simulation.check import check_log_rules
 
 
@@ -67,19 +65,6 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
     The tests of gpu.yaml are in gpu_test.yaml: lines, the expected findings, their alerts, and what playbooks then do.
     Exit code 1 if one fails.
     """
-    files = test_files(log_rules.rule_roots(paths))
-    if not files:
-        raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
-    results: list[suite.FileResult] = []
-    for line in report.results(_tested(files, results), verbose=verbose):
-        click.echo(line)
-    if not all(result.passed for result in results):
-        raise exits.Failure(words.count(sum(not result.passed for result in results), "file") + " failed")
-
-
-def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
-    """Yield each file's result at once, to show the progress."""
     actions = registry.specs_only()
-    for file in files:
-        results.append(suite.run_file(file, actions))
-        yield results[-1]
+    files = test_files(log_rules.rule_roots(paths))
+    log_rules.show_results(files, lambda file: suite.run_file(file, actions), verbose=verbose)

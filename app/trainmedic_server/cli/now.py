@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from trainmedic_server.presentation import runs, times
 
 Document = Mapping[str, Any]
 _SHOWN = 20
+_ACTS = "Done, without an undo"
 _OBSERVE = ", observe only"
 """End of a pause's scope if its runs are only recorded."""
 
@@ -26,29 +28,41 @@ _OBSERVE = ", observe only"
 def now(client: Client, output: str) -> None:
     """Show the current state: pending approvals, active changes and their end, open runs, lost agents and jobs."""
     width = table.width()
-    print_document(client.get("now"), output, lambda standing: (words.cut(line, width) for line in lines(standing)))
+    shown = lambda standing: (part for line in lines(standing) for part in _wrapped(line, width))  # noqa: E731
+    print_document(client.get("now"), output, shown)
+
+
+def _wrapped(line: str, width: int) -> Sequence[str]:
+    """Indent continuations further. Longer words stay whole."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(
+        line, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def lines(standing: Document) -> Iterator[str]:
     at = standing["at"]
     yield _head(standing, at)
-    parts = (
-        ("Waits for you", "approvals", _approval),
-        ("Failed, and the alert still fires", "failed", _failed),
-        ("Active changes", "changed", _change),
-        ("Running and next", "running", _running),
-        ("Lost within a day", "lost", _lost),
+    changed = standing.get("changed", ())
+    parts: tuple[tuple[str, Sequence[Document], Callable[[Document, str], Iterator[str]]], ...] = (
+        ("Waits for you", standing.get("approvals", ()), _approval),
+        ("Failed, and the alert still fires", standing.get("failed", ()), _failed),  # earlier servers lack `failed`
+        ("Active changes", [each for each in changed if each["is_reversible"]], _change),
+        (_ACTS, [each for each in changed if not each["is_reversible"]], _act),
+        ("Running and next", standing.get("running", ()), _running),
+        ("Lost within a day", standing.get("lost", ()), _lost),
     )
-    for title, name, describe in parts:
-        entries: Sequence[Document] = standing.get(name, ())  # earlier servers lack `failed`
+    for title, entries, describe in parts:
+        if title == _ACTS and not entries:
+            continue
         yield ""
         yield f"{title} ({len(entries)})"
         for entry in entries[:_SHOWN]:
             yield from describe(entry, at)
         if len(entries) > _SHOWN:
             yield f"  and {len(entries) - _SHOWN} more: see --output json"
-        if name == "changed" and standing.get("changed_since"):  # earlier servers do not send it
-            yield f"  Changes without an undo are listed since {times.near(standing['changed_since'], at)}."
+        if title == _ACTS and standing.get("changed_since"):  # earlier servers do not send it
+            yield f"  Listed since {times.near(standing['changed_since'], at)}."
     yield ""
     yield f"Last hour   {_counts(standing['last_hour']['decisions'])}"
     if left_out := standing["counts"]["left_out"]:
@@ -110,6 +124,12 @@ def _change(change: Document, at: str) -> Iterator[str]:
         ends.append(f"LAST UNDO FAILED: {words.plain(change['undo_error'])}")
     made = f"{change['action']} {made}".rstrip()
     yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}; back {', '.join(ends)}"
+
+
+def _act(change: Document, at: str) -> Iterator[str]:
+    doubt = "" if change["is_certain"] else "perhaps "
+    done = f"{change['action']} {words.data(change['params'])}".rstrip()
+    yield f"  {_name(change)}  {done}  {doubt}done {times.ago(change['since'], at)}"
 
 
 def _running(run: Document, at: str) -> Iterator[str]:

@@ -13,7 +13,9 @@ from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option
 from trainmedic_core.plain_text import visible
 from trainmedic_core.words import plain
+from trainmedic_logs.simulation import test_results
 from trainmedic_logs.simulation.log_check import test_files
+from trainmedic_logs.simulation.test_results import FileResult
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import alert_map_roots
@@ -142,17 +144,17 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
     files = test_files(playbook_roots(paths))
     if not files:
         raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
-    results: list[suite.FileResult] = []
+    results: list[FileResult] = []
     if as_json:
         click.echo(json.dumps(report.document(_tested(files, results))))
     else:
-        for line in report.results(_tested(files, results), verbose=verbose):
+        for line in test_results.results(_tested(files, results), verbose=verbose):
             click.echo(line)
     if not all(result.passed for result in results):
         raise exits.Failure(words.count(sum(not result.passed for result in results), "file") + " failed")
 
 
-def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
+def _tested(files: Iterable[Path], results: list[FileResult]) -> Iterator[FileResult]:
     """Yield each file's result at once, to show the progress."""
     actions = registry.specs_only()
     for file in files:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from markupsafe import Markup
 from starlette.responses import Response
 
 from trainmedic_core import gpu_names
@@ -77,7 +78,7 @@ async def job(page: PageRequest) -> Response:
 
 
 async def _curves(page: PageRequest, name: str) -> Mapping[str, Any]:
-    """Return what Prometheus knows of the job, with pictures of its curves and marks of what was done."""
+    """Return the job's figures, with pictures of its curves and marks of what was done."""
     answer = await page.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
     history = await page.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
     marks = list(_marks(history["items"]))
@@ -100,14 +101,22 @@ def _marks(runs: Iterable[Mapping[str, Any]]) -> Iterator[pictures.Mark]:
 async def nodes(page: PageRequest) -> Response:
     agents = await _every(page, "/agents")
     present = await page.stands()
-    racks: dict[str, list[Mapping[str, Any]]] = {}
-    for agent in sorted(agents, key=lambda each: _natural(each["name"])):
-        match = _RACK.fullmatch(agent["name"])
-        racks.setdefault(match["rack"] if match else agent["name"], []).append(agent)
+    racks = _racks(agents)
     changed = _changed(present.document)
     return await page.page(
         "nodes.html", title="Nodes and GPUs", racks=racks, changed=changed, lost=_lost(present.document, "agent")
     )
+
+
+def _racks(agents: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return nodes by the beginning of their names, lone ones under an empty name."""
+    racks: dict[str, list[Mapping[str, Any]]] = {}
+    for agent in sorted(agents, key=lambda each: _natural(each["name"])):
+        match = _RACK.fullmatch(agent["name"])
+        racks.setdefault(match["rack"] if match else agent["name"], []).append(agent)
+    shared = {rack: members for rack, members in racks.items() if len(members) > 1}
+    alone = [agent for members in racks.values() if len(members) == 1 for agent in members]
+    return {**shared, **({"": alone} if alone else {})}
 
 
 async def node(page: PageRequest) -> Response:
@@ -129,12 +138,24 @@ async def node(page: PageRequest) -> Response:
         readings=await _readings(page, name) if agent is not None and "whole" in page.query else None,
         labels=NODE_LABELS,
         uuid_key=gpu_names.uuid_key,
+        curve_of=_small_curve,
     )
 
 
 async def _readings(page: PageRequest, node: str) -> Mapping[str, Any]:
     answer = await page.get(f"/agents/{node}/readings")
     return {**answer, "gpus": [{**each, "key": gpu_names.uuid_key(each["uuid"])} for each in answer["gpus"]]}
+
+
+def _small_curve(curve: Mapping[str, Any]) -> Markup:
+    """Return nothing if the value did not change."""
+    values = [value for _, value in curve["points"] if value is not None]
+    if not values or min(values) == max(values):
+        return Markup("")
+    name, span = curve["name"], f"{min(values):.0f} to {max(values):.0f} {curve['unit']}"
+    began = pictures.clock(curve["points"][0][0])
+    text = Markup('<div class="dim">{}<span class="num">{} since {}</span></div>')
+    return text.format(pictures.spark(values, f"{name}: {span}"), span, began)
 
 
 async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:

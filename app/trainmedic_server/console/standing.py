@@ -27,7 +27,9 @@ class StandingView(Struct, frozen=True):
 
     @property
     def owed(self) -> int:
-        return len({change["run_id"] for change in self.document["changed"]}) if self.document else 0
+        """Number of runs with changes that can be reverted."""
+        changes = self.document["changed"] if self.document else ()
+        return len({change["run_id"] for change in changes if change["is_reversible"]})
 
     @property
     def approvals(self) -> int:

@@ -68,11 +68,23 @@ class SimulatedGpu:
         settled = _ROOM_CELSIUS + per_watt * self.limit_watts
         self.celsius += (settled - self.celsius) * (1 - math.exp(-seconds / _SETTLES_IN))
 
-    def facts(self) -> dict[str, Any]:
+    def inventory(self) -> dict[str, Any]:
+        limits = {"power_limit_watts": self.limit_watts, "default_limit_watts": DEFAULT_WATTS}
         return {
             "index": self.index,
             "uuid": self.uuid,
-            "temperature_celsius": round(self.celsius, 1),
+            "name": "Simulated GPU",
+            **limits,
+            "max_limit_watts": DEFAULT_WATTS,
+        }
+
+    def reading(self) -> dict[str, Any]:
+        return {"uuid": self.uuid, "temperature_celsius": round(self.celsius, 1), "power_watts": self.limit_watts}
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            **self.reading(),
+            "index": self.index,
             "power": {"limit_watts": self.limit_watts, "default_watts": DEFAULT_WATTS},
         }
 
@@ -88,10 +100,9 @@ class SimulatedNode:
         writing = RedisConnection(lambda: redis_url, OutageLog(name, "the simulation continues"))
         stream = envelope.node_commands(name)
         self._memory = CommandMemory(f"node:{name}", instance)
-        listed = [{"index": gpu.index, "uuid": gpu.uuid} for gpu in self.gpus]
-        described = {"node": name, "instance": instance, "version": __version__, "gpus": listed}
-        described["actions"] = [_Action.FACTS, _Action.POWER_LIMIT]
-        presence = PresenceKey(envelope.agent_presence(name), name, lambda: described, lambda rival: None)
+        self._described: dict[str, Any] = {"node": name, "instance": instance, "version": __version__}
+        self._described["actions"] = [_Action.FACTS, _Action.POWER_LIMIT]
+        presence = PresenceKey(envelope.agent_presence(name), name, self._describe, lambda rival: None)
         self._writer = ReplyWriter(writing, self._memory, stream, presence, None)
         addressee = Addressee("node", name, stream, "agent", name)
         self._receiver = CommandReceiver(writing.shared(), addressee, None, self)
@@ -112,6 +123,11 @@ class SimulatedNode:
     def stop_fan(self, index: int, seconds: float) -> None:
         with self._lock:
             self.gpus[index].fan_stopped_until = time.monotonic() + seconds
+
+    def _describe(self) -> dict[str, Any]:
+        with self._lock:
+            gpus = [gpu.inventory() for gpu in self.gpus]
+            return {**self._described, "gpus": gpus, "gpu_readings": [gpu.reading() for gpu in self.gpus]}
 
     # --- commands -------------------------------------------------------------------------------------------
 
@@ -212,6 +228,9 @@ class SimulatedCluster:
 
     def node(self, name: str) -> SimulatedNode:
         return next(node for node in self._nodes if node.name == name)
+
+    def index_of(self, uuid: str) -> int | None:
+        return next((gpu.index for node in self._nodes for gpu in node.gpus if gpu.uuid == uuid), None)
 
     def _tick(self) -> None:
         while not self._over.wait(_TICK):

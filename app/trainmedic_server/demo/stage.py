@@ -54,6 +54,7 @@ class DemoStage:
         self.prometheus = None if only_own else _program("prometheus")
         self.alertmanager = _program("prometheus-alertmanager", "alertmanager") if self.prometheus is not None else None
         self.programs: list[ChildProcess] = []
+        self.metrics_of: Mapping[str, str] = {}
         self._stack = contextlib.ExitStack()
         self._relay: AlertRelay | None = None
         self._cluster: SimulatedCluster | None = None
@@ -90,6 +91,9 @@ class DemoStage:
         items: list[Mapping[str, Any]] = self._get("/history")["items"]
         return items[::-1]
 
+    def index_of(self, uuid: str) -> int | None:
+        return self._cluster.index_of(uuid) if self._cluster is not None else None
+
     def is_learned(self) -> bool:
         return all(step >= LEARNED_STEPS for step in self._steps().values())
 
@@ -111,6 +115,7 @@ class DemoStage:
 
     def _start(self) -> None:
         ports = {job: free_port() for job in JOBS}
+        self.metrics_of = {job: f"http://127.0.0.1:{port}/metrics" for job, port in ports.items()}
         cluster_port = free_port()
         endpoints = [f"127.0.0.1:{port}" for port in (*ports.values(), cluster_port)]
         monitoring = self._monitoring(endpoints)

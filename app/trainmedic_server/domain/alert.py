@@ -13,11 +13,6 @@ from trainmedic.wire.envelope import write_time
 from trainmedic_core.once import once
 from trainmedic_server.domain.reaction import Reaction
 
-_FNV_OFFSET = 14695981039346656037
-_FNV_PRIME = 1099511628211
-_64_BITS = (1 << 64) - 1
-
-
 MOST_REASONS = 5
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
@@ -194,16 +189,3 @@ class Delivery(Struct, frozen=True):
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
     """Malformed members without consequences, as (path, message)."""
-
-
-def fingerprint(labels: Mapping[str, str]) -> str:
-    """Return Alertmanager's fingerprint of these labels.
-
-    64-bit FNV-1a over names and values in name order, each followed by byte 255 (prometheus/common, model/signature.go,
-    labelSetToFingerprint).
-    """
-    value = _FNV_OFFSET
-    for name in sorted(labels):
-        for byte in b"%b\xff%b\xff" % (name.encode(), labels[name].encode()):
-            value = ((value ^ byte) * _FNV_PRIME) & _64_BITS
-    return f"{value:016x}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-SOURCE = "source"
-LOG = "log"
-"""`SOURCE` of finding alerts."""
+from trainmedic_logs.rules import finding_alerts
+
+SOURCE = finding_alerts.SOURCE
+LOG = finding_alerts.LOG
 DIAGNOSIS = "diagnosis"
 """`SOURCE` of verdict alerts and of `NODE_SUSPECT`."""
 NODE_SUSPECT = "NodeSuspect"

@@ -187,6 +187,14 @@ class StepState(Struct, frozen=True):
         return (self.phase, self.index)
 
     @property
+    def why_not(self) -> str:
+        """Why it did not succeed; never empty."""
+        said = None if self.kind == "approve" else self.message  # a question is no reason
+        told = (self.error, said, *(attempt.error for attempt in reversed(self.attempts)))
+        known = next((text for text in told if text and text.strip()), None)
+        return known or f"it ended as {self.status.replace('_', ' ')} without a reason"
+
+    @property
     def undo_attempts(self) -> tuple[Attempt, ...]:
         return self.undo.attempts if self.undo else ()
 

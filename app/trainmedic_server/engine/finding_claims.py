@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from msgspec.structs import replace
-
-from trainmedic_core.plain_text import visible
-from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain.finding import Finding, Origin
-from trainmedic_logs.domain.known_finding import is_printed
+from trainmedic_logs.rules.finding_targets import placed
 from trainmedic_server.domain.topology import Topology
 
 WasThere = Callable[[str, str], bool]
@@ -24,15 +20,10 @@ MOST_CLAIMED_OF_NODE = 200
 capacity for the kernel's reports.
 """
 COUNTED = timedelta(days=1)
-_LONGEST_CLAIM = 253
 
 
 def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
-    origin = finding.origin
-    job = _job_of(origin, topology, was_there)
-    # Keep the attempt of a claimed job, which groups its findings.
-    placed = replace(origin, job=job, attempt=origin.attempt if job or is_printed(finding) else None)
-    return replace(finding, origin=placed, target=_target(finding, job))
+    return placed(finding, _job_of(finding.origin, topology, was_there))
 
 
 def _job_of(origin: Origin, topology: Topology, was_there: WasThere) -> str | None:
@@ -45,21 +36,6 @@ def _job_of(origin: Origin, topology: Topology, was_there: WasThere) -> str | No
     on_node = topology.jobs_on_node(origin.node)
     is_there = origin.job in on_node.reported or origin.job in on_node.observed or was_there(origin.job, origin.node)
     return origin.job if is_there else None
-
-
-def _target(finding: Finding, job: str | None) -> Target:
-    node = finding.origin.node
-    if finding.target.kind is TargetKind.GPU and not is_printed(finding):
-        return Target(TargetKind.GPU, node=node, gpu=finding.target.gpu)
-    wants_job = finding.target.kind is TargetKind.JOB or is_printed(finding)
-    return Target(TargetKind.JOB, job=job) if wants_job and job is not None else Target(TargetKind.NODE, node=node)
-
-
-def claimed_job(finding: Finding, placed: Finding) -> str:
-    """Return the job that only the file names. Empty if `placed` has a trusted job, and for kernel lines."""
-    if placed.origin.job is not None or not finding.origin.job or not is_printed(finding):
-        return ""
-    return visible(finding.origin.job)[:_LONGEST_CLAIM]
 
 
 class ClaimedFindings:

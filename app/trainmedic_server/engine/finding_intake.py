@@ -6,6 +6,7 @@ repeats change nothing (``trainmedic_logs.domain.known_finding``).
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -18,13 +19,15 @@ from trainmedic_logs.domain import known_finding
 from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
-from trainmedic_logs.lines.exception_causes import PROOF
 from trainmedic_logs.lines.rule import LogRule, RuleSet
+from trainmedic_logs.rules import finding_alerts, finding_ends
+from trainmedic_logs.rules.finding_ends import EndFacts
+from trainmedic_logs.rules.finding_targets import claimed_job
 from trainmedic_server import telemetry
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends, job_failure, loops
-from trainmedic_server.engine.finding_ends import EndFacts
+from trainmedic_server.engine import finding_claims, finding_confirmation, job_failure, loops
+from trainmedic_server.engine.finding_alerts import own_labels
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -143,8 +146,8 @@ class FindingIntake:
     def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
         """Return the finding with its trusted target, job and labels. `cut` counts dropped claims by node."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
-        own = replace(finding, labels=finding_alerts.own_labels(finding, rule))
-        job = finding_claims.claimed_job(update.finding, finding)
+        own = replace(finding, labels=own_labels(finding, rule))
+        job = claimed_job(update.finding, finding)
         if not job:
             return own
         claimed = replace(own, labels={**own.labels, CLAIMED_JOB: job})
@@ -159,7 +162,7 @@ class FindingIntake:
         key = EpisodeKey(update.node, finding.id)
         before = work.episodes.get(key)
         known = work.known.get(before.finding_id) if before is not None else None
-        if known is None or before is None or _begins_again(known, before, finding):
+        if known is None or before is None or finding_ends.begins_again(known, before, finding):
             open_id = work.open_ids.get(known_finding.identity(finding))
             current = work.known[open_id] if open_id is not None else None
             is_later = current is not None and known_finding.is_of_later_attempt(finding, current)
@@ -169,7 +172,7 @@ class FindingIntake:
                 return
             if current is not None and is_later:
                 known = self._take_over(work, current, known, now)
-        merged, episode = known_finding.taken(_with_proof(known, finding), before, key, finding, now)
+        merged, episode = known_finding.taken(finding_ends.with_proof(known, finding), before, key, finding, now)
         if merged is not known:
             work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
         if episode != before:
@@ -183,7 +186,7 @@ class FindingIntake:
 
     def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
         """End the finding of an earlier attempt. The new one continues its alert, without a resolved message."""
-        work.put(replace(_over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
+        work.put(replace(finding_ends.over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
@@ -198,7 +201,7 @@ class FindingIntake:
     def _decided(self, known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> KnownFinding:
         if known.alert is not None:
             return known
-        reason = finding_alerts.silence_reason(known, rule, update, now)
+        reason = finding_alerts.silence_reason(known, rule, update.booted_at, now)
         if reason or rule is None or rule.alert is None:
             return replace(known, no_alert_because=reason, is_suspected=False)
         if rule.alert.confirm is not None:
@@ -212,7 +215,7 @@ class FindingIntake:
         over = ended - tx.findings.going_on(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
         for known in closed:
-            work.put(_over(known, FindingEnd.ENDED, now))
+            work.put(finding_ends.over(known, FindingEnd.ENDED, now))
         tx.findings.save([work.known[known.id] for known in closed])
 
     def _count(self, updates: Sequence[FindingUpdate], work: _Work) -> None:
@@ -248,15 +251,17 @@ class FindingIntake:
         for known in open_findings:
             if known.claimed_job:
                 self._claimed.keep(known.origin.node, known.key, now)
+        lives = {life.name: life for life in tx.job_lives()} if open_findings else {}
+        progress = self._nodes.progress
         facts = EndFacts(
             ago=self._ago,
             booted_at=self._nodes.booted_at,
-            progress=self._nodes.progress,
-            lives={life.name: life for life in tx.job_lives()} if open_findings else {},
+            jobs=progress.keys(),
             agents=self._nodes.agents,
+            has_gone_on=functools.partial(finding_confirmation.has_gone_on, lives, progress),
         )
         ends = {known.id: finding_ends.end_of(known, rules.get(known.rule), facts) for known in open_findings}
-        over = [_over(known, end, now) for known in open_findings if (end := ends[known.id]) is not None]
+        over = [finding_ends.over(known, end, now) for known in open_findings if (end := ends[known.id]) is not None]
         tx.findings.save(over)
         still_open = [known for known in open_findings if ends[known.id] is None]
         self._suspected = {known.id for known in still_open if known.is_suspected}
@@ -275,7 +280,7 @@ class FindingIntake:
                 continue
             alertnames = set(confirm.by) - rules.keys()
             firing = tx.firing(_MOST_FIRING, alertnames) if alertnames else []
-            by = finding_ends.confirmed_by(known, confirm, others, firing, topology)
+            by = finding_confirmation.confirmed_by(known, confirm, others, firing, topology)
             if by:
                 raised = finding_alerts.raised(known, rule, self._clock.now())
                 confirmed.append(replace(raised, confirmed_by=by))
@@ -291,24 +296,6 @@ def _read(tx: Transaction, placed: Sequence[tuple[FindingUpdate, Finding]]) -> _
     known = findings.with_ids({episode.finding_id for episode in episodes.values()})
     known |= {each.id: each for each in open_findings.values()}
     return _Work(known, {key: each.id for key, each in open_findings.items()}, episodes)
-
-
-def _begins_again(known: KnownFinding, before: Episode, finding: Finding) -> bool:
-    """Return whether the finding ended and the stream continues with later lines."""
-    if known.ended_at is None or finding.is_over or finding.count <= before.count:
-        return False
-    return finding.last_at > known.ended_at
-
-
-def _with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
-    """Add proof from another stream: a rank's exception record has no stack frames, its output has."""
-    if finding.line != before.line or PROOF not in finding.fields or PROOF in before.fields:
-        return before
-    return replace(before, fields={**before.fields, PROOF: finding.fields[PROOF]})
-
-
-def _over(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:
-    return replace(known, ended_at=now, ended_because=because, tell_at=now if known.alert is not None else None)
 
 
 def _save_excerpts(tx: Transaction, work: _Work) -> None:

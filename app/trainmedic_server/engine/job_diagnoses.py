@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_logs.diagnosis import pods, reported_end
 from trainmedic_logs.diagnosis.facts import Facts, RankFacts, Sign
 from trainmedic_logs.diagnosis.judge import diagnose
@@ -22,7 +23,7 @@ from trainmedic_logs.diagnosis.reported_end import ReportedEnd
 from trainmedic_logs.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server import telemetry
-from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.event_codec import content_of, name_of, names
 from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone
 from trainmedic_server.domain.job_life import JobLife, LifeState

@@ -142,17 +142,17 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
         async with asyncio.timeout(limit):
             return AttemptOutcome("applied", await work(call))
     except errors.TemporaryFailure as failure:
-        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun)
+        return AttemptOutcome("failed", failure.output, _reason(failure), failure.is_begun)
     except errors.PermanentFailure as failure:
-        return AttemptOutcome("rejected", failure.output, str(failure), failure.is_begun)
+        return AttemptOutcome("rejected", failure.output, _reason(failure), failure.is_begun)
     except errors.NotSetUp as failure:
-        return AttemptOutcome("skipped", failure.output, str(failure))
+        return AttemptOutcome("skipped", failure.output, _reason(failure))
     except errors.EffectDisproved as failure:
-        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun, may_be_repeated=False)
+        return AttemptOutcome("failed", failure.output, _reason(failure), failure.is_begun, may_be_repeated=False)
     except errors.NoLongerWanted as failure:
-        return AttemptOutcome("stopped", failure.output, str(failure), failure.is_begun)
+        return AttemptOutcome("stopped", failure.output, _reason(failure), failure.is_begun)
     except errors.OutcomeUnknown as failure:
-        return AttemptOutcome("unknown", failure.output, str(failure))
+        return AttemptOutcome("unknown", failure.output, _reason(failure))
     except TimeoutError:
         return AttemptOutcome("unknown", error="the action did not end in time")
     except Exception as failure:  # an action's bug ends its attempt, not the server
@@ -161,6 +161,10 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
         return AttemptOutcome(
             "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
         )
+
+
+def _reason(failure: errors.ActionFailure) -> str:
+    return str(failure).strip() or f"the action raised {type(failure).__name__} without a reason"
 
 
 def unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:

@@ -158,12 +158,12 @@ def _next_step(draft: RunDraft) -> Instruction | None:
     """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
-        _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
+        _close(draft, Status.REJECTED, broken.why_not)
         return None
     if broken is not None and broken.status is StepStatus.CANCELLED:
         if draft.run.acted_at is None:
             draft.run = replace(draft.run, decision=Decision.STALE)
-        _close(draft, Status.CANCELLED, broken.error or str(Status.CANCELLED))
+        _close(draft, Status.CANCELLED, broken.why_not)
         return None
     state = step_sequence.next_step(draft.run, draft.playbook, broken)
     error = None
@@ -197,7 +197,7 @@ def _next_step(draft: RunDraft) -> Instruction | None:
     elif broken is None:
         _close(draft, Status.SUCCEEDED, _summary(draft.run))
     else:
-        _close(draft, Status.FAILED, f"step {broken.id}: {broken.error}")
+        _close(draft, Status.FAILED, f"step {broken.id}: {broken.why_not}")
     return None
 
 

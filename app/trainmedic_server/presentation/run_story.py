@@ -128,7 +128,9 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
         )
         values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
         error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
-        yield f"{past[:1].upper()}{past[1:]}{values}. Reverted: {change.get('given_back')}{error}."
+        told = f"{past[:1].upper()}{past[1:]}{values}."
+        is_act = not change.get("is_reversible", True)
+        yield f"{told} This has no undo." if is_act else f"{told} Reverted: {change.get('given_back')}{error}."
     if run.get("changed"):
         return
     if run.get("group"):
@@ -150,8 +152,8 @@ def _next(run: Document) -> Iterator[Sentence]:
         return
     if run.get("owes_undo"):
         yield ("The run has ended. Its changes are reverted as stated above.",)
-    elif run.get("changed"):
-        yield ("Nothing by itself: what it changed stays until a person orders the undo, where there is one.",)
+    elif any(change.get("is_reversible", True) for change in run.get("changed", ())):
+        yield ("Nothing by itself: what it changed stays until a person orders the undo.",)
     elif run.get("status") == Status.FAILED and any(not each.get("resolved_at") for each in run.get("alerts", ())):
         yield ("Nothing by itself: the alert still fires, and a person has to look at it.",)
     else:

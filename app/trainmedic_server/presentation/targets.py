@@ -13,7 +13,7 @@ from trainmedic_core.target import Target, TargetKind
 IndexOf = Callable[[str], int | None]
 """Takes a GPU's UUID. Returns its index on its node, or None if it is unknown."""
 _UUID_HEAD = 8
-_KEY_IN_TEXT = re.compile(r"\bgpu:(?P<node>[^\s/,;]+)/(?P<gpu>GPU-[0-9A-Fa-f-]{8,})")
+_GPU_IN_TEXT = re.compile(r"(?P<key>\bgpu:[^\s/,;]+/GPU-[0-9A-Fa-f-]{8,})|\bGPU (?P<uuid>GPU-[0-9A-Fa-f-]{8,})")
 
 
 class TargetWords(Struct, frozen=True):
@@ -78,5 +78,9 @@ def within(key: str, index_of: IndexOf = unknown) -> str:
 
 
 def shortened(text: str, index_of: IndexOf = unknown) -> str:
-    """Replace the keys of GPUs in a text by their names."""
-    return _KEY_IN_TEXT.sub(lambda match: words(match[0], index_of).name, text)
+    """Replace the keys and UUIDs of GPUs in a text by their names."""
+
+    def named(match: re.Match[str]) -> str:
+        return words(match["key"], index_of).name if match["key"] else gpu(match["uuid"], index_of)
+
+    return _GPU_IN_TEXT.sub(named, text)

@@ -19,7 +19,7 @@ from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 from trainmedic_server.ports.verdicts import NoVerdicts, VerdictSource
 from trainmedic_server.reports import curves
-from trainmedic_server.reports.curves import NO_PROMETHEUS, JobCurves, NodeReadings
+from trainmedic_server.reports.curves import GPU_CURVES_OVER, NO_PROMETHEUS, JobCurves, NodeReadings
 from trainmedic_server.reports.evaluations import EVALUATED
 from trainmedic_server.reports.failures import JOB_EVENTS
 from trainmedic_server.reports.fleet import FleetReport, RunTally, fleet_report
@@ -34,6 +34,7 @@ from trainmedic_server.reports.job_report import (
     repair_record,
 )
 from trainmedic_server.reports.repair_outcomes import PERSON_AFTER, RepairTally
+from trainmedic_server.reports.reported_figures import ReportedFigures
 
 MOST_RUNS = 20_000
 """The newest. Counted, not kept in memory."""
@@ -62,12 +63,14 @@ class ReportCompiler:
         verdicts: VerdictSource | None = None,
         clock: Clock | None = None,
         findings: FindingHistory | None = None,
+        reported: ReportedFigures | None = None,
     ) -> None:
         self.history = history
         self._findings = findings
         self._metrics = metrics
         self._verdicts = verdicts or NoVerdicts()
         self._clock = clock
+        self._reported = reported
 
     @property
     def has_metrics(self) -> bool:
@@ -97,10 +100,18 @@ class ReportCompiler:
         return job_report(job, since, until, figures, records, no_metrics)
 
     async def curves(self, job: str, since: datetime, until: datetime) -> JobCurves:
-        return await curves.of_job(self._metrics, job, since, until)
+        """Without curves in Prometheus, return what the job reported."""
+        found = await curves.of_job(self._metrics, job, since, until)
+        if found.curves or self._reported is None:
+            return found
+        reported = self._reported.of_job(job, since, until, str(found.unknown))
+        return reported if reported is not None and (reported.curves or found.source is None) else found
 
     async def readings(self, node: str, now: datetime) -> NodeReadings:
-        return await curves.of_node(self._metrics, node, now)
+        found = await curves.of_node(self._metrics, node, now)
+        if found.gpus or self._reported is None:
+            return found
+        return self._reported.of_node(node, now - GPU_CURVES_OVER, now, str(found.unknown)) or found
 
     async def fleet(self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER) -> FleetReport:
         """`person_after` is the assumed time to a manual repair. Raises StoreUnavailable."""

@@ -1,4 +1,4 @@
-"""Curves of a job and readings of a node's GPUs from Prometheus. Bounded: few points, a few queries."""
+"""Curves of a job and readings of a node's GPUs, for people; from Prometheus with few points and queries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 
 from trainmedic_core import duration
 from trainmedic_server.domain.promql import quoted
@@ -17,12 +18,16 @@ POINTS = 120
 """Most points of a curve."""
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 _SHORTEST = timedelta(seconds=15)
+JOB_CURVES = (("loss", ""), ("throughput", "tokens/s"), ("throughput", "samples/s"), ("learning rate", ""))
+GPU_CURVES = (("temperature", "°C"), ("power limit", "W"))
+GPU_CURVES_OVER = timedelta(hours=1)
 _OF_JOB = (
-    ("loss", "", "training_loss"),
-    ("throughput", "tokens/s", "training_throughput_tokens_per_second"),
-    ("throughput", "samples/s", "training_throughput_samples_per_second"),
-    ("learning rate", "", "training_learning_rate"),
+    "training_loss",
+    "training_throughput_tokens_per_second",
+    "training_throughput_samples_per_second",
+    "training_learning_rate",
 )
+_CURVES_OF_NODE = ("gpu_temperature_celsius", "gpu_power_limit_watts")
 _OF_NODE = (
     ("temperature_celsius", "gpu_temperature_celsius"),
     ("power_watts", "gpu_power_usage_watts"),
@@ -34,8 +39,14 @@ _NEWEST = (
     "training_checkpoint_step",
     "training_checkpoint_timestamp_seconds",
 )
-_RECENT = timedelta(minutes=5)
+RECENT = timedelta(minutes=5)
 _MOST_RANKS = 64
+
+
+class Source(StrEnum):
+    PROMETHEUS = "prometheus"
+    REPORTS = "reports"
+    """What jobs and agents reported since the server started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,12 @@ class NewestCheckpoint:
     at: datetime
     steps_since: int | None
 
+    @classmethod
+    def of(cls, step: float | None, saved: float | None, at: datetime) -> NewestCheckpoint:
+        """`step` is the job's, `saved` the checkpoint's."""
+        since = int(step - saved) if step is not None and saved is not None and step >= saved else None
+        return cls(None if saved is None else int(saved), at, since)
+
 
 @dataclass(frozen=True, slots=True)
 class JobCurves:
@@ -76,9 +93,15 @@ class JobCurves:
     usual_seconds: float | None
     """Median of all ranks' own times."""
     checkpoint: NewestCheckpoint | None
-    """None if Prometheus knows none."""
+    """None if none is known."""
     unknown: str | None
-    """Why there is no checkpoint, if so."""
+    """Why there is no curve. None if there is one."""
+    source: Source | None = None
+    """None without any figure."""
+    reported_since: datetime | None = None
+    """First report used. None with Prometheus."""
+    not_prometheus: str | None = None
+    """Why Prometheus is not the source. None if it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +112,8 @@ class NodeGpuReading:
     temperature_celsius: float | None = None
     power_watts: float | None = None
     utilization_percent: float | None = None
+    curves: tuple[Curve, ...] = ()
+    """Of the last hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +121,9 @@ class NodeReadings:
     node: str
     gpus: tuple[NodeGpuReading, ...]
     unknown: str | None
+    source: Source | None = None
+    reported_since: datetime | None = None
+    not_prometheus: str | None = None
 
 
 async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: datetime) -> JobCurves:
@@ -104,59 +132,77 @@ async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: 
     every = timedelta(seconds=math.ceil(max((end - begin) / POINTS, _SHORTEST).total_seconds()))
     of_job = f"{{job_name={quoted(job)}}}"
     over = f"{of_job}[{duration.write(max(every, timedelta(minutes=1)))}]"
-    lately = f"{of_job}[{duration.write(_RECENT)}]"
+    lately = f"{of_job}[{duration.write(RECENT)}]"
     newest = [f"max(last_over_time({metric}{lately}))" for metric in _NEWEST]
     try:
         answers, latest, ranks = await asyncio.gather(
             asyncio.gather(
-                *(metrics.read(f"avg(avg_over_time({metric}{over}))", begin, end, every) for _, _, metric in _OF_JOB)
+                *(metrics.read(f"avg(avg_over_time({metric}{over}))", begin, end, every) for metric in _OF_JOB)
             ),
-            asyncio.gather(*(metrics.read(query, end, end, _RECENT) for query in newest)),
+            asyncio.gather(*(metrics.read(query, end, end, RECENT) for query in newest)),
             metrics.read(
-                f"max by (rank, rank_node) (last_over_time(training_rank_own_seconds{lately}))", end, end, _RECENT
+                f"max by (rank, rank_node) (last_over_time(training_rank_own_seconds{lately}))", end, end, RECENT
             ),
         )
     except MetricsUnavailable as error:
         return _none(job, begin, end, str(error))
     curves = tuple(
         Curve(name, unit, _finite(answer[0]))
-        for (name, unit, _), answer in zip(_OF_JOB, answers, strict=True)
+        for (name, unit), answer in zip(JOB_CURVES, answers, strict=True)
         if answer
     )
     none = "Prometheus has no loss, throughput or learning rate of this job in that time"
     usual, step, saved, saved_at = map(_one, latest)
     timed = [_rank_time(series) for series in ranks if _one([series]) is not None]
     slowest = sorted(timed, key=lambda each: -each.seconds)[:_MOST_RANKS]
-    return JobCurves(
-        job, begin, end, curves, tuple(slowest), usual, _checkpoint(step, saved, saved_at), None if curves else none
-    )
+    checkpoint = None
+    if saved_at is not None:
+        checkpoint = NewestCheckpoint.of(step, saved, datetime.fromtimestamp(saved_at, UTC))
+    source = Source.PROMETHEUS if curves or checkpoint is not None or slowest else None
+    unknown = None if curves else none
+    return JobCurves(job, begin, end, curves, tuple(slowest), usual, checkpoint, unknown, source, None, unknown)
 
 
 async def of_node(metrics: MetricHistory | None, node: str, now: datetime) -> NodeReadings:
     if metrics is None:
-        return NodeReadings(node, (), NO_PROMETHEUS)
-    over = f"{{node={quoted(node)}}}[{duration.write(_RECENT)}]"
+        return NodeReadings(node, (), NO_PROMETHEUS, not_prometheus=NO_PROMETHEUS)
+    of_node = f"{{node={quoted(node)}}}"
+    over = f"{of_node}[{duration.write(RECENT)}]"
+    every = GPU_CURVES_OVER / POINTS
+    begin = now - GPU_CURVES_OVER
     try:
-        answers = await asyncio.gather(
-            *(
-                metrics.read(f"max by (uuid) (last_over_time({metric}{over}))", now, now, _RECENT)
-                for _, metric in _OF_NODE
-            )
+        answers, courses = await asyncio.gather(
+            asyncio.gather(
+                *(
+                    metrics.read(f"max by (uuid) (last_over_time({metric}{over}))", now, now, RECENT)
+                    for _, metric in _OF_NODE
+                )
+            ),
+            asyncio.gather(
+                *(
+                    metrics.read(f"max by (uuid) (avg_over_time({metric}{of_node}[1m]))", begin, now, every)
+                    for metric in _CURVES_OF_NODE
+                )
+            ),
         )
     except MetricsUnavailable as error:
-        return NodeReadings(node, (), str(error))
+        return NodeReadings(node, (), str(error), not_prometheus=str(error))
     values: dict[str, dict[str, float]] = {}
     for (name, _), answer in zip(_OF_NODE, answers, strict=True):
         for uuid, value in _newest(answer):
             values.setdefault(uuid, {})[name] = value
-    gpus = tuple(NodeGpuReading(uuid, **latest) for uuid, latest in sorted(values.items()))
-    return NodeReadings(
-        node, gpus, None if gpus else "Prometheus has no GPU metrics of this node in the last 5 minutes"
-    )
+    curves: dict[str, tuple[Curve, ...]] = {}
+    for (name, unit), answer in zip(GPU_CURVES, courses, strict=True):
+        for series in answer:
+            uuid = series.labels.get("uuid", "")
+            curves[uuid] = (*curves.get(uuid, ()), Curve(name, unit, _finite(series)))
+    gpus = tuple(NodeGpuReading(uuid, **latest, curves=curves.get(uuid, ())) for uuid, latest in sorted(values.items()))
+    none = None if gpus else "Prometheus has no GPU metrics of this node in the last 5 minutes"
+    return NodeReadings(node, gpus, none, Source.PROMETHEUS if gpus else None, None, none)
 
 
 def _none(job: str, begin: datetime, end: datetime, why: str) -> JobCurves:
-    return JobCurves(job, begin, end, (), (), None, None, why)
+    return JobCurves(job, begin, end, (), (), None, None, why, not_prometheus=why)
 
 
 def _one(answer: Sequence[MetricSeries]) -> float | None:
@@ -166,13 +212,6 @@ def _one(answer: Sequence[MetricSeries]) -> float | None:
 
 def _rank_time(series: MetricSeries) -> RankTime:
     return RankTime(series.labels.get("rank", "?"), series.labels.get("rank_node", ""), series.points[-1][1])
-
-
-def _checkpoint(step: float | None, saved: float | None, saved_at: float | None) -> NewestCheckpoint | None:
-    if saved_at is None:
-        return None
-    since = int(step - saved) if step is not None and saved is not None and step >= saved else None
-    return NewestCheckpoint(None if saved is None else int(saved), datetime.fromtimestamp(saved_at, UTC), since)
 
 
 def _finite(series: MetricSeries) -> tuple[tuple[float, float | None], ...]:

@@ -260,7 +260,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         None,
         description=(
             "URL of the Prometheus that scrapes jobs, agents and this server, for reports and to measure effects. "
-            "Without it, reports contain only data of the run store."
+            "Without it, reports contain only data of the run store, and curves what was reported since the start."
         ),
     )
     prometheus_token: Annotated[

@@ -1,25 +1,19 @@
-"""Comparison of a test's expectations with the engine, findings and verdicts. Pure."""
+"""Comparison of a test's expectations with the engine. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from trainmedic_core.problems import DocumentPath
-from trainmedic_logs.diagnosis.verdict import Verdict
-from trainmedic_logs.domain.finding_codec import write_ranks
-from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
-from trainmedic_logs.simulation.log_test_format import FindingExpected, LogAlertExpected, VerdictExpected
+from trainmedic_logs.simulation.log_expectations import Difference, contains, count, equal, says, shown
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Controls, Status, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation.scripted import RecordedCall
 from trainmedic_server.simulation.suite_format import Check, GroupExpected, RunExpected, StepExpected, UndoExpected
-
-_LONGEST = 300
 
 
 class Observations(Struct, frozen=True):
@@ -30,14 +24,6 @@ class Observations(Struct, frozen=True):
     calls: Sequence[RecordedCall]
     controls: Controls
     unmatched: Sequence[str] = ()
-
-
-class Difference(Struct, frozen=True):
-    """Unmet expectation; ``path`` is within the check."""
-
-    path: DocumentPath
-    expected: str
-    got: str
 
 
 def differences(check: Check, observed: Observations) -> Iterator[Difference]:
@@ -59,7 +45,7 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
         for index, (run, record) in enumerate(zip(check.runs, observed.runs, strict=False)):
             yield from _run(("runs", index), run, record)
     if check.calls is not None:
-        done = [f"{call.action}{' (undo)' if call.undo else ''} {_shown(call.params)}" for call in observed.calls]
+        done = [f"{call.action}{' (undo)' if call.undo else ''} {shown(call.params)}" for call in observed.calls]
         yield from count(("calls",), len(check.calls), done)
         for index, (expected_call, call) in enumerate(zip(check.calls, observed.calls, strict=False)):
             path = ("calls", index)
@@ -133,107 +119,13 @@ def _undo(path: DocumentPath, expected: UndoExpected, undo: Undo | None) -> Iter
     yield from contains((*path, "params"), expected.params, undo.params)
 
 
-def finding_differences(check: Check, findings: Sequence[KnownFinding]) -> Iterator[Difference]:
-    """Yield where findings and their alerts differ from a test's expectation."""
-    if check.findings is not None:
-        made = [f"{known.rule} {known.target.key}: {known.role}, {known.count} lines" for known in findings]
-        yield from count(("findings",), len(check.findings), made)
-        for index, (expected, known) in enumerate(zip(check.findings, findings, strict=False)):
-            yield from _finding_differences(("findings", index), expected, known)
-    if check.log_alerts is not None:
-        alerts = [(known, known.alert) for known in findings if known.alert is not None]
-        silent = [f"{known.rule} raises none: {known.no_alert_because}" for known in findings if known.alert is None]
-        told = [f"{alert.labels['alertname']} {dict(alert.labels)}" for _, alert in alerts]
-        yield from count(("alerts",), len(check.log_alerts), told, silent)
-        for index, (expected_alert, (known, alert)) in enumerate(zip(check.log_alerts, alerts, strict=False)):
-            yield from _alert_differences(("alerts", index), expected_alert, known, alert)
-
-
-def verdict_differences(expected: VerdictExpected, verdict: Verdict) -> Iterator[Difference]:
-    path: DocumentPath = ("verdict",)
-    reason = f" ({verdict.summary})"
-    yield from equal((*path, "cause"), expected.cause, verdict.cause, reason)
-    yield from equal((*path, "confidence"), expected.confidence, verdict.confidence, reason)
-    yield from equal((*path, "advice"), expected.advice, verdict.advice, reason)
-    for name in ("node", "gpu"):
-        wanted, named = getattr(expected, name), getattr(verdict, name)
-        if name in expected.model_fields_set and wanted != named:
-            yield Difference((*path, name), wanted or "none", (named or "none") + reason)
-    if expected.ranks is not None:
-        yield from equal((*path, "ranks"), write_ranks(expected.ranks), write_ranks(verdict.ranks), reason)
-
-
-def _finding_differences(path: DocumentPath, expected: FindingExpected, known: KnownFinding) -> Iterator[Difference]:
-    yield from equal((*path, "rule"), expected.rule, known.rule)
-    yield from equal((*path, "target"), expected.target, known.target.key)
-    yield from equal((*path, "role"), expected.role, known.role)
-    yield from equal((*path, "cause"), expected.cause, known.cause)
-    yield from equal((*path, "count"), expected.count, known.count)
-    yield from equal((*path, "over"), expected.over, not known.is_open)
-    yield from contains((*path, "fields"), expected.fields, dict(known.fields))
-    if expected.ranks is not None:
-        yield from equal((*path, "ranks"), write_ranks(expected.ranks), write_ranks(known.ranks))
-
-
-def _alert_differences(
-    path: DocumentPath, expected: LogAlertExpected, known: KnownFinding, alert: FindingAlert
-) -> Iterator[Difference]:
-    yield from equal((*path, "name"), expected.name, alert.labels["alertname"])
-    yield from contains((*path, "labels"), expected.labels, dict(alert.labels))
-    yield from says((*path, "summary"), expected.summary, alert.summary)
-    yield from equal((*path, "over"), expected.over, not known.is_open)
-
-
-def equal(path: DocumentPath, expected: object, got: object, reason: str = "") -> Iterator[Difference]:
-    if expected is not None and expected != got:
-        yield Difference(path, _shown(expected), _shown(got) + reason)
-
-
-def says(path: DocumentPath, expected: str | None, got: str | None) -> Iterator[Difference]:
-    if expected is not None and expected not in (got or ""):
-        yield Difference(path, f"a text with {_shown(expected)}", _shown(got) if got else "none")
-
-
-def count(path: DocumentPath, expected: int, got: Sequence[str], unmatched: Sequence[str] = ()) -> Iterator[Difference]:
-    if expected != len(got):
-        lines = [*got, *(unmatched if expected > len(got) else ())]
-        listed = "".join(f"\n      {line}" for line in lines)
-        yield Difference(path, f"{expected}", f"{len(got)}{':' if lines else ''}{listed}")
-
-
-def contains(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
-    if expected is not None:
-        yield from _at_least(path, expected, got)
-
-
-def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
-    """Compare; mappings may have further members."""
-    if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
-        if expected != got:
-            yield Difference(path, _shown(expected), _shown(got))
-        return
-    for key, value in expected.items():
-        if key in got:
-            yield from _at_least((*path, key), value, got[key])
-        else:
-            others = ", ".join(map(str, got)) or "none"
-            yield Difference((*path, key), _shown(value), f"nothing; available: {others}")
-
-
 def _in_order(path: DocumentPath, expected: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:
     left = iter(got)
     for index, kind in enumerate(expected):
         if kind not in left:  # consumes the iterator up to the kind
-            yield Difference((*path, index), f"{_shown(kind)} next", f"the events {', '.join(got)}")
+            yield Difference((*path, index), f"{shown(kind)} next", f"the events {', '.join(got)}")
             return
 
 
 def _target(record: RunRecord) -> str:
     return record.run.target_key
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Enum):
-        value = value.value
-    text = value if isinstance(value, str) and value and value.isprintable() else repr(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

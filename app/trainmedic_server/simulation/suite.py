@@ -12,12 +12,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from trainmedic_core import duration
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean, path_text
 from trainmedic_core.target import Target
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
-from trainmedic_logs.simulation import log_fixtures
+from trainmedic_logs.simulation import log_expectations, log_fixtures, log_playback
 from trainmedic_logs.simulation.log_test_format import LineEntry
+from trainmedic_logs.simulation.test_results import FileResult, TestResult
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import chains, loader
@@ -26,7 +28,7 @@ from trainmedic_server.catalog.fragments import FragmentFolders
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import beginnings, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import APPROVAL
@@ -45,7 +47,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.simulation import (
     expectations,
-    log_scenario,
     suite_format,
     virtual_time,
 )
@@ -68,29 +69,6 @@ _SETTLE = timedelta(microseconds=1)
 _POLL_EVERY = timedelta(seconds=10)
 _PATIENCE = timedelta(hours=2)
 """Time for runs to end after the last entry, without `end`."""
-
-
-class TestResult(Struct, frozen=True):
-    """``seconds`` are real time."""
-
-    __test__ = False
-
-    name: str
-    line: int | None
-    failures: tuple[FileProblem, ...]
-    seconds: float
-
-
-class FileResult(Struct, frozen=True):
-    """No tests run if the file or a playbook has problems."""
-
-    path: Path
-    results: tuple[TestResult, ...] = ()
-    problems: tuple[FileProblem, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        return not self.problems and not any(result.failures for result in self.results)
 
 
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
@@ -209,8 +187,8 @@ class _Scenario:
     async def _pass_until(self, moment: datetime) -> None:
         """Advance time with the periodic work of log readers, and the notice of runs' ends."""
         while self.test.lines and self.clock.now() < moment:
-            is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_scenario.SETTLE
-            tick = log_scenario.TICK if is_lively else log_scenario.LAZY_TICK
+            is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_playback.SETTLE
+            tick = log_playback.TICK if is_lively else log_playback.LAZY_TICK
             await self.clock.sleep_until(min(self.clock.now() + tick, moment))
             await self.logs.tick()
         while self.ends is not None and self.clock.now() < moment:
@@ -340,7 +318,7 @@ class _Scenario:
         """Advance to the test's end, or until its runs have ended."""
         await self._run_until_idle()
         if self.test.lines:
-            await self._pass_until(BEGINNING + self.test.last_line + log_scenario.SETTLE)
+            await self._pass_until(BEGINNING + self.test.last_line + log_playback.SETTLE)
         if self.test.end is not None:
             await self._pass_until(BEGINNING + self.test.end)
             await self._run_until_idle()
@@ -354,8 +332,8 @@ class _Scenario:
         await self._run_until_idle()
         observed = await self.observe()
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
-        in_logs = expectations.finding_differences(check, await self.logs.findings())
-        on_job = expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
+        in_logs = log_expectations.finding_differences(check, await self.logs.findings())
+        on_job = log_expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
         for difference in (*expectations.differences(check, observed), *in_logs, *on_job):
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
             failed = "".join(f"\n      {text}" for text in expectations.failed_runs(observed, message))

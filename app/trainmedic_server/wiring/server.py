@@ -68,6 +68,7 @@ from trainmedic_server.ports.outside import UNSIGNED, Notifier
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
+from trainmedic_server.reports.reported_figures import ReportedFigures
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring import interpreter, notifications
 from trainmedic_server.wiring.background import background, opened_archive, prune_for_ever
@@ -239,11 +240,13 @@ class TrainmedicServer:
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             await stack.enter_async_context(background(alert_map.watch(), "alert map"))
             missing = notifications.missing_channels(settings)
+            reported = ReportedFigures(presences, clock)
+            await stack.enter_async_context(background(reported.watch(metrics), "reported figures"))
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
-                sums=ReportCompiler(store, prometheus, store, clock, store),
+                sums=ReportCompiler(store, prometheus, store, clock, store, reported),
                 alerts=store,
                 standing=NowApi(store, store, engine, clock, settings.external_url, missing),
                 found=FindingsApi(store, KeptJobs(store, clock), store, job_locations),

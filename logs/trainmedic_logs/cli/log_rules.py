@@ -1,11 +1,13 @@
-"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``."""
+"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``. With the server's packages, ``cli.logs`` replaces
+them and also tests playbooks.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -22,9 +24,11 @@ from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.rules import log_rule_roots
 from trainmedic_logs.rules.log_rule_form import log_rule_schema
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
-from trainmedic_logs.simulation.log_check import check_log_rules
+from trainmedic_logs.simulation import log_suite, test_results
+from trainmedic_logs.simulation.log_check import check_log_rules, test_files
 from trainmedic_logs.simulation.log_lines import LineExplanation
 from trainmedic_logs.simulation.log_lines import explain as explain_lines
+from trainmedic_logs.simulation.test_results import FileResult
 
 paths_argument = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 rules_option = click.option(
@@ -91,11 +95,31 @@ def schema() -> None:
 @paths_argument
 @click.option("--verbose", "-v", is_flag=True, help="Also show passed tests.")
 def test(paths: Sequence[Path], verbose: bool) -> None:
-    """Run the tests of log rules. Requires trainmedic-server.
+    """Run the tests next to the log rules, in virtual time: findings, their alerts and verdicts.
 
-    Tests expect alerts and playbook decisions, which only the server's engine can produce.
+    Exit code 1 if one fails. What playbooks do is tested only if trainmedic-server is installed.
     """
-    raise exits.InvalidInput("Tests of log rules require trainmedic-server; install it next to trainmedic-logs.")
+    files = test_files(rule_roots(paths))
+    for place in (place for file in files for place in log_suite.beyond_logs(file)[:1]):
+        click.echo(visible(str(place), keep="\n"), err=True)
+    show_results(files, log_suite.run_file, verbose=verbose)
+
+
+def show_results(files: Sequence[Path], run_file: Callable[[Path], FileResult], *, verbose: bool) -> None:
+    """Raises exits.InvalidInput without a file, exits.Failure if a test fails."""
+    if not files:
+        raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
+    results: list[FileResult] = []
+
+    def tested() -> Iterator[FileResult]:
+        for file in files:
+            results.append(run_file(file))
+            yield results[-1]
+
+    for line in test_results.results(tested(), verbose=verbose):
+        click.echo(line)
+    if not all(result.passed for result in results):
+        raise exits.Failure(words.count(sum(not result.passed for result in results), "file") + " failed")
 
 
 @logs.command()

@@ -15,6 +15,7 @@ from trainmedic.job.own_loss import OwnLoss
 from trainmedic.job.pace import Interval, Pace
 from trainmedic.job.reported_values import ReportRecord, detached, deviation, kept, number, whole
 from trainmedic.wire import evaluations
+from trainmedic.wire.envelope import write_time
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
@@ -40,6 +41,11 @@ REPORT_INTERVAL = 0.25
 OVERFLOWS = 20
 """Consecutive reports with overflowing gradients that a loss scaler explains, by lowering its scale."""
 _PACE = 5  # intervals that make a pace
+_SHOWN = {
+    "learning_rate": "training_learning_rate",
+    "samples_per_second": "training_throughput_samples_per_second",
+    "tokens_per_second": "training_throughput_tokens_per_second",
+}
 _NAN = float("nan")
 
 
@@ -354,6 +360,17 @@ class Progress:
         last = self.record.last(OVERFLOWS) if self.skips_overflows else []
         is_first = 0 < len(last) < OVERFLOWS
         return is_first or any(_finite(each.grad_norm) is not None for each in last)
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """Return the presence's figures: known finite values, and the newest checkpoint."""
+        values = self.values(now)
+        shown: dict[str, Any] = {
+            name: values[metric] for name, metric in _SHOWN.items() if math.isfinite(values.get(metric, _NAN))
+        }
+        if self.checkpoint is not None:
+            step, at = self.checkpoint
+            shown["checkpoint"] = {"step": step, "at": write_time(datetime.fromtimestamp(at, timezone.utc))}
+        return shown
 
 
 def _finite(value: Any) -> float | None:

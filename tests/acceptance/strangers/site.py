@@ -43,7 +43,7 @@ from tests.support.programs import (
     start_server,
 )
 from trainmedic.wire import envelope
-from trainmedic_server.domain.alert import fingerprint
+from trainmedic_core.fingerprint import fingerprint
 
 TAKES_ALERT_MAP = True
 """True if the server gets the shipped alert maps and one of the site's own."""

@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
-from trainmedic_server.domain.alert import Alert, AlertStatus, Identity, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Identity
 from trainmedic_server.errors import ConfigurationError, PermanentFailure, TemporaryFailure
 
 

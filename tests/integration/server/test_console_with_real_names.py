@@ -122,6 +122,42 @@ def test_no_number_is_broken_and_the_texts_have_room(page: Page, lab: Lab) -> No
             assert (path, width, narrow) == (path, width, [])
 
 
+def test_short_words_are_not_broken(page: Page, lab: Lab) -> None:
+    """A mode, a status and the name of an alert that is usual stand in one line on a desk."""
+    for path in ("/playbooks?whole=1", "/alerts", "/runs", "/nodes/node-1?whole=1"):
+        page.goto(lab.url + path)
+        for width in (1440, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            words = page.locator("td.mark-of, .st").or_(
+                page.locator("td.name").filter(has_text=re.compile("^GPUTemperatureHigh$"))
+            )
+            broken = words.evaluate_all(
+                "all => all.filter((each) => each.clientHeight > 0 && (() => { const range = document.createRange();"
+                " range.selectNodeContents(each); return range.getBoundingClientRect().height > 34; })())"
+                ".map((each) => each.outerHTML)"
+            )
+            assert (path, width, broken) == (path, width, [])
+
+
+def test_a_phone_shows_which_page_it_is(page: Page, lab: Lab) -> None:
+    """The row of pages is scrolled to the present one."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/", "/jobs", "/nodes", "/audit", "/settings"):
+        page.goto(lab.url + path)
+        expect(page.locator(".top nav [aria-current]")).to_be_in_viewport(ratio=0.9)
+
+
+def test_nodes_of_other_names_share_a_heading_and_equal_changes_a_link(page: Page, lab: Lab) -> None:
+    """A rack has more than one node; a job's changes are counted by action."""
+    page.goto(f"{lab.url}/nodes")
+    headings = page.locator("main h2").all_inner_texts()
+    assert [text.split()[0].lower() for text in headings[:2]] == ["node", "other"]
+    page.goto(f"{lab.url}/jobs")
+    changed = page.locator("#job-llm-3 td[data-name=Changed]")
+    expect(changed.get_by_role("link")).to_have_count(1)
+    expect(changed).to_have_text(re.compile(r"^job\.scale_lr \d+×\s*$"))
+
+
 def test_a_gpu_is_named_by_its_node_and_index_with_the_uuid_behind_it(page: Page, lab: Lab) -> None:
     """In every list and title; the UUID is what a pointer and the run's own page show."""
     uuid = busy_cluster.gpu_uuid("node-2", 3)

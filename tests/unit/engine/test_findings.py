@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from tests.support.findings import GPU, RULES, of_kernel, of_training, told
 from tests.unit.engine.finding_world import FindingWorld
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain.known_finding import JobPlace
-from trainmedic_server.domain.alert import AlertStatus, fingerprint
+from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.topology import ClusterTopology, Pod, Topology
 from trainmedic_server.engine import finding_alerts, node_watch

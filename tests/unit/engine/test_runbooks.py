@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.clocks import START
-from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
+from trainmedic_core.fingerprint import fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, NODE_SUSPECT, SOURCE
 from trainmedic_server.domain.proof import AlertProof, lacking
 from trainmedic_server.engine import verdict_alert

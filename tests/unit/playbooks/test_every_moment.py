@@ -20,6 +20,7 @@ import yaml
 
 from tests.unit.playbooks.site import Site, SiteBus, SiteCluster, SiteMetrics, SiteNotifier
 from trainmedic_core import yaml_files
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_core.target import TargetKind
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
@@ -28,7 +29,7 @@ from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import changes, inventory
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep

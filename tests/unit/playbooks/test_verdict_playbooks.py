@@ -7,11 +7,12 @@ from itertools import product
 import pytest
 
 from tests.unit.playbooks.test_shipped_playbooks import FILES
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
-from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.engine import verdict_alert

@@ -51,6 +51,9 @@ def test_the_key_of_a_gpu_within_a_text_becomes_its_name() -> None:
     assert targets.shortened(f"another run holds {KEY} until 12:20", third) == (
         "another run holds node-2 · GPU 3 until 12:20"
     )
+    assert (
+        targets.shortened(f"Lower the limit of GPU {UUID} on node-2?", third) == "Lower the limit of GPU 3 on node-2?"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from tests.support import busy_cluster
 from tests.support.api_world import World
 from tests.support.clocks import START
 from trainmedic_server.ports.metric_history import MetricSeries, Points
+from trainmedic_server.ports.outside import Presence
 
 HTML = {"accept": "text/html"}
 PLACES = (
@@ -128,6 +130,44 @@ async def test_a_jobs_page_draws_what_prometheus_knows_and_says_what_is_missing(
     assert len(curves["curves"][0]["points"]) <= 121
     assert 'job_name="llm-3"' in world.metric_history.asked[0]
     assert node.count("2 °C") == 1
+
+
+async def test_without_prometheus_the_pictures_are_of_what_jobs_and_agents_reported() -> None:
+    """With the source and its first report on the page, in the API too."""
+    world = World(is_stored=True)
+    await busy_cluster.arrange(world)
+    for minute in range(30):
+        world.bus.present = [_reporting(minute), _cooling(minute)]
+        await world.reported.look()
+    async with world.client() as client:
+        page = (await client.get("/jobs/llm-3?whole=1", headers=HTML)).text
+        node = (await client.get("/nodes/node-1?whole=1", headers=HTML)).text
+        curves = (await client.get("/jobs/llm-3/curves")).json()
+        readings = (await client.get("/agents/node-1/readings")).json()
+    assert page.count('class="picture"') == 3
+    assert "Reported by the job since 11:30:00" in page
+    assert "Prometheus is not used: no Prometheus is set (--prometheus-url)" in page
+    assert "Lost is what it did since the checkpoint of step 20" in page
+    assert (curves["source"], curves["reported_since"]) == ("reports", "2026-01-31T11:30:00Z")
+    assert "Reported by its agent since 11:30:00" in node
+    assert "61 °C" in node
+    assert "temperature: 61 to 90 °C" in node
+    assert [each["name"] for each in readings["gpus"][0]["curves"]] == ["temperature", "power limit"]
+
+
+def _reporting(minute: int) -> Presence:
+    at = START - timedelta(minutes=30 - minute)
+    checkpoint = {"step": 20, "at": "2026-01-31T11:40:00Z"}
+    figures = {"losses": {"median": 3 - minute / 30}, "learning_rate": 1e-4, "tokens_per_second": 9000.0 + minute}
+    return Presence("llm-3", at, {"step": 10 * minute, "checkpoint": checkpoint, **figures})
+
+
+def _cooling(minute: int) -> Presence:
+    uuid = busy_cluster.gpu_uuid("node-1", 0)
+    gpus = [{"index": 0, "uuid": uuid, "power_limit_watts": 700 if minute < 10 else 560}]
+    readings = [{"uuid": uuid, "temperature_celsius": 90 - minute, "utilization_percent": 99}]
+    at = START - timedelta(minutes=30 - minute)
+    return Presence("node-1", at, {"gpus": gpus, "gpu_readings": readings})
 
 
 async def test_curves_begin_and_end_where_they_are_asked_for(client: httpx.AsyncClient) -> None:

@@ -12,10 +12,11 @@ from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.support.findings import of_training
 from tests.unit.engine.finding_world import FindingWorld
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.api.own_alerts import OwnAlerts
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.engine import verdict_alert
 from trainmedic_server.engine.runbooks import Runbooks
 

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from tests.support.api_world import alert, payload
 from tests.support.clocks import START
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_server.api.payload import PROBLEMS_REPORTED, delivery
 from trainmedic_server.api.schemas import PAYLOAD_EXAMPLE, AlertmanagerPayload
-from trainmedic_server.domain.alert import AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.alert import AlertStatus, Delivery
 from trainmedic_server.errors import PayloadError
 
 

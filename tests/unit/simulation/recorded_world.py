@@ -10,12 +10,13 @@ from typing import Any
 from msgspec import Struct
 
 from tests.unit.simulation.actions import SimulatedActions
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.api import received_alerts, views
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.library import StaticCatalog
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.service import Engine

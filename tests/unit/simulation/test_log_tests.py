@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic_logs.simulation import log_suite
+from trainmedic_logs.simulation.test_results import FileResult
 from trainmedic_server.actions import registry
 from trainmedic_server.simulation import suite
 
@@ -28,13 +30,13 @@ steps: [{action: notify, with: {message: "{{ annotations.ranks }}"}}]
 """
 
 
-def run(folder: Path, tests: str, rules: str = RULE) -> suite.FileResult:
+def run(folder: Path, tests: str, rules: str = RULE) -> FileResult:
     (folder / "a.yaml").write_text(rules)
     (folder / "a_test.yaml").write_text(tests)
     return suite.run_file(folder / "a_test.yaml", registry.specs_only())
 
 
-def complaints(result: suite.FileResult) -> list[str]:
+def complaints(result: FileResult) -> list[str]:
     told = [*result.problems, *(failure for test in result.results for failure in test.failures)]
     return [f"{problem.line}:{problem.column}: {problem.message}" for problem in told]
 
@@ -45,6 +47,77 @@ def test_the_tests_of_the_shipped_rules_pass(path: Path) -> None:
     result = suite.run_file(path, registry.specs_only())
     assert complaints(result) == []
     assert result.results
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_they_pass_without_a_server_too(path: Path) -> None:
+    """What playbooks do is left out, and said so."""
+    result = log_suite.run_file(path)
+    assert complaints(result) == []
+    assert [each.name for each in result.results] == [
+        each.name for each in suite.run_file(path, registry.specs_only()).results
+    ]
+    skipped = [problem.message for problem in log_suite.beyond_logs(path)]
+    assert all("not tested here; trainmedic-server tests it" in message for message in skipped)
+
+
+TOLD = """
+tests:
+  - name: wrong on purpose
+    job: {name: llm-1, nodes: {node-1: [0-3], node-2: [4-7]}, fails: 3m}
+    lines:
+      - {source: training, rank: [0-7], text: out of memory on GPU 3}
+      - {at: 30s, source: training, rank: 1, text: out of memory on GPU 3}
+      - {at: 20m, source: training, rank: 2, text: out of memory on GPU 4}
+      - {at: 21m, source: training, node: node-9, rank: 3, text: out of memory on GPU 5}
+      - {at: 22m, source: training, rank: 5, text: all is well}
+    expect:
+      - {at: 10s, findings: [{rule: oom, count: 9, ranks: 0-8, over: true}], alerts: [{name: Other}]}
+      - {at: 5m, findings: [], alerts: [{name: OutOfMemory, labels: {gpu_index: "4"}, over: true}]}
+      - {findings: [{rule: oom, target: "gpu:x/1", role: cascade, fields: {gpu: "9"}}], verdict: {cause: hang, node: n}}
+"""
+
+
+CONFIRMED = RULE.replace("until: 1m", "confirm: {by: [fell], within: 2m}").replace(
+    "---\nplaybook",
+    """---
+log_rule: fell
+source: kernel
+contains: ["fell off"]
+role: root
+cause: gpu
+match: ['fell off']
+ends: 'came back'
+alert: {name: Fell, summary: "on {{ target.node }}", until: ends}
+---
+playbook""",
+)
+LATER = """
+tests:
+  - name: wrong on purpose
+    job: {name: llm-1, nodes: {node-1: [0-3], node-2: [4-7]}}
+    lines:
+      - {source: training, rank: [0, 5], text: out of memory on GPU 3}
+      - {at: 1m, source: kernel, node: node-1, text: GPU fell off, times: 3}
+      - {at: 2m, source: kernel, node: node-1, text: GPU came back}
+      - {at: 3m, source: kernel, node: node-1, text: GPU fell off}
+      - {at: 30m, source: training, rank: 0, text: out of memory on GPU 3}
+    expect:
+      - {at: 30s, findings: [], alerts: [{name: None}]}
+      - {at: 90s, findings: [], alerts: [{name: None}, {name: None}, {name: None}]}
+      - {at: 150s, findings: [], alerts: [{name: OutOfMemory, over: true}, {name: Fell, summary: none, over: false}]}
+      - {findings: [], alerts: []}
+    end: 50m
+"""
+
+
+@pytest.mark.parametrize(("tests", "rules"), [(TOLD, RULE), (LATER, CONFIRMED)], ids=["merged", "confirmed"])
+def test_without_a_server_findings_and_alerts_are_the_same(tmp_path: Path, tests: str, rules: str) -> None:
+    """Merged, confirmed and ended alike: each complaint has the same place and words."""
+    with_server = complaints(run(tmp_path, tests, rules))
+    alone = complaints(log_suite.run_file(tmp_path / "a_test.yaml"))
+    assert len(alone) >= 4
+    assert alone == with_server
 
 
 def test_lines_lead_to_what_a_playbook_does(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from textwrap import indent
 import pytest
 
 from tests.unit.simulation.actions import PLAYBOOK, SimulatedActions
-from trainmedic_server.simulation import report, suite
-from trainmedic_server.simulation.suite import FileResult
+from trainmedic_logs.simulation import test_results
+from trainmedic_logs.simulation.test_results import FileResult
+from trainmedic_server.simulation import suite
 
 HOT = "{labels: {alertname: Hot, node: n1, runbook: r}}"
 Run = Callable[..., FileResult]
@@ -251,7 +252,7 @@ def test_the_report_reads_like_a_test_runners(run: Run) -> None:
     """A line for each file, the failures, the sum."""
     good = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect: {{decisions: [started]}}\n"))
     bad = run(one(f"alerts: [{{alert: {HOT}}}]\nexpect: {{decisions: []}}\n"))
-    lines = list(report.results([good, bad], verbose=True))
+    lines = list(test_results.results([good, bad], verbose=True))
     assert lines[0].startswith("ok   ")
     assert lines[1] == "  ok   t"
     assert lines[2].startswith("FAIL ")

@@ -8,6 +8,10 @@ const here = () => location.pathname + location.search;
 /** Announce a text to screen readers. */
 const say = (/** @type {string} */ text) => { const said = $("#said"); if (said) said.textContent = text; };
 
+// On a narrow screen the row of pages is scrolled: show the present one.
+const tab = $(".top nav [aria-current]");
+if (tab) tab.parentElement.scrollLeft = tab.offsetLeft - (tab.parentElement.clientWidth - tab.offsetWidth) / 2;
+
 // -- ages ---------------------------------------------------------------------------------------------------------
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 function age(/** @type {number} */ seconds) {

@@ -94,9 +94,11 @@ def test_what_cannot_be_read_takes_nothing_else_down(driver: Driver, gpus: NvmlG
 def test_a_presence_is_told_even_when_a_gpu_does_not_answer(driver: Driver, gpus: NvmlGpus) -> None:
     """With the reason in its place."""
     driver.fail("nvmlDeviceGetPowerManagementLimit", standin.NOT_SUPPORTED, gpu=0)
-    told = presence(gpus)["gpus"]
+    whole = presence(gpus)
+    told = whole["gpus"]
     assert "does not support this" in told[0]["problem"]
     assert told[1]["power_limit_watts"] == 700
+    assert [each["uuid"] for each in whole["gpu_readings"]] == [SECOND]
 
 
 def test_a_presence_tells_the_pods_on_each_gpu(driver: Driver, gpus: NvmlGpus) -> None:

@@ -1,0 +1,56 @@
+"""``trainmedic now``: nothing is cut, and acts without an undo are no changes that stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainmedic_server.cli import now
+
+AT = "2026-01-31T12:00:00Z"
+RUN = {"run_id": "019b76da-a800-7000-9cd2-736bad6fbc45", "playbook": "p", "target": "job:llm-1"}
+QUESTION = f"May the job llm-1 go back {'to the checkpoint of step 187 ' * 8}now?"
+
+
+def change(action: str, *, is_reversible: bool) -> dict[str, Any]:
+    times = {"since": AT, "latest": None, "lease_seconds": None, "undo_error": None}
+    values = {"before": None, "after": None, "params": {"factor": 0.5}, "is_certain": True}
+    return {**RUN, **times, **values, "action": action, "is_reversible": is_reversible, "given_back": "when A resolves"}
+
+
+STANDING = {
+    "at": AT,
+    "mode": "enforce",
+    "paused": [],
+    "breaker": {"open": False, "reason": None},
+    "approvals": [
+        {**RUN, "question": QUESTION, "until": None, "gpus": None, "nodes": [], "asked_at": AT, "steps": []},
+    ],
+    "changed": [change("job.scale_lr", is_reversible=True), change("job.rollback", is_reversible=False)],
+    "changed_since": AT,
+    "running": [],
+    "lost": [],
+    "last_hour": {"decisions": {}},
+    "counts": {"open": {}, "owing": 0, "left_out": 0},
+}
+
+
+def test_a_long_question_is_wrapped_to_the_terminal() -> None:
+    """Each part is within the width, and all words are there."""
+    parts = [part for line in now.lines(STANDING) for part in now._wrapped(line, 60)]
+    assert max(map(len, parts)) <= 60
+    whole = " ".join(" ".join(parts).split())
+    assert QUESTION in whole
+    assert "…" not in whole
+    begun = next(place for place, part in enumerate(parts) if "May the job" in part)
+    assert parts[begun + 1].startswith("      ")
+
+
+def test_acts_without_an_undo_are_listed_apart() -> None:
+    """What cannot be reverted does not stand until it is."""
+    text = "\n".join(now.lines(STANDING))
+    changes, acts = text.split("Active changes (1)")[1].split("Done, without an undo (1)")
+    assert "job.scale_lr" in changes
+    assert "back when A resolves" in changes
+    assert "job.rollback" not in changes
+    assert "job.rollback factor=0.5" in acts
+    assert "back" not in acts.split("\n")[1].replace("rollback", "")
