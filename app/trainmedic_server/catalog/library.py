@@ -278,7 +278,6 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
 
 
 def _same_names(places: Iterable[FragmentPlace]) -> Iterator[FileProblem]:
-    """Yield a problem for each fragment whose name another file of its folder has."""
     first: dict[tuple[Path, str], FragmentPlace] = {}
     for place in sorted(places, key=lambda place: place.source):
         other = first.setdefault((Path(place.source).parent, place.name), place)
