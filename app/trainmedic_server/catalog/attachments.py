@@ -91,7 +91,6 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
 
 
 def with_texts(document: YamlDocument, key: str, texts: Mapping[str, str]) -> str | FileProblem:
-    """Return the document's text with the mapping `key` of texts."""
     margin = " " * (document.marks[()].column - 1)
     first = document.text.splitlines()[0] if document.text else ""
     if document.value and first.lstrip().startswith("{"):

@@ -93,7 +93,6 @@ class YamlPlaybook(Struct, frozen=True):
     identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: QuotedQuery | None = None
     remembers: Mapping[str, timedelta] | None = None
-    """Windows of ``runs.count``. None if ``runs`` is not used."""
     uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)
     """By step of a fragment."""
 

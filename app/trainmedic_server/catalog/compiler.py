@@ -67,7 +67,6 @@ def compile_document(
     allowance: Allowance | None = None,
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
-    """`uses` are those of fragments, whose steps the document already has."""
     document = written_steps.with_limited(document)
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
@@ -530,7 +529,6 @@ class _Compilation:
         return None if wrong else made
 
     def _remember(self, tree: SyntaxTree) -> list[str]:
-        """Note what the tree reads of earlier runs. Return its errors."""
         windows, wrong = memory_check.windows(tree)
         if windows is not None:
             self._windows = {**(self._windows or {}), **windows}

@@ -348,7 +348,6 @@ def _of_limited(path: DocumentPath, kind: str, value: Any) -> str | None:
 
 
 def of_fragment(path: DocumentPath, kind: str, value: Any) -> str | None:
-    """As `of_fault`, for a fragment."""
     if kind == "extra_forbidden" and len(path) == 1:
         return FRAGMENT.get(str(path[0]))
     if path == ("inputs",) or (len(path) == 2 and path[0] == "inputs"):
@@ -357,7 +356,6 @@ def of_fragment(path: DocumentPath, kind: str, value: Any) -> str | None:
 
 
 def of_use(path: DocumentPath, kind: str, value: Any) -> str | None:
-    """As `of_fault`, for a step that uses a fragment."""
     if kind == "extra_forbidden" and len(path) == 1:
         return USE.get(str(path[0]), "a use takes id and with; write others at the fragment's steps")
     if path == ("use",):

@@ -30,20 +30,15 @@ _V = TypeVar("_V")
 
 
 class Use(Struct, frozen=True):
-    """A fragment's steps in a playbook."""
-
     id: str
     fragment: str
     phase: str
     first: int
     """Index of its first step in the expanded list."""
     ids: tuple[str, ...]
-    """Of its steps, within the fragment."""
     place: DocumentPath
-    """Of its values, in the expanded document."""
     declared: Mapping[str, inputs.Input]
     values: Mapping[str, Any]
-    """May contain templates over the playbook's names."""
 
     def covers(self, index: int) -> bool:
         return self.first <= index < self.first + len(self.ids)
@@ -61,13 +56,11 @@ class Expanded(Struct, frozen=True):
 
 
 class FragmentFolders:
-    """Fragments by folder, each read once."""
-
     def __init__(self) -> None:
         self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
 
     def named_in(self, text: str, path: Path) -> _Fragments:
-        """Return the fragments of other files in its folder that a file's text names."""
+        """Return fragments of the folder's other files."""
         if not _USES.search(text):
             return {}
         documents, _ = yaml_text.read(text, str(path))
@@ -102,7 +95,6 @@ def is_fragment(document: YamlDocument) -> bool:
 
 
 def in_documents(documents: Sequence[YamlDocument]) -> dict[str, YamlDocument]:
-    """Return the first fragment of each name."""
     by_name: dict[str, YamlDocument] = {}
     for document in documents:
         if is_fragment(document) and isinstance(document.value[KEY], str):
@@ -116,7 +108,7 @@ def places(text: str, source: str) -> tuple[FragmentPlace, ...]:
 
 
 def check(document: YamlDocument, of_file: _Fragments) -> list[FileProblem]:
-    """Return the problems of a fragment's form. Its steps are checked where they are used."""
+    """Return problems of form. Steps are checked where they are used."""
     first = of_file.get(str(document.value[KEY]), document)
     if first is not document:
         line = first.marks[()].line
@@ -143,7 +135,7 @@ def _form(document: YamlDocument) -> Fragment | list[FileProblem]:
 
 
 def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FileProblem]:
-    """Put the fragments' steps in the place of each ``use``, and their texts into the playbook's."""
+    """Insert the steps and the texts of fragments."""
     raw = document.value
     if not isinstance(raw, dict) or not any(_named(document)):
         return Expanded(document)
@@ -170,7 +162,6 @@ def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FilePr
 
 
 def _inserted(document: YamlDocument, texts: Any) -> _Fragments:
-    """Return the fragments in a stored playbook's text."""
     entries = texts.items() if isinstance(texts, dict) else ()
     by_name: dict[str, YamlDocument] = {}
     for name, text in entries:
@@ -293,7 +284,7 @@ class _Expansion:
 
 
 class _Entries:
-    """Positions by the first two parts of their path, so that many steps are copied in little time."""
+    """Positions by the first two parts of their path."""
 
     def __init__(self, document: YamlDocument) -> None:
         self.marks = _by_entry(document.marks)
@@ -322,7 +313,6 @@ def _faults_of_use(document: YamlDocument, here: DocumentPath, entry: Mapping[st
 
 
 def _faults_of_values(declared: Mapping[str, inputs.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (name, message). A template's value is read when the step begins."""
     rendered = {name for name, value in values.items() if name in declared and is_template(value)}
     rest = {name: spec for name, spec in declared.items() if name not in rendered}
     constants = {name: value for name, value in values.items() if name not in rendered}

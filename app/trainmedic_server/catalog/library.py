@@ -297,7 +297,6 @@ def _without_cycles(
 
 
 def _same_names(places: Iterable[FragmentPlace]) -> Iterator[FileProblem]:
-    """Yield a problem for each fragment whose name another file of its folder has."""
     first: dict[tuple[Path, str], FragmentPlace] = {}
     for place in sorted(places, key=lambda place: place.source):
         other = first.setdefault((Path(place.source).parent, place.name), place)

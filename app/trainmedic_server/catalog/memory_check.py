@@ -39,7 +39,6 @@ def windows(tree: SyntaxTree) -> tuple[Mapping[str, timedelta] | None, list[str]
 
 
 def _window(call: nodes.Call) -> tuple[str, timedelta] | str:
-    """Return the window as written and its length, or the error."""
     if len(call.args) != 1 or call.kwargs:
         return f"runs.count takes one time; {_EXAMPLE}"
     argument = call.args[0]

@@ -13,14 +13,13 @@ from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, default_id
 
 
 def lists(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each phase with its written list."""
     yield from ((phase, raw.get(phase)) for phase in PHASES)
     guards = raw.get("guards")
     yield ON_LIMITED, (guards.get(ON_LIMITED) if isinstance(guards, dict) else None)
 
 
 def with_limited(document: YamlDocument) -> YamlDocument:
-    """Return the document with the positions of ``guards.on_limited`` also as those of a phase."""
+    """Add the positions of ``guards.on_limited`` as those of a phase."""
     place: DocumentPath = ("guards", ON_LIMITED)
     if place not in document.marks:
         return document

@@ -1,4 +1,4 @@
-"""Models of fragments, lists of steps that several playbooks use, and of the step that uses one."""
+"""Models of fragments and of the step that uses one."""
 
 from __future__ import annotations
 

@@ -81,7 +81,6 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
 
 
 def wrong_defaults(declared: Mapping[str, Input]) -> Iterator[tuple[str, str]]:
-    """Yield (name, message)."""
     for name, spec in declared.items():
         if spec.default is not None:
             if spec.required:

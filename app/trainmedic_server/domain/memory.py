@@ -1,4 +1,4 @@
-"""What a run knows of its playbook's earlier runs on its target. Pure."""
+"""Memory of a run: its playbook's earlier runs on its target."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NONE: Mapping[str, Any] = dict.fromkeys(LAST)
 
 
 class RunMemory(Struct, frozen=True):
-    """Earlier runs that began a changing step, as of the run's admission. Persisted with it."""
+    """Earlier runs that began a changing step, as of the admission."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     """By window, as written."""

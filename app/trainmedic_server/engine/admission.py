@@ -59,7 +59,7 @@ class AdmissionFacts(Struct):
     memories: dict[Key, RunMemory] = field(default_factory=dict)
     """Of playbooks that use ``runs``."""
     limited: dict[str, set[str]] = field(default_factory=dict)
-    """By playbook: targets for which ``on_limited`` has begun within the time of ``max_runs``."""
+    """Targets by playbook, as `Transaction.limited_since`."""
     nodes_taken: set[str] = field(default_factory=set)
     """Nodes that runs may be about to take out of service."""
 
@@ -289,7 +289,7 @@ class Admitter:
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _tells_of_limit(self, candidate: Candidate, decision: Decision) -> bool:
-        """Return whether ``on_limited`` runs for this refusal: once within the time of ``max_runs``."""
+        """Return whether ``on_limited`` runs for this refusal."""
         playbook, rules = candidate.playbook.definition, candidate.playbook.definition.guards
         if decision is not Decision.RATE_LIMITED or not rules.on_limited or self._by_hand is not None:
             return False
@@ -303,7 +303,7 @@ class Admitter:
         return self._candidate(record, candidate, list(self._facts.linked.get(record.identity, ())))
 
     def _is_due_again(self, candidate: Candidate, acted: Sequence[LinkedRun]) -> bool:
-        """Return whether ``again`` asks for a further run after these, which have acted on the alert."""
+        """Return whether a further run is due after `acted`."""
         due = guards.again_at(candidate.playbook.definition.guards.again, acted)
         return due is not None and due <= self._now
 

@@ -73,7 +73,6 @@ def read(
 
 
 def _memories(tx: Transaction, candidates: Sequence[Candidate], ago: Ago) -> dict[Key, RunMemory]:
-    """Read what the playbooks that use ``runs`` know of their targets."""
     using: dict[str, CompiledPlaybook] = {}
     targets: dict[str, set[str]] = {}
     for candidate in candidates:

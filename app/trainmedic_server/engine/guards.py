@@ -75,7 +75,7 @@ _MAY_BE_TRIED_AGAIN = frozenset({Status.SUCCEEDED, Status.FAILED})
 
 
 def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None:
-    """Return when a further run on an alert is due after these, which acted on it. None for never."""
+    """Return when a further run is due; None for never."""
     last = acted[-1]
     if again is None or last.status not in _MAY_BE_TRIED_AGAIN or last.ended_at is None:
         return None

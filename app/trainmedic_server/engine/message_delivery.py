@@ -271,7 +271,6 @@ class MessageDelivery:
 
 
 def _summaries(tx: Transaction, run_ids: Collection[str]) -> Mapping[str, str]:
-    """Return the summary of each run's first alert, where it has one."""
     alerts = tx.alerts_of(run_ids) if run_ids else {}
     return {
         run_id: records[0].alert.annotations.get("summary", "").strip() for run_id, records in alerts.items() if records

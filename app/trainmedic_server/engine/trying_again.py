@@ -1,6 +1,4 @@
-"""Further runs while an alert still fires (``guards.again``). What is due follows from the stored runs, so a restart
-forgets none.
-"""
+"""Further runs while an alert still fires (``guards.again``), as the stored runs make them due."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ class RepeatedRuns:
         self._services = services
         self._on_admitted = on_admitted
         self._next: datetime | None = None
-        """Earliest time at which a run will be due, as far as known."""
 
     async def run(self) -> None:
         """Look until cancelled, but not at once: the start is busy."""
@@ -51,7 +48,7 @@ class RepeatedRuns:
         return (again for each in self._playbooks() if (again := each.definition.guards.again) is not None)
 
     async def look(self) -> None:
-        """Start the runs that are due and that the guards allow. Raises StoreUnavailable."""
+        """Raises StoreUnavailable."""
         playbooks, store = self._playbooks(), self._services.store
         self._next = None
         if not playbooks:
@@ -96,7 +93,7 @@ class RepeatedRuns:
         now, ago, topology = services.clock.now(), services.timeline.by_clock(), services.topology()
         delivery = Delivery("", now, "again", "", "", (record.alert,))
         prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
-        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology)
+        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology, services.catalog)
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         if admitting.try_again(record, candidate).decision is Decision.DUPLICATE:
             return None
@@ -107,8 +104,8 @@ class RepeatedRuns:
         return changes
 
     def _candidate(self, record: AlertRecord, playbook: CompiledPlaybook) -> Candidate | None:
-        """Return None if the playbook of now does not react to the alert, or its target is not known any more."""
         if record.alert.status is not AlertStatus.FIRING or not playbook.match(record.alert).matched:
             return None
-        target = playbook.target_of(record.alert, self._services.topology())
-        return Candidate(playbook, target) if isinstance(target, Target) else None
+        topology = self._services.topology()
+        target = playbook.target_of(record.alert, topology)
+        return Candidate.of(playbook, target, topology) if isinstance(target, Target) else None

@@ -36,7 +36,7 @@ class LinkedRun(Struct, frozen=True):
     """A `Decision`, or one of a later release."""
     ended_at: datetime | None = None
     is_again: bool = False
-    """True if the server started it because its alert still fired after an earlier one."""
+    """True if ``again`` started it."""
 
 
 class GuardFacts(Struct, frozen=True):

@@ -47,7 +47,7 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
 
 
 def _unused(library: Library) -> Iterator[FileProblem]:
-    """Yield a hint for each fragment that no playbook of its folder uses. None if a file could not be loaded."""
+    """Yield a hint for each unused fragment, if all files are loaded."""
     used = {
         (Path(playbook.source).parent, use.fragment) for playbook in library.all() for use in playbook.uses.values()
     }
