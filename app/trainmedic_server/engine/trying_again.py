@@ -108,4 +108,5 @@ class RepeatedRuns:
             return None
         topology = self._services.topology()
         target = playbook.target_of(record.alert, topology)
-        return Candidate.of(playbook, target, topology) if isinstance(target, Target) else None
+        candidate = Candidate.of(playbook, target, topology)
+        return candidate if isinstance(candidate.target, Target) else None
