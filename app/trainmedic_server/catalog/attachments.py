@@ -5,7 +5,7 @@ keeps its manifest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from trainmedic_core import yaml_files, yaml_text
 from trainmedic_core.problems import DocumentPath as Place
 from trainmedic_core.problems import FileProblem
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.domain.playbook import PHASES
+from trainmedic_server.domain.playbook import PHASES, place_of
 
 PARAMETER = "template"
 MANIFEST = "manifest"
@@ -24,12 +24,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
 
 
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
-    raw = document.value if isinstance(document.value, dict) else {}
     for phase in PHASES:
-        for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
+        for index, entry in enumerate(written_steps(document.value, phase)):
             params = entry.get("with") if isinstance(entry, dict) else None
             if isinstance(params, dict) and isinstance(params.get(PARAMETER), str):
-                yield (phase, index, "with", PARAMETER), params[PARAMETER]
+                yield (*place_of(phase), index, "with", PARAMETER), params[PARAMETER]
+
+
+def written_steps(raw: Any, phase: str) -> Sequence[Any]:
+    """Return a phase's steps as written; empty if there is no list."""
+    for key in place_of(phase):
+        raw = raw.get(key) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, list) else ()
 
 
 def paths(document: YamlDocument) -> list[Path]:

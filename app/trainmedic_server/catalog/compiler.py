@@ -19,7 +19,7 @@ from trainmedic_core.allowance import Allowance, TooLarge
 from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
-from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
+from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean, path_text
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import attachments, cures, definition_check, matchers, quoted_query, scope_check
@@ -30,6 +30,7 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.inputs import InputType
 from trainmedic_server.domain.playbook import (
     APPROVAL,
+    CHECK,
     MOST_MATCHERS,
     MOST_STEPS,
     PHASES,
@@ -39,6 +40,7 @@ from trainmedic_server.domain.playbook import (
     TargetParts,
     UndoTrigger,
     default_id,
+    place_of,
 )
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXTS, Shape
@@ -211,24 +213,25 @@ class _Compilation:
         entries = [
             (phase, index, entry, _id_of(entry, index, phase))
             for phase in PHASES
-            for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
+            for index, entry in enumerate(attachments.written_steps(raw, phase)[:MOST_STEPS])
         ]
         ids = [step_id for *_, step_id in entries]
         outputs: dict[str, Mapping[str, Shape]] = {}
         for position, (phase, index, entry, step_id) in enumerate(entries):
             if not isinstance(entry, dict):
                 continue
+            place: DocumentPath = (*place_of(phase), index)
             if step_id == APPROVAL:
-                self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
+                self._problem((*place, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
-                self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            seen = (phase,) if self._is_group else ("steps", phase)
+                self._problem((*place, "id"), f"the id {step_id!r} is used by an earlier step")
+            seen = (phase,) if phase in ("steps", CHECK) else (CHECK if self._is_group else "steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
             names = self._visible(_names_for(kind), kind, before, outputs, later)
             outputs[step_id] = _outputs(entry, self.actions, kind)
-            yield (phase, index), self._step(entry, (phase, index), step_id, names)
+            yield (phase, index), self._step(entry, place, step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         text = written.get("message") if isinstance(written, dict) else None
@@ -293,7 +296,7 @@ class _Compilation:
         if action.harmful or getattr(action, "leaves_results", False):
             does = "changes something" if action.harmful else "leaves a result each time"
             self._problem((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
-        kind = self._kind_in(str(path[0]))
+        kind = self._kind_in(_phase_at(path))
         inside = replace(names, names=(*names.names, scope_check.OUTPUT), output=_outputs(entry, self.actions, kind))
         return replace(step, until=self._expression(entry.get("until"), (*path, "until"), inside))
 
@@ -337,7 +340,7 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        phase = str(path[0])
+        phase = _phase_at(path)
         kind = self._kind_in(phase)
         if kind is TargetKind.GROUP and action.harmful:
             message = (
@@ -382,7 +385,7 @@ class _Compilation:
     def _expression(self, text: Any, path: DocumentPath, names: VisibleNames) -> Expression | None:
         if not isinstance(text, str) or not text:
             return None
-        name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path[0]}[{path[1]}]"
+        name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path_text(_step_place(path))}"
         made = self._compiled(text, path, names, name, template_syntax.parse_expression)
         assert made is None or isinstance(made, Expression)
         return made
@@ -470,6 +473,16 @@ def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | i
     return not any(
         fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
     )
+
+
+def _step_place(path: DocumentPath) -> DocumentPath:
+    """Return the part of a path that names a step."""
+    end = next((place for place, part in enumerate(path) if isinstance(part, int)), 0)
+    return path[: end + 1]
+
+
+def _phase_at(path: DocumentPath) -> str:
+    return str(_step_place(path)[-2])
 
 
 def _mapping(written: Any) -> Mapping[Any, Any]:

@@ -23,6 +23,7 @@ from trainmedic_server.domain.playbook import (
     UndoTrigger,
     UntilStep,
     WaitStep,
+    place_of,
 )
 from trainmedic_server.ports.playbooks import Step
 
@@ -35,17 +36,21 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     yield from _alertnames(definition)
     yield from _durations(definition)
     for phase in PHASES:
-        yield from _waits_during_silence(phase, getattr(definition, phase))
+        yield from _waits_during_silence(place_of(phase), definition.phase(phase))
     yield from _group(definition)
     yield from _manual(definition)
-    for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            yield from _waits((phase, index), step)
+    for place, step in _steps(definition):
+        yield from _waits(place, step)
     yield from _question(("approval",), ("approval",), definition.approval)
+    for place, step in _steps(definition):
+        if isinstance(step, ApproveStep):
+            yield from _question((*place, "approve"), place, step.question, step)
+
+
+def _steps(definition: Playbook) -> Iterator[tuple[DocumentPath, Step]]:
     for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            if isinstance(step, ApproveStep):
-                yield from _question((phase, index, "approve"), (phase, index), step.question, step)
+        for index, step in enumerate(definition.phase(phase)):
+            yield (*place_of(phase), index), step
 
 
 def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
@@ -56,7 +61,7 @@ def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
             yield path, f"on.alert: {shown(name)} is compared as it is, not as a pattern; write a list of names"
 
 
-def _waits_during_silence(phase: str, steps: Sequence[Step]) -> Iterator[tuple[DocumentPath, str]]:
+def _waits_during_silence(place: DocumentPath, steps: Sequence[Step]) -> Iterator[tuple[DocumentPath, str]]:
     """Alertmanager reports no end of a silenced alert, so a shorter wait always times out."""
     silence: timedelta | None = None
     for index, step in enumerate(steps):
@@ -66,7 +71,7 @@ def _waits_during_silence(phase: str, steps: Sequence[Step]) -> Iterator[tuple[D
             silence = None
         elif isinstance(step, WaitStep) and silence and step.timeout is not None and step.timeout <= silence:
             yield (
-                (phase, index, "wait_for"),
+                (*place, index, "wait_for"),
                 f"wait_for: always times out: an earlier step silences the alert for {duration.write(silence)}, "
                 "and its end is not reported during that time; wait before the silence, or longer",
             )
@@ -106,7 +111,8 @@ def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
         if isinstance(step, ApproveStep):
             yield (
                 ("steps", index, "approve"),
-                "approve: the members of a group do not ask; with mode: approve, a person approves the whole list once",
+                "approve: the members of a group do not ask; with mode: approve, a person approves the whole list "
+                "once; to ask between batches, use rollout.check",
             )
 
 
@@ -121,24 +127,22 @@ def _manual(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
                 yield ("on", "manual", "inputs", name, "default"), "default: a required input has none"
             for _, message in inputs.read({name: spec}, {}).problems:
                 yield ("on", "manual", "inputs", name, "default"), f"default: {message}"
-    for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            if isinstance(step, WaitStep):
-                yield (phase, index, "wait_for"), "wait_for: resolved needs an alert, and people start this playbook"
-            if isinstance(step, ActionStep) and step.undo_trigger is UndoTrigger.ON_RESOLVE:
-                message = "undo: on_resolve needs an alert, and people start this playbook; use on_failure or never"
-                yield (phase, index, "undo"), message
+    for place, step in _steps(definition):
+        if isinstance(step, WaitStep):
+            yield (*place, "wait_for"), "wait_for: resolved needs an alert, and people start this playbook"
+        if isinstance(step, ActionStep) and step.undo_trigger is UndoTrigger.ON_RESOLVE:
+            message = "undo: on_resolve needs an alert, and people start this playbook; use on_failure or never"
+            yield (*place, "undo"), message
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     limits: list[tuple[DocumentPath, timedelta | None]] = []
     if definition.guards.max_runs is not None:
         limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
-    for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            limits.append(((phase, index, "timeout"), step.timeout))
-            if isinstance(step, ApproveStep):
-                limits += _times((phase, index, "approve"), step.question)
+    for place, step in _steps(definition):
+        limits.append(((*place, "timeout"), step.timeout))
+        if isinstance(step, ApproveStep):
+            limits += _times((*place, "approve"), step.question)
     if definition.guards.queue is not None:
         limits.append((("guards", "queue"), definition.guards.queue))
         if definition.guards.max_concurrent is None:

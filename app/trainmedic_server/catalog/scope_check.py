@@ -40,7 +40,7 @@ _TARGET = {
     TargetKind.CLUSTER: ("kind", "key"),
     TargetKind.GROUP: ("kind", "key"),
 }
-_GROUP = ("total", "succeeded", "failed", "skipped", "not_begun")
+_GROUP = ("total", "succeeded", "failed", "skipped", "not_begun", "batch")
 
 
 class VisibleNames(Struct, frozen=True):

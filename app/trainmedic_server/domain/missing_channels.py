@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Playbook
+from trainmedic_server.domain.playbook import PHASES, ActionStep, ApproveStep, Playbook
 
 _SHOWN = 5
 
@@ -27,7 +27,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
     """Yield the channels of its steps: an empty text for all channels, or for one that only a run determines."""
-    for step in chain(playbook.steps, playbook.on_success, playbook.on_failure):
+    for step in chain.from_iterable(map(playbook.phase, PHASES)):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))
         elif isinstance(step, ApproveStep):

@@ -15,7 +15,7 @@ from trainmedic_server.domain import selectors, target_resolution
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.playbook import Guards, Mode, Playbook
+from trainmedic_server.domain.playbook import PHASES, Guards, Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
@@ -194,9 +194,15 @@ def _reacting(
         return explanation
     facts = guard_facts.get(candidate.key, GuardFacts()) if context.is_live else None
     members = _members(target, context.topology)
-    steps = forecast.step_plans(
-        playbook, context.actions, alert, members[0] if members else target, mode, context.now, context.verdicts
-    )
+    given = playbook, context.actions, alert
+    parts: list[tuple[Target, Sequence[str]]] = [(target, PHASES)]
+    if members:
+        parts = [(members[0], step_sequence.MEMBER_PHASES), (target, step_sequence.PARENT_PHASES)]
+    steps = [
+        step
+        for of, phases in parts
+        for step in forecast.step_plans(*given, of, mode, context.now, context.verdicts, phases)
+    ]
     return replace(
         explanation,
         target=target.key,
@@ -207,7 +213,7 @@ def _reacting(
             *_guards(definition.guards, facts, context.ago),
             *windows.sentences(definition.windows),
         ),
-        steps=tuple(step for step in steps if not members or step.phase in step_sequence.MEMBER_PHASES),
+        steps=tuple(steps),
     )
 
 

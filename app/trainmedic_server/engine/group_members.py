@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from trainmedic_core.target import Target
 from trainmedic_server import errors
-from trainmedic_server.domain import approval, group_events, places, selectors
+from trainmedic_server.domain import approval, group_events, selectors
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import EventKind
 from trainmedic_server.domain.group import SHOWN
@@ -16,7 +16,7 @@ from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.selectors import Selection
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission_facts, group_plan, guards, rollout
+from trainmedic_server.engine import admission_facts, group_plan, guards
 from trainmedic_server.engine.admission import AdmissionFacts, Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.engine_services import EngineServices
@@ -50,12 +50,7 @@ async def start(
 ) -> StartedMembers:
     """Start members in one transaction. None starts after a cancellation or the end of the alert."""
     topology = services.topology()
-    settings = playbook.definition.rollout or rollout.DEFAULTS
-
-    def is_busy(key: str) -> bool:
-        return bool(places.jobs_of(Target.of_key(key), topology))
-
-    keys = rollout.chosen(settings, progress.left(), order.count, parent.id, is_busy)
+    keys = group_plan.chosen(group_plan.settings(playbook), progress, order.count, parent.id, topology)
     targets = [Target.of_key(key) for key in keys]
 
     def work(tx: Transaction) -> StartedMembers:
@@ -84,7 +79,7 @@ async def start(
         if not changes.runs:
             return StartedMembers(held=held)
         changes.write(tx, now)
-        tx.append([recorded(event, now, parent.id) for event in _events(progress, order.batch, changes.runs)])
+        tx.append([recorded(event, now, parent.id) for event in _events(parent, progress, order.batch, changes.runs)])
         return StartedMembers(changes, held)
 
     return await services.recorder.transact(work)
@@ -129,11 +124,11 @@ def _is_over(tx: Transaction, parent: str) -> bool:
     return OutsideState(tuple(tx.alerts_of([parent]).get(parent, ()))).resolved
 
 
-def _events(progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
-    """Return the end of the batch before and the start of this one, with the first of its members."""
+def _events(parent: Run, progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
+    """Return the end of the batch before, unless its check did, and the start of this one."""
     last = progress.last_batch
     if last == batch:
         return []
-    ended = [group_plan.batch_ended(progress, last)] if last is not None else []
+    ended = [group_plan.batch_ended(progress, last)] if last is not None and parent.batch != last else []
     shown = [run.target_key for run in runs[:SHOWN]]
     return [*ended, group_events.BatchStarted(batch + 1, len(runs), shown)]

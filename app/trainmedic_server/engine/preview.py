@@ -58,15 +58,20 @@ def steps_of_group(
     alerts: Sequence[Alert],
     actions: Actions,
     topology: Topology,
+    batch: int | None = None,
 ) -> tuple[StepAhead, ...]:
-    """Return the steps of a group's members, as the first one would run them, with the places of all."""
+    """Return the steps of these members of a group, as the first one would run them, with the places of all.
+
+    `batch` is the number of their batch, None for the whole list.
+    """
     targets = [Target.of_key(member) for member in members]
     states = step_sequence.initial_steps(playbook, ask_first=False, phases=step_sequence.MEMBER_PHASES)
     example = replace(run, target=targets[0], steps=states)
     names = scope.build(example, playbook, alerts, hindsight=False, verdicts=topology.verdicts)
     nodes = tuple(sorted(selectors.nodes_of(targets, topology)))
     gpus = selectors.gpus_of(targets, topology)
-    note = f"for each of {len(members)} members, list {group.digest(members)}; shown for {members[0]}"
+    which = f"list {group.digest(members)}" if batch is None else f"batch {batch}"
+    note = f"for each of {len(members)} members, {which}; shown for {members[0]}"
     ahead = _ahead(
         [state for state in states if state.kind == "action"], targets[0], playbook, names, actions, topology
     )

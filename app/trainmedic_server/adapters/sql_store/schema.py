@@ -82,7 +82,7 @@ runs = sa.Table(
     sa.Column("batch", sa.Integer),
 )
 """``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``parent``
-and ``batch`` are those of a group's member.
+and ``batch`` are as in `Run`.
 """
 
 groups = sa.Table(
