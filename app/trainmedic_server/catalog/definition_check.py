@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from trainmedic_core import duration
 from trainmedic_core.problems import DocumentPath, shown
+from trainmedic_core.target import TargetKind
 from trainmedic_server.domain import inputs, promql
 from trainmedic_server.domain.playbook import (
     PHASES,
@@ -105,6 +106,9 @@ def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
         if definition.rollout is not None:
             yield ("rollout",), "rollout: only for a group, such as target: {nodes: {pool: h100}}"
         return
+    limit = definition.rollout.max_unavailable if definition.rollout is not None else None
+    if limit is not None and definition.target_kind is TargetKind.JOB:
+        yield ("rollout", "max_unavailable"), "max_unavailable: counts nodes; a group of jobs has none"
     if definition.effect is not None:
         yield ("effect",), "effect: is not measured for a group"
     for index, step in enumerate(definition.steps):

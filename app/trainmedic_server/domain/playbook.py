@@ -219,6 +219,11 @@ class Rollout(_Model):
     order: Literal["idle_first", "name", "random"] = Field(
         "name", description="idle_first: members without a job first."
     )
+    max_unavailable: Share | None = Field(
+        None,
+        description="Unavailable nodes of the selected pool, beyond which no member starts. Percentages round down, to "
+        "1 at least; default: no limit.",
+    )
     check: tuple[Step, ...] = Field(
         (), max_length=MOST_STEPS, description="The parent's steps after each batch; the next one starts if they hold."
     )
@@ -232,6 +237,11 @@ class Rollout(_Model):
 
     def errors_allowed(self, members: int) -> int:
         return part_of(self.max_errors, members)
+
+    def unavailable_allowed(self, nodes: int) -> int:
+        most = self.max_unavailable
+        assert most is not None
+        return max(part_of(most, nodes), 1) if most else 0
 
 
 class RateLimit(_Model):

@@ -96,6 +96,13 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
     return selection
 
 
+def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
+    """Return the nodes that a selector of nodes or GPUs selects now. Refused if a source does not answer."""
+    if not (topology.agents_answer and topology.cluster.answers):
+        return Unresolved("target_unknown", "a source of the topology does not answer")
+    return _nodes(selector, topology)
+
+
 def vanished(member: Target, topology: Topology) -> str | None:
     """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
     if not (topology.agents_answer and topology.cluster.answers):

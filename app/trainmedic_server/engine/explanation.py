@@ -20,8 +20,9 @@ from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import forecast, matching, rollout, step_sequence, windows
+from trainmedic_server.engine import capacity, forecast, matching, rollout, step_sequence, windows
 from trainmedic_server.engine.admission import AdmissionFacts, Admitter
+from trainmedic_server.engine.capacity import Capacity
 from trainmedic_server.engine.forecast import StepPlan
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.actions import Actions
@@ -208,7 +209,7 @@ def _reacting(
         target=target.key,
         waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
         guards=(
-            *_rollout(definition, members),
+            *_rollout(definition, target, members, context.topology),
             *_observed(playbook, members, admitter),
             *_guards(definition.guards, facts, context.ago),
             *windows.sentences(definition.windows),
@@ -234,7 +235,7 @@ def _observed(playbook: CompiledPlaybook, members: Sequence[Target], admitter: A
     return (f"only observed: {shown}{f' and {more} more' if more > 0 else ''}",)
 
 
-def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]:
+def _rollout(definition: Playbook, target: Target, members: Sequence[Target], topology: Topology) -> tuple[str, ...]:
     """Return sentences on a group's list and batches; the steps are shown for its first member."""
     if not members:
         return ()
@@ -247,7 +248,16 @@ def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]
         f"members: {total}: {shown}{f' and {more} more' if more > 0 else ''}; the steps are those of the first",
         f"rollout: batches of {batches}{', …' if sum(sizes) < total else ''}; "
         f"at most {settings.errors_allowed(total)} may fail",
+        *_unavailable(capacity.of(settings, target, members, topology, {})),
     )
+
+
+def _unavailable(known: Capacity | str | None) -> Iterator[str]:
+    """Yield a sentence on ``max_unavailable``, without Slurm, which is asked when members start."""
+    if isinstance(known, str):
+        yield f"max_unavailable: {known}"
+    elif known is not None:
+        yield f"max_unavailable: {known}{f' ({known.reasons})' if known.out else ''}"
 
 
 def _reason_of(decision: Decision, run_id: str | None) -> str:

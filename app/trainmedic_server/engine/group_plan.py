@@ -66,7 +66,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
         return _held(draft, outside, windows.opens_at(draft.playbook.definition.windows, draft.now))
     held = draft.outside.breaker or group.held
     if held:
-        return _held(draft, held, draft.now + TRY_AGAIN)
+        return _held(draft, held, group.tries_again or draft.now + TRY_AGAIN)
     _wait(draft)
     return then
 
@@ -74,10 +74,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
 def _step_of_check(
     draft: RunDraft, group: GroupProgress, then: StartMembers | WaitForMembers | RolloutOver
 ) -> StepState | None:
-    """Return the next step of the check after the last batch. None if the check holds, or none is due.
-
-    `Run.batch` is the batch whose check the states are of.
-    """
+    """Return the next step of the check after the last batch. None if it holds, or none is due."""
     last, states = group.last_batch, [state for state in draft.run.steps if state.phase == CHECK]
     if last is None or not states or not group.filled(last):
         return None
@@ -94,7 +91,7 @@ def _step_of_check(
 
 
 def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
-    """Return the message of a run that a failed step ends. That of a check tells how far the rollout came."""
+    """Return the message of a run that a step ends, for a check with the counts."""
     if broken.phase != CHECK or draft.run.batch is None:
         return why
     return f"{why}; {_of(draft).counts}"
@@ -140,9 +137,12 @@ def _wait(draft: RunDraft) -> None:
 
 
 def _held(draft: RunDraft, why: str, until: datetime) -> Wait:
+    """Wait, and record the reason unless it is the group's own members."""
     draft.set_status(Status.WAITING, MEMBERS)
-    message = f"no further member starts: {why}"
+    is_own = _of(draft).waits_for_own and why == _of(draft).held
+    message = f"{'its members are at work' if is_own else 'no further member starts'}: {why}"
     if draft.run.message != message:
         draft.run = replace(draft.run, message=message)
-        draft.add_event(group_events.RolloutHeld(why))
+        if not is_own:
+            draft.add_event(group_events.RolloutHeld(why))
     return Wait(until)

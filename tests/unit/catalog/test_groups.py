@@ -64,7 +64,11 @@ def test_selectors_load(target: str, kind: TargetKind) -> None:
         (BASE + "rollout: {serial: 1.5}", "must be a whole number from 1, or a percentage"),
         (BASE + "rollout: {serial: 120%}", "is no percentage over 0% to 100%"),
         (BASE + "rollout: {max_errors: few}", "must be a whole number from 0, or a percentage"),
-        (BASE + "rollout: {max_unavailable: 1}", "unknown key 'max_unavailable'"),
+        (BASE + "rollout: {max_unavailable: few}", "must be a whole number from 0, or a percentage"),
+        (
+            with_target("{jobs: all}") + "rollout: {max_unavailable: 1}",
+            "max_unavailable: counts nodes; a group of jobs has none",
+        ),
         (BASE + "rollout: {order: idle}", "rollout.order"),
         (BASE + "  - {approve: sure?}", "with mode: approve, a person approves the whole list once"),
         (BASE + "on_failure: [{action: test.other}]", "belongs to its parent run, which cannot"),
