@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
+
 from tests.unit.engine.test_groups import CAP, LARGE, RACK, members, placed
-from tests.unit.engine.world import World
+from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.run import OrderKind, Status
+from trainmedic_server.engine.admission_changes import ByHand
+from trainmedic_server.ports.actions import Call
 
 MakeWorld = Callable[..., World]
 FITS = "{id: fits, wait_for: {action: test.look, every: 5s}, timeout: 1m}"
@@ -210,3 +214,59 @@ async def test_explain_and_the_question_ahead_show_the_check(world: MakeWorld) -
         ("check", "fits", "runs"),
         ("check", "check-2", "undetermined"),
     ]
+
+
+RETURNS = """
+playbook: rack
+on: {alert: PDU}
+target: {nodes: {rack: "{{ labels.rack }}"}}
+rollout: {serial: 4, max_errors: 1, check: [{id: calm, wait_for: {action: test.calm, every: 5s}, timeout: 20s}]}
+steps:
+  - {id: out, action: test.cap}
+  - {id: fit, wait_for: {action: test.look, every: 5s}, timeout: 20s}
+  - {id: back, action: test.uncap}
+"""
+
+
+class Calm(Scripted):
+    name = "test.calm"
+    harmful = False
+
+
+@pytest.mark.parametrize("end", ["calm", "errors", "check", "resolved", "cancelled", "restarted", "retried"])
+async def test_no_undo_returns_a_node_whose_check_failed(world: MakeWorld, end: str) -> None:
+    """Whatever ends the run: the rollout itself, too many errors, the group's check, the alert, a person, a restart."""
+    at = world(RETURNS, inventory=RACK, more=[Calm], **LARGE)
+    await at.engine.start()
+    unfit = {"node:n1", "node:n3"} if end == "errors" else {"node:n2"}
+
+    async def look(call: Call) -> dict[str, object]:
+        if call.target.key in unfit:
+            raise errors.PermanentFailure("a GPU is missing")
+        return {}
+
+    at.actions["look"].perform = look  # type: ignore[method-assign]
+    at.actions["calm"].outcomes.extend([errors.PermanentFailure("no")] * (20 if end == "check" else 0))
+    alert = at.alert("PDU", rack="r1")
+    await at.post(alert)
+    await at.pass_time(15)
+    parent = await at.run()
+    if end == "resolved":
+        await at.resolve(alert)
+    if end == "cancelled":
+        await at.engine.order(parent.id, OrderKind.CANCEL, "ann")
+    if end == "restarted":
+        await at.restart(after=10)
+    await at.pass_time(120)
+    if end == "retried":
+        await at.engine.retry(parent.id, ByHand("ann"))
+        await at.pass_time(120)
+    await at.resolve(alert)
+    await at.pass_time(600)
+    runs = await at.runs()
+    assert not any(run.is_open or run.owes_undo for run in runs)
+    returned = {call.target.key for call in at.actions["uncap"].calls}
+    drained = {call.target.key for call in at.actions["cap"].calls}
+    assert drained - returned == unfit
+    ended = {"errors": "failed", "check": "failed", "cancelled": "cancelled"}.get(end, "succeeded")
+    assert str(runs[0].status) == ended
