@@ -161,7 +161,15 @@ def _node(node: Object) -> ClusterNode:
         node["metadata"]["name"],
         tuple(str(entry["address"]) for entry in addresses if entry.get("address")),
         _attributes(node["metadata"].get("labels") or {}),
+        _why_unavailable(node),
     )
+
+
+def _why_unavailable(node: Object) -> str:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    is_ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+    is_cordoned = bool((node.get("spec") or {}).get("unschedulable"))
+    return ", ".join(name for name, holds in (("cordoned", is_cordoned), ("not ready", not is_ready)) if holds)
 
 
 def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:

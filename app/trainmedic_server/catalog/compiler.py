@@ -20,7 +20,7 @@ from trainmedic_core.allowance import Allowance, TooLarge
 from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
-from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
+from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean, entry_of, path_text
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import (
@@ -41,6 +41,8 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.inputs import InputType
 from trainmedic_server.domain.playbook import (
     APPROVAL,
+    CHECK,
+    EVERY_PHASE,
     MOST_MATCHERS,
     MOST_STEPS,
     ON_LIMITED,
@@ -50,12 +52,15 @@ from trainmedic_server.domain.playbook import (
     Playbook,
     TargetParts,
     UndoTrigger,
+    place_of,
 )
 from trainmedic_server.domain.playbook_target import JOBS, ON_NODE
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
+_ALONE = ("steps", CHECK, ON_LIMITED)
+"""Phases whose steps see no other phase's."""
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
 """Keys with text for people, in which a ``#3`` is hardly a comment."""
 
@@ -68,7 +73,6 @@ def compile_document(
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
     """`uses` are those of fragments, whose steps the document already has."""
-    document = written_steps.with_limited(document)
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -239,19 +243,20 @@ class _Compilation:
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
         entries = [
             (phase, index, entry, written_steps.id_of(entry, index, phase))
-            for phase, listed in written_steps.lists(raw)
-            for index, entry in enumerate(listed[:MOST_STEPS] if isinstance(listed, list) else ())
+            for phase in EVERY_PHASE
+            for index, entry in enumerate(written_steps.of(raw, phase)[:MOST_STEPS])
         ]
         ids = [step_id for *_, step_id in entries]
         outputs: dict[str, Mapping[str, Shape]] = {}
         for position, (phase, index, entry, step_id) in enumerate(entries):
             if not isinstance(entry, dict):
                 continue
+            place: DocumentPath = (*place_of(phase), index)
             if step_id == APPROVAL:
-                self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
+                self._problem((*place, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
-                self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            seen = (phase,) if self._is_group or phase == ON_LIMITED else ("steps", phase)
+                self._problem((*place, "id"), f"the id {step_id!r} is used by an earlier step")
+            seen = (phase,) if phase in _ALONE else (CHECK if self._is_group else "steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
@@ -260,8 +265,8 @@ class _Compilation:
             use = next((use for use in self.uses if use.phase == phase and use.covers(index)), None)
             if use is not None:
                 names = self._inside(use, index, names, outputs)
-            step = self._step(entry, (phase, index), step_id, names)
-            is_merged = (phase, index) in self._on_jobs
+            step = self._step(entry, place, step_id, names)
+            is_merged = place in self._on_jobs
             outputs[step_id] = {} if is_merged else _outputs(entry, self.actions, kind)
             yield (phase, index), step
 
@@ -350,7 +355,7 @@ class _Compilation:
         if action.harmful or getattr(action, "leaves_results", False):
             does = "changes something" if action.harmful else "leaves a result each time"
             self._problem((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
-        kind = self._kind_in(str(path[0]))
+        kind = self._kind_in(_phase_at(path))
         inside = replace(names, names=(*names.names, scope_check.OUTPUT), output=_outputs(entry, self.actions, kind))
         return replace(step, until=self._expression(entry.get("until"), (*path, "until"), inside))
 
@@ -395,7 +400,7 @@ class _Compilation:
 
     def _choose_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
         """Note a step on jobs."""
-        kind, written = self._kind_in(str(path[0])), entry.get("target")
+        kind, written = self._kind_in(_phase_at(path)), entry.get("target")
         if kind is None:
             return
         if not self._has_jobs or kind is TargetKind.GROUP:
@@ -421,18 +426,18 @@ class _Compilation:
         if not self._has_jobs:
             return definition
         chosen: dict[str, Any] = {}
-        for phase in PHASES:
+        for phase in ("steps", "on_success", "on_failure"):  # the others are never on jobs
             chosen[phase] = tuple(
                 step.model_copy(update={"target": JOBS if (phase, index) in self._on_jobs else None})
                 if isinstance(step, ActionStep)
                 else step
-                for index, step in enumerate(getattr(definition, phase))
+                for index, step in enumerate(definition.phase(phase))
             )
         return definition.model_copy(update=chosen)
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        phase = str(path[0])
-        kind = TargetKind.JOB if path[:2] in self._on_jobs else self._kind_in(phase)
+        phase = _phase_at(path)
+        kind = TargetKind.JOB if path in self._on_jobs else self._kind_in(phase)
         if kind is TargetKind.GROUP and action.harmful:
             message = (
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
@@ -444,7 +449,7 @@ class _Compilation:
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
-        elif path[:2] in self._on_jobs and isinstance(action, MultiNodeAction):
+        elif path in self._on_jobs and isinstance(action, MultiNodeAction):
             self._problem((*path, "action"), f"action {action.name} works on the nodes of one job, not on several jobs")
         is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not _has_own_undo(entry)
         if is_asked and not can_be_undone(action):
@@ -481,7 +486,7 @@ class _Compilation:
     def _expression(self, text: Any, path: DocumentPath, names: VisibleNames) -> Expression | None:
         if not isinstance(text, str) or not text:
             return None
-        name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path[0]}[{path[1]}]"
+        name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path_text(entry_of(path))}"
         made = self._compiled(text, path, names, name, template_syntax.parse_expression)
         assert made is None or isinstance(made, Expression)
         return made
@@ -571,6 +576,10 @@ def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | i
     return not any(
         fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
     )
+
+
+def _phase_at(path: DocumentPath) -> str:
+    return str(entry_of(path)[-2])
 
 
 def _mapping(written: Any) -> Mapping[Any, Any]:

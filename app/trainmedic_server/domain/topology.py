@@ -33,6 +33,8 @@ class ClusterNode(Struct, frozen=True):
     addresses: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)
     """For selectors of groups, such as ``pool`` and ``rack``."""
+    unavailable: str = ""
+    """Why nothing new starts on it, such as ``cordoned``; empty if it may."""
 
 
 class Pod(Struct, frozen=True):

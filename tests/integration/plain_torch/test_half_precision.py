@@ -43,9 +43,7 @@ class Course:
 
     def train(self, act: Any = None, act_at: int = LEFT, spoiled_at: int = 0) -> None:
         """``act`` is called once, after step ``act_at``; the loss of batch ``spoiled_at`` is not finite."""
-        batches = 0
-        for inputs, targets in self.run.batches(steps=STEPS):
-            batches += 1
+        for batches, (inputs, targets) in enumerate(self.run.batches(steps=STEPS), 1):
             with self.run.step() as step:
                 with torch.autocast("cpu", torch.float16):
                     loss = nn.functional.cross_entropy(self.model(inputs), targets)
