@@ -31,6 +31,7 @@ from trainmedic_server.catalog import (
     memory_check,
     quoted_query,
     scope_check,
+    written_actions,
     written_steps,
 )
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, CompiledUse, YamlPlaybook
@@ -267,7 +268,7 @@ class _Compilation:
                 names = self._inside(use, index, names, outputs)
             step = self._step(entry, place, step_id, names)
             is_merged = place in self._on_jobs
-            outputs[step_id] = {} if is_merged else _outputs(entry, self.actions, kind)
+            outputs[step_id] = {} if is_merged else written_actions.outputs_of(entry, self.actions, kind)
             yield (phase, index), step
 
     def _inside(
@@ -321,15 +322,15 @@ class _Compilation:
         step = self._call(action, raw, (*path, "with"), CompiledStep(step_id, when), names)
         if action is not None:
             self._suits(action, entry, path)
-            self.problems = _with_misplaced(self.problems, action, entry, self.document, path)
-            if _has_own_undo(entry):
+            self.problems = written_actions.with_misplaced(self.problems, action, entry, self.document, path)
+            if written_actions.has_own_undo(entry):
                 step = replace(step, undo=self._own_undo(entry["undo"], action, path, step_id, names))
         return step
 
     def _own_undo(
         self, written: Mapping[str, Any], action: type[Action], path: DocumentPath, step_id: str, names: VisibleNames
     ) -> CompiledStep:
-        if can_be_undone(action):
+        if written_actions.can_be_undone(action):
             self._problem((*path, "undo"), f"undo: {action.name} has its own undo; write on_resolve or on_failure")
         output = value_types.of_outputs(getattr(action, "outputs", ()))
         names = replace(names, names=(*names.names, scope_check.OUTPUT), output=output)
@@ -356,13 +357,17 @@ class _Compilation:
             does = "changes something" if action.harmful else "leaves a result each time"
             self._problem((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
         kind = self._kind_in(_phase_at(path))
-        inside = replace(names, names=(*names.names, scope_check.OUTPUT), output=_outputs(entry, self.actions, kind))
+        inside = replace(
+            names,
+            names=(*names.names, scope_check.OUTPUT),
+            output=written_actions.outputs_of(entry, self.actions, kind),
+        )
         return replace(step, until=self._expression(entry.get("until"), (*path, "until"), inside))
 
     def _action(self, name: str, path: DocumentPath) -> type[Action] | None:
         action = self.actions.action_class(name)
         if action is None:
-            hint = did_you_mean(name, self.actions.names()) or _of_prefix(name, self.actions)
+            hint = did_you_mean(name, self.actions.names()) or written_actions.of_prefix(name, self.actions)
             self._problem((*path, "action"), f"there is no action {name!r}{hint}")
         return action
 
@@ -437,7 +442,7 @@ class _Compilation:
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
         phase = _phase_at(path)
-        kind = TargetKind.JOB if path in self._on_jobs else self._kind_in(phase)
+        kind = TargetKind.JOB if entry_of(path) in self._on_jobs else self._kind_in(phase)
         if kind is TargetKind.GROUP and action.harmful:
             message = (
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
@@ -449,10 +454,10 @@ class _Compilation:
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
-        elif path in self._on_jobs and isinstance(action, MultiNodeAction):
+        elif entry_of(path) in self._on_jobs and isinstance(action, MultiNodeAction):
             self._problem((*path, "action"), f"action {action.name} works on the nodes of one job, not on several jobs")
-        is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not _has_own_undo(entry)
-        if is_asked and not can_be_undone(action):
+        is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not written_actions.has_own_undo(entry)
+        if is_asked and not written_actions.can_be_undone(action):
             own = "write how: undo: {when: on_resolve, action: NAME, with: {…}}"
             self._problem((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
 
@@ -471,7 +476,9 @@ class _Compilation:
             )
             # A rendered number is written out where text is required.
             faults = [
-                fault for fault in wrong if _is_final(fault, templates if fault.type == "string_type" else unknown)
+                fault
+                for fault in wrong
+                if written_actions.is_final(fault, templates if fault.type == "string_type" else unknown)
             ]
             self.problems.extend(model_errors.problems(self.document, place, faults))
         if isinstance(action, TemplateChecked) and (templates or not faults):
@@ -545,19 +552,6 @@ class _Compilation:
         self.problems.append(self.document.problem(path, message))
 
 
-def can_be_undone(action: type[Action]) -> bool:
-    """Return False if the class declares ``def inverse(...) -> None``. ``Inverse | None`` is decided for each use."""
-    returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
-    return returned is not None and returned != "None"
-
-
-def _of_prefix(name: str, actions: Actions) -> str:
-    """Return the actions with the same first word, or those whose last word is the name."""
-    first = name.partition(".")[0]
-    near = [each for each in actions.names() if first in (each.partition(".")[0], each.rpartition(".")[2])]
-    return f"; there are {', '.join(near)}" if near else "; 'trainmedic playbook schema' and docs/reference list them"
-
-
 def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
     if isinstance(value, dict):
         for key, each in value.items():
@@ -567,15 +561,6 @@ def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]
             yield from _texts(each, (*path, index))
     elif isinstance(value, str):
         yield path, value
-
-
-def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
-    """Return whether rendering cannot fix the fault."""
-    if fault.type in ("missing", "extra_forbidden"):
-        return True
-    return not any(
-        fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
-    )
 
 
 def _phase_at(path: DocumentPath) -> str:
@@ -591,11 +576,6 @@ def _of_input(kind: Any) -> Shape:
     return kinds.get(kind, TEXT)
 
 
-def _has_own_undo(entry: Mapping[str, Any]) -> bool:
-    undo = entry.get("undo")
-    return isinstance(undo, dict) and isinstance(undo.get("action"), str)
-
-
 def _names_output(text: str) -> bool:
     """Return whether a template uses ``output``."""
     if not evaluation.is_template(text):
@@ -609,33 +589,3 @@ def _names_output(text: str) -> bool:
 
 def _names_for(kind: TargetKind | None) -> tuple[str, ...]:
     return GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES
-
-
-def _outputs(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:
-    """Return the types in the output of a step. Empty if unknown, as for a job's nodes, whose outputs are merged."""
-    polled = _mapping(_mapping(entry).get("wait_for"))
-    name = PROMETHEUS_QUERY if "query" in polled else {**_mapping(entry), **polled}.get("action")
-    action = actions.action_class(name) if isinstance(name, str) else None
-    outputs: Collection[str] = getattr(action, "outputs", ())
-    if kind in (None, TargetKind.JOB) and (isinstance(action, MultiNodeAction) or not isinstance(outputs, Mapping)):
-        return {}
-    return value_types.of_outputs(outputs)
-
-
-def _with_misplaced(
-    problems: list[FileProblem],
-    action: type[Action],
-    entry: Mapping[str, Any],
-    document: YamlDocument,
-    path: DocumentPath,
-) -> list[FileProblem]:
-    for key in entry:
-        if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
-            misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)
-            problems = [*(each for each in problems if not _is_of_key(each, misplaced, key)), misplaced]
-    return problems
-
-
-def _is_of_key(problem: FileProblem, at: FileProblem, key: str) -> bool:
-    is_there = (problem.line, problem.column) == (at.line, at.column)
-    return is_there and problem.message.startswith(f"unknown key {key!r}")

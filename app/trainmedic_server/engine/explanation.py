@@ -21,7 +21,8 @@ from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import capacity, forecast, matching, rollout, step_sequence, windows
-from trainmedic_server.engine.admission import AdmissionFacts, Admitter
+from trainmedic_server.engine.admission import Admitter
+from trainmedic_server.engine.admission_facts import AdmissionFacts
 from trainmedic_server.engine.capacity import Capacity
 from trainmedic_server.engine.forecast import StepPlan
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery

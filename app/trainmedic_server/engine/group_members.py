@@ -18,8 +18,9 @@ from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.selectors import Selection
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, capacity, group_plan, guards
-from trainmedic_server.engine.admission import AdmissionFacts, Admitter
+from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges
+from trainmedic_server.engine.admission_facts import AdmissionFacts
 from trainmedic_server.engine.capacity import Capacity
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.matching import Candidate
