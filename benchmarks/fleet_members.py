@@ -14,7 +14,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -120,17 +120,25 @@ class Member(asyncio.Protocol):
         self._go_on()
 
     def _carry_out(self, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
+        command = self._command_of(fields)
+        self._reply(command, envelope.ACCEPTED, {})
+        self._reply(command, envelope.APPLIED, _OUTPUT)
+        self._take_off(entry)
+
+    def _command_of(self, fields: Mapping[bytes, bytes]) -> envelope.Command:
         raw = envelope.body_of(fields, b"command")
         verify(raw, fields.get(b"signature"), KEY.encode())
-        command = envelope.Command.decode(raw)
-        outputs: Sequence[tuple[str, Any]] = ((envelope.ACCEPTED, {}), (envelope.APPLIED, _OUTPUT))
+        return envelope.Command.decode(raw)
+
+    def _reply(self, command: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
         rank = None if self._kind == "node" else 0
-        for status, output in outputs:
-            said = {self._kind: self._name}
-            reply = envelope.Reply(command.id, self._name, status, rank, output, datetime.now(UTC), **said)
-            signed = {b"reply": reply.encode(), **_SIGNER.fields(reply.encode())}
-            flat = [part for field in signed.items() for part in field]
-            self._ask(packed("XADD", envelope.REPLIES, "MAXLEN", "~", 100_000, "*", *flat), _must_be_taken)
+        said = {self._kind: self._name}
+        reply = envelope.Reply(command.id, self._name, status, rank, output, datetime.now(UTC), **said)
+        signed = {b"reply": reply.encode(), **_SIGNER.fields(reply.encode())}
+        flat = [part for field in signed.items() for part in field]
+        self._ask(packed("XADD", envelope.REPLIES, "MAXLEN", "~", 100_000, "*", *flat), _must_be_taken)
+
+    def _take_off(self, entry: bytes) -> None:
         self._ask(packed("XACK", self._stream, CONSUMER_GROUP, entry), _must_be_taken)
         self._ask(packed("XDEL", self._stream, entry), _must_be_taken)
 
@@ -140,7 +148,7 @@ def _must_be_taken(answer: Any) -> None:
         raise SystemExit(f"Redis refuses: {answer}")
 
 
-def agent(number: int) -> Member:
+def agent(number: int, make: type[Member] = Member) -> Member:
     name = f"node-{number}"
     instance = envelope.new_id()
     cards = [
@@ -155,7 +163,7 @@ def agent(number: int) -> Member:
     ]
     said = {"node": name, "host": name, "pid": 1, "version": "0.1.0", "instance": instance, "policy": "none"}
     said |= {"actions": ["node.facts", "gpu.power_limit"], "gpus": cards, "driver": "570.1"}  # type: ignore[dict-item]
-    return Member("node", name, 10.0, lambda: said)
+    return make("node", name, 10.0, lambda: said)
 
 
 def job(number: int, ranks: int) -> Member:

@@ -42,6 +42,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "frozen_values": ("frozen_values",),
     "playbooks_many": ("playbooks_many",),
     "groups": ("groups",),
+    "group_agents": ("group_agents",),
     "history_page": ("history_page",),
     "finding_to_alert": ("finding_to_alert",),
     "log_rules": ("log_rules",),

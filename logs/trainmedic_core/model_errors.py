@@ -168,7 +168,7 @@ def _shape_of_branch(label: str) -> str:
 def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]) -> str:
     kind, loc, value = detail["type"], detail["loc"], detail.get("input")
     context = detail.get("ctx", {})
-    is_of_step = len(loc) == 4 and loc[0] in tagged and loc[-1] in _STEP_KINDS
+    is_of_step = len(loc) >= 4 and loc[-4] in tagged and loc[-1] in _STEP_KINDS
     if is_of_step and kind in ("missing", "extra_forbidden"):
         return f"a step has exactly one of {', '.join(_STEP_KINDS)}"
     if kind == "missing":

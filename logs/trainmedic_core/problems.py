@@ -11,6 +11,12 @@ DocumentPath = tuple[str | int, ...]
 """Keys and indexes from a document's root."""
 
 
+def entry_of(path: DocumentPath) -> DocumentPath:
+    """Return the part of a path up to its first index, or its first key if it has none."""
+    end = next((place for place, part in enumerate(path) if isinstance(part, int)), 0)
+    return path[: end + 1]
+
+
 _LONGEST_MESSAGE = 1_000
 """Characters; a key can be as long as a file."""
 

@@ -27,7 +27,7 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from trainmedic_core.problems import DocumentPath, FileProblem, shown
+from trainmedic_core.problems import DocumentPath, FileProblem, entry_of, shown
 
 if not yaml.__with_libyaml__:
     raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml")
@@ -82,7 +82,8 @@ class YamlDocument(Struct, frozen=True):
         return FileProblem(mark.file or self.source, mark.line, mark.column, message + mark.note)
 
     def as_written(self, path: DocumentPath) -> DocumentPath:
-        return (*self.written.get(path[:2], path[:2]), *path[2:])
+        entry = entry_of(path)
+        return (*self.written.get(entry, entry), *path[len(entry) :])
 
     def _nearest(self, path: DocumentPath) -> TextPosition:
         while path not in self.marks:

@@ -624,6 +624,34 @@ async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: 
     assert await store.transact(lambda tx: tx.nodes_acted_on(at(12))) == set()
 
 
+async def test_nodes_at_work_are_those_of_open_runs_that_have_acted(store: SqlStore) -> None:
+    """Their targets, and what they touched; not of runs that wait, have closed, or only owe an undo."""
+    working = run(2, gpu(0, "a"), acted_at=at(2))
+    job = run(3, Target(TargetKind.JOB, job="llm"), acted_at=at(3))
+    over = closed(4, gpu(0, "over"), acted_at=at(4))
+    await keep(store, working, job, over, run(5, gpu(0, "waits")))
+    await store.transact(lambda tx: tx.touch_nodes(job.id, {"b", "c"}, at(4)))
+    await store.transact(lambda tx: tx.touch_nodes(over.id, {"d"}, at(4)))
+    assert await store.transact(lambda tx: tx.nodes_at_work()) == {"a", "b", "c"}
+    ended = replace(working, status=Status.SUCCEEDED, ended_at=at(9))
+    await store.transact(lambda tx: tx.save_runs([(ended, working)]))
+    assert await store.transact(lambda tx: tx.nodes_at_work()) == {"b", "c"}
+
+
+async def test_a_parents_check_is_kept_with_its_batch(store: SqlStore) -> None:
+    """Its steps stand before the last ones, whatever the order in which they are read."""
+    group = Target.of_key("nodes:rack=r1")
+    states = (step(0, "check"), step(1, "check"), step(0, "on_success"), step(0, "on_failure"))
+    parent = run(2, group, steps=states)
+    await keep(store, parent)
+    checked = replace(parent.with_step(replace(states[1], status=StepStatus.SUCCEEDED)), batch=3)
+    await store.transact(lambda tx: tx.save_runs([(checked, parent)]))
+    record = await store.record(parent.id)
+    assert record is not None
+    assert record.run.batch == 3
+    assert record.run.steps == checked.steps
+
+
 async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store: SqlStore) -> None:
     """A run that waited for its target until its alert was stale acted on no node."""
     one = run(5)

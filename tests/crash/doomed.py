@@ -53,5 +53,7 @@ def chosen(known: int, parts: int) -> Iterator[int]:
 
 
 def least(known: int, parts: int) -> int:
-    """How many boundaries must have been survived: two may lie behind the end of a run with fewer of them."""
-    return (known if WANTED == ALL else parts) - 2
+    """How many boundaries must have been survived: two, or a tenth, may lie behind the end of a run with fewer of them,
+    because commits of a busy moment share one."""
+    wanted = known if WANTED == ALL else parts
+    return min(wanted - 2, wanted * 9 // 10)

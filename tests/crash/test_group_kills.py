@@ -23,7 +23,7 @@ PLAYBOOK = """
 playbook: in-batches
 on: {alert: Power}
 target: {jobs: {name: ["llm-1", "llm-2", "llm-3", "llm-4"]}}
-rollout: {serial: [1, 2]}
+rollout: {serial: [1, 2], check: [{wait: 20ms}]}
 steps:
   - {id: slow, action: job.scale_lr, with: {factor: 0.5}, undo: on_resolve}
 """

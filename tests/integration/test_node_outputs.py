@@ -150,7 +150,7 @@ def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None
                 looked += 1
             if phase not in ("steps", "on_failure"):
                 continue
-            step = getattr(book.definition, phase)[index]
+            step = book.definition.phase(phase)[index]
             if f"steps.{facts}.output" in str(getattr(step, "with_", "")):
                 assert "?" not in str(book.params(phase, index, scope(book, facts, output)))
     assert looked

@@ -46,6 +46,29 @@ async def test_an_address_leads_to_its_node(world: World, cluster_watch: Kuberne
     assert nodes["192.0.2.10"] == nodes["2001:db8::7"] == node.name
 
 
+async def test_a_node_that_takes_nothing_new_is_unavailable(world: World, cluster_watch: KubernetesTopology) -> None:
+    """Whoever has cordoned it, and if its kubelet is silent."""
+    node = await world.node()
+
+    async def is_told(why: str) -> None:
+        await _until(
+            lambda: [each.unavailable for each in cluster_watch.topology().nodes if each.name == node.name] == [why]
+        )
+
+    async def says(status: str) -> None:
+        await world.cluster.patch(node, {"status": {"conditions": [{"type": "Ready", "status": status}]}}, "status")
+
+    await says("True")
+    await is_told("")
+    await world.cluster.patch(node, {"spec": {"unschedulable": True}})
+    await is_told("cordoned")
+    await says("Unknown")
+    await is_told("cordoned, not ready")
+    await world.cluster.patch(node, {"spec": {"unschedulable": None}})
+    await says("True")
+    await is_told("")
+
+
 async def test_a_pods_job_is_known_and_forgotten(world: World, cluster_watch: KubernetesTopology) -> None:
     """A JobSet's pod belongs to the JobSet, not to its inner Job; a pod that is gone belongs to nobody."""
     node = await world.node()

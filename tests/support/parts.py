@@ -99,6 +99,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/crash/test_drain_kill.py",
         "tests/crash/test_drain_outages.py",
         "tests/crash/test_finding_kills.py",
+        "tests/crash/test_group_of_agents.py",
         "tests/crash/test_kills_while_telling.py",
         "tests/crash/test_migration_kill.py",
         "tests/crash/test_power_kills.py",

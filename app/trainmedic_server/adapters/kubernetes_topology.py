@@ -167,11 +167,10 @@ def _node(node: Object) -> ClusterNode:
 
 def _why_unavailable(node: Object) -> str:
     """Return an empty text if new pods may start on the node."""
-    if (node.get("spec") or {}).get("unschedulable"):
-        return "cordoned"
     conditions = (node.get("status") or {}).get("conditions") or ()
     is_ready = all(each.get("status") == "True" for each in conditions if each.get("type") == "Ready")
-    return "" if is_ready else "not ready"
+    is_cordoned = bool((node.get("spec") or {}).get("unschedulable"))
+    return ", ".join(name for name, holds in (("cordoned", is_cordoned), ("not ready", not is_ready)) if holds)
 
 
 def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:

@@ -34,7 +34,7 @@ _BODY_BYTES = MIB
 
 
 class StepPlanView(View):
-    phase: str = Field(description="steps, on_success or on_failure.")
+    phase: str = Field(description="steps, check, on_success or on_failure.")
     id: str
     what: str
     verdict: StepForecast

@@ -145,7 +145,7 @@ class UndoView(View):
 
 
 class StepView(View):
-    phase: str = Field(description="approval, steps, on_success or on_failure.")
+    phase: str = Field(description="approval, steps, check, on_success or on_failure.")
     index: int
     id: str
     kind: str

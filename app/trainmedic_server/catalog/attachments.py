@@ -15,7 +15,8 @@ from trainmedic_core import yaml_files, yaml_text
 from trainmedic_core.problems import DocumentPath as Place
 from trainmedic_core.problems import FileProblem
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.domain.playbook import PHASES
+from trainmedic_server.catalog import written_steps
+from trainmedic_server.domain.playbook import EVERY_PHASE, place_of
 
 PARAMETER = "template"
 MANIFEST = "manifest"
@@ -24,12 +25,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
 
 
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
-    raw = document.value if isinstance(document.value, dict) else {}
-    for phase in PHASES:
-        for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
+    for phase in EVERY_PHASE:
+        for index, entry in enumerate(written_steps.of(document.value, phase)):
             params = entry.get("with") if isinstance(entry, dict) else None
             if isinstance(params, dict) and isinstance(params.get(PARAMETER), str):
-                yield (phase, index, "with", PARAMETER), params[PARAMETER]
+                yield (*place_of(phase), index, "with", PARAMETER), params[PARAMETER]
 
 
 def paths(document: YamlDocument) -> list[Path]:

@@ -20,7 +20,7 @@ from trainmedic_core.allowance import Allowance, TooLarge
 from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
-from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean
+from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean, entry_of, path_text
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import (
@@ -31,6 +31,7 @@ from trainmedic_server.catalog import (
     memory_check,
     quoted_query,
     scope_check,
+    written_actions,
     written_steps,
 )
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, CompiledUse, YamlPlaybook
@@ -41,6 +42,8 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.inputs import InputType
 from trainmedic_server.domain.playbook import (
     APPROVAL,
+    CHECK,
+    EVERY_PHASE,
     MOST_MATCHERS,
     MOST_STEPS,
     ON_LIMITED,
@@ -50,12 +53,15 @@ from trainmedic_server.domain.playbook import (
     Playbook,
     TargetParts,
     UndoTrigger,
+    place_of,
 )
 from trainmedic_server.domain.playbook_target import JOBS, ON_NODE
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
+_ALONE = ("steps", CHECK, ON_LIMITED)
+"""Phases whose steps see no other phase's."""
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
 """Keys with text for people, in which a ``#3`` is hardly a comment."""
 
@@ -67,7 +73,7 @@ def compile_document(
     allowance: Allowance | None = None,
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
-    document = written_steps.with_limited(document)
+    """`uses` are those of fragments, whose steps the document already has."""
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -238,19 +244,20 @@ class _Compilation:
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
         entries = [
             (phase, index, entry, written_steps.id_of(entry, index, phase))
-            for phase, listed in written_steps.lists(raw)
-            for index, entry in enumerate(listed[:MOST_STEPS] if isinstance(listed, list) else ())
+            for phase in EVERY_PHASE
+            for index, entry in enumerate(written_steps.of(raw, phase)[:MOST_STEPS])
         ]
         ids = [step_id for *_, step_id in entries]
         outputs: dict[str, Mapping[str, Shape]] = {}
         for position, (phase, index, entry, step_id) in enumerate(entries):
             if not isinstance(entry, dict):
                 continue
+            place: DocumentPath = (*place_of(phase), index)
             if step_id == APPROVAL:
-                self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
+                self._problem((*place, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
-                self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            seen = (phase,) if self._is_group or phase == ON_LIMITED else ("steps", phase)
+                self._problem((*place, "id"), f"the id {step_id!r} is used by an earlier step")
+            seen = (phase,) if phase in _ALONE else (CHECK if self._is_group else "steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
@@ -259,9 +266,9 @@ class _Compilation:
             use = next((use for use in self.uses if use.phase == phase and use.covers(index)), None)
             if use is not None:
                 names = self._inside(use, index, names, outputs)
-            step = self._step(entry, (phase, index), step_id, names)
-            is_merged = (phase, index) in self._on_jobs
-            outputs[step_id] = {} if is_merged else _outputs(entry, self.actions, kind)
+            step = self._step(entry, place, step_id, names)
+            is_merged = place in self._on_jobs
+            outputs[step_id] = {} if is_merged else written_actions.outputs_of(entry, self.actions, kind)
             yield (phase, index), step
 
     def _inside(
@@ -315,15 +322,15 @@ class _Compilation:
         step = self._call(action, raw, (*path, "with"), CompiledStep(step_id, when), names)
         if action is not None:
             self._suits(action, entry, path)
-            self.problems = _with_misplaced(self.problems, action, entry, self.document, path)
-            if _has_own_undo(entry):
+            self.problems = written_actions.with_misplaced(self.problems, action, entry, self.document, path)
+            if written_actions.has_own_undo(entry):
                 step = replace(step, undo=self._own_undo(entry["undo"], action, path, step_id, names))
         return step
 
     def _own_undo(
         self, written: Mapping[str, Any], action: type[Action], path: DocumentPath, step_id: str, names: VisibleNames
     ) -> CompiledStep:
-        if can_be_undone(action):
+        if written_actions.can_be_undone(action):
             self._problem((*path, "undo"), f"undo: {action.name} has its own undo; write on_resolve or on_failure")
         output = value_types.of_outputs(getattr(action, "outputs", ()))
         names = replace(names, names=(*names.names, scope_check.OUTPUT), output=output)
@@ -349,14 +356,18 @@ class _Compilation:
         if action.harmful or getattr(action, "leaves_results", False):
             does = "changes something" if action.harmful else "leaves a result each time"
             self._problem((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
-        kind = self._kind_in(str(path[0]))
-        inside = replace(names, names=(*names.names, scope_check.OUTPUT), output=_outputs(entry, self.actions, kind))
+        kind = self._kind_in(_phase_at(path))
+        inside = replace(
+            names,
+            names=(*names.names, scope_check.OUTPUT),
+            output=written_actions.outputs_of(entry, self.actions, kind),
+        )
         return replace(step, until=self._expression(entry.get("until"), (*path, "until"), inside))
 
     def _action(self, name: str, path: DocumentPath) -> type[Action] | None:
         action = self.actions.action_class(name)
         if action is None:
-            hint = did_you_mean(name, self.actions.names()) or _of_prefix(name, self.actions)
+            hint = did_you_mean(name, self.actions.names()) or written_actions.of_prefix(name, self.actions)
             self._problem((*path, "action"), f"there is no action {name!r}{hint}")
         return action
 
@@ -394,7 +405,7 @@ class _Compilation:
 
     def _choose_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
         """Note a step on jobs."""
-        kind, written = self._kind_in(str(path[0])), entry.get("target")
+        kind, written = self._kind_in(_phase_at(path)), entry.get("target")
         if kind is None:
             return
         if not self._has_jobs or kind is TargetKind.GROUP:
@@ -420,18 +431,18 @@ class _Compilation:
         if not self._has_jobs:
             return definition
         chosen: dict[str, Any] = {}
-        for phase in PHASES:
+        for phase in ("steps", "on_success", "on_failure"):  # the others are never on jobs
             chosen[phase] = tuple(
                 step.model_copy(update={"target": JOBS if (phase, index) in self._on_jobs else None})
                 if isinstance(step, ActionStep)
                 else step
-                for index, step in enumerate(getattr(definition, phase))
+                for index, step in enumerate(definition.phase(phase))
             )
         return definition.model_copy(update=chosen)
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        phase = str(path[0])
-        kind = TargetKind.JOB if path[:2] in self._on_jobs else self._kind_in(phase)
+        phase = _phase_at(path)
+        kind = TargetKind.JOB if entry_of(path) in self._on_jobs else self._kind_in(phase)
         if kind is TargetKind.GROUP and action.harmful:
             message = (
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
@@ -443,10 +454,10 @@ class _Compilation:
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
-        elif path[:2] in self._on_jobs and isinstance(action, MultiNodeAction):
+        elif entry_of(path) in self._on_jobs and isinstance(action, MultiNodeAction):
             self._problem((*path, "action"), f"action {action.name} works on the nodes of one job, not on several jobs")
-        is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not _has_own_undo(entry)
-        if is_asked and not can_be_undone(action):
+        is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not written_actions.has_own_undo(entry)
+        if is_asked and not written_actions.can_be_undone(action):
             own = "write how: undo: {when: on_resolve, action: NAME, with: {…}}"
             self._problem((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
 
@@ -465,7 +476,9 @@ class _Compilation:
             )
             # A rendered number is written out where text is required.
             faults = [
-                fault for fault in wrong if _is_final(fault, templates if fault.type == "string_type" else unknown)
+                fault
+                for fault in wrong
+                if written_actions.is_final(fault, templates if fault.type == "string_type" else unknown)
             ]
             self.problems.extend(model_errors.problems(self.document, place, faults))
         if isinstance(action, TemplateChecked) and (templates or not faults):
@@ -480,7 +493,7 @@ class _Compilation:
     def _expression(self, text: Any, path: DocumentPath, names: VisibleNames) -> Expression | None:
         if not isinstance(text, str) or not text:
             return None
-        name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path[0]}[{path[1]}]"
+        name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path_text(entry_of(path))}"
         made = self._compiled(text, path, names, name, template_syntax.parse_expression)
         assert made is None or isinstance(made, Expression)
         return made
@@ -538,19 +551,6 @@ class _Compilation:
         self.problems.append(self.document.problem(path, message))
 
 
-def can_be_undone(action: type[Action]) -> bool:
-    """Return False if the class declares ``def inverse(...) -> None``. ``Inverse | None`` is decided for each use."""
-    returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
-    return returned is not None and returned != "None"
-
-
-def _of_prefix(name: str, actions: Actions) -> str:
-    """Return the actions with the same first word, or those whose last word is the name."""
-    first = name.partition(".")[0]
-    near = [each for each in actions.names() if first in (each.partition(".")[0], each.rpartition(".")[2])]
-    return f"; there are {', '.join(near)}" if near else "; 'trainmedic playbook schema' and docs/reference list them"
-
-
 def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
     if isinstance(value, dict):
         for key, each in value.items():
@@ -562,13 +562,8 @@ def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]
         yield path, value
 
 
-def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
-    """Return whether rendering cannot fix the fault."""
-    if fault.type in ("missing", "extra_forbidden"):
-        return True
-    return not any(
-        fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
-    )
+def _phase_at(path: DocumentPath) -> str:
+    return str(entry_of(path)[-2])
 
 
 def _mapping(written: Any) -> Mapping[Any, Any]:
@@ -578,11 +573,6 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
 def _of_input(kind: Any) -> Shape:
     kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXT_LIST}
     return kinds.get(kind, TEXT)
-
-
-def _has_own_undo(entry: Mapping[str, Any]) -> bool:
-    undo = entry.get("undo")
-    return isinstance(undo, dict) and isinstance(undo.get("action"), str)
 
 
 def _names_output(text: str) -> bool:
@@ -598,33 +588,3 @@ def _names_output(text: str) -> bool:
 
 def _names_for(kind: TargetKind | None) -> tuple[str, ...]:
     return GROUP_NAMES if kind is TargetKind.GROUP else STEP_NAMES
-
-
-def _outputs(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:
-    """Return the types in the output of a step. Empty if unknown, as for a job's nodes, whose outputs are merged."""
-    polled = _mapping(_mapping(entry).get("wait_for"))
-    name = PROMETHEUS_QUERY if "query" in polled else {**_mapping(entry), **polled}.get("action")
-    action = actions.action_class(name) if isinstance(name, str) else None
-    outputs: Collection[str] = getattr(action, "outputs", ())
-    if kind in (None, TargetKind.JOB) and (isinstance(action, MultiNodeAction) or not isinstance(outputs, Mapping)):
-        return {}
-    return value_types.of_outputs(outputs)
-
-
-def _with_misplaced(
-    problems: list[FileProblem],
-    action: type[Action],
-    entry: Mapping[str, Any],
-    document: YamlDocument,
-    path: DocumentPath,
-) -> list[FileProblem]:
-    for key in entry:
-        if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
-            misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)
-            problems = [*(each for each in problems if not _is_of_key(each, misplaced, key)), misplaced]
-    return problems
-
-
-def _is_of_key(problem: FileProblem, at: FileProblem, key: str) -> bool:
-    is_there = (problem.line, problem.column) == (at.line, at.column)
-    return is_there and problem.message.startswith(f"unknown key {key!r}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmedic_core.problems import DocumentPath
-from trainmedic_server.domain.playbook import ON_LIMITED, PHASES
+from trainmedic_server.domain.playbook import CHECK, ON_LIMITED, PHASES, place_of
 from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 _WAIT = "a step waits with 'wait_for: resolved', or wait_for: {query: PROMQL, for: 5m}, and a timeout"
@@ -297,8 +297,10 @@ _MALFORMED: Sequence[tuple[str, str]] = (
 
 def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
     """Return how the value at `path`, refused with pydantic's error type `kind`, is written. None if unknown."""
-    if path[:2] == ("guards", ON_LIMITED):
+    if path[:2] == place_of(ON_LIMITED):
         return _of_limited(path[1:], kind, value)
+    if path[:2] == place_of(CHECK):
+        path = path[1:]
     if kind == "extra_forbidden":
         return _of_key(path[:-1], str(path[-1]))
     match path:

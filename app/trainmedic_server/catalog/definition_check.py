@@ -11,7 +11,7 @@ from trainmedic_core.problems import DocumentPath, shown
 from trainmedic_core.target import TargetKind
 from trainmedic_server.domain import inputs, promql
 from trainmedic_server.domain.playbook import (
-    PHASES,
+    EVERY_PHASE,
     ActionStep,
     Approval,
     ApproveStep,
@@ -24,6 +24,7 @@ from trainmedic_server.domain.playbook import (
     UndoTrigger,
     UntilStep,
     WaitStep,
+    place_of,
 )
 from trainmedic_server.ports.playbooks import Step
 
@@ -35,21 +36,25 @@ _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     yield from _alertnames(definition)
     yield from _durations(definition)
-    for phase in PHASES:
-        yield from _waits_during_silence(phase, getattr(definition, phase))
+    for phase in EVERY_PHASE:
+        yield from _waits_during_silence(place_of(phase), definition.phase(phase))
     yield from _group(definition)
     yield from _inputs(definition)
     yield from _without_alert(definition)
     yield from _again(definition)
     yield from _limited(definition)
-    for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            yield from _waits((phase, index), step)
+    for place, step in _steps(definition):
+        yield from _waits(place, step)
     yield from _question(("approval",), ("approval",), definition.approval)
-    for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            if isinstance(step, ApproveStep):
-                yield from _question((phase, index, "approve"), (phase, index), step.question, step)
+    for place, step in _steps(definition):
+        if isinstance(step, ApproveStep):
+            yield from _question((*place, "approve"), place, step.question, step)
+
+
+def _steps(definition: Playbook) -> Iterator[tuple[DocumentPath, Step]]:
+    for phase in EVERY_PHASE:
+        for index, step in enumerate(definition.phase(phase)):
+            yield (*place_of(phase), index), step
 
 
 def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
@@ -60,7 +65,7 @@ def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
             yield path, f"on.alert: {shown(name)} is compared as it is, not as a pattern; write a list of names"
 
 
-def _waits_during_silence(phase: str, steps: Sequence[Step]) -> Iterator[tuple[DocumentPath, str]]:
+def _waits_during_silence(place: DocumentPath, steps: Sequence[Step]) -> Iterator[tuple[DocumentPath, str]]:
     """Alertmanager reports no end of a silenced alert, so a shorter wait always times out."""
     silence: timedelta | None = None
     for index, step in enumerate(steps):
@@ -70,7 +75,7 @@ def _waits_during_silence(phase: str, steps: Sequence[Step]) -> Iterator[tuple[D
             silence = None
         elif isinstance(step, WaitStep) and silence and step.timeout is not None and step.timeout <= silence:
             yield (
-                (phase, index, "wait_for"),
+                (*place, index, "wait_for"),
                 f"wait_for: always times out: an earlier step silences the alert for {duration.write(silence)}, "
                 "and its end is not reported during that time; wait before the silence, or longer",
             )
@@ -104,13 +109,17 @@ def _group(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
         if definition.rollout is not None:
             yield ("rollout",), "rollout: only for a group, such as target: {nodes: {pool: h100}}"
         return
+    limit = definition.rollout.max_unavailable if definition.rollout is not None else None
+    if limit is not None and definition.target_kind is TargetKind.JOB:
+        yield ("rollout", "max_unavailable"), "max_unavailable: counts nodes; a group of jobs has none"
     if definition.effect is not None:
         yield ("effect",), "effect: is not measured for a group"
     for index, step in enumerate(definition.steps):
         if isinstance(step, ApproveStep):
             yield (
                 ("steps", index, "approve"),
-                "approve: the members of a group do not ask; with mode: approve, a person approves the whole list once",
+                "approve: the members of a group do not ask; with mode: approve, a person approves the whole list "
+                "once; to ask between batches, use rollout.check",
             )
 
 
@@ -132,24 +141,21 @@ def _without_alert(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
             f"write target: {{{definition.target}: NAME}}, or a group such as {{{definition.target}s: {{name: NAME}}}}"
         )
         yield ("target",), f"target: {definition.target} is named by an alert's labels, and {starter}; {cure}"
-    for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            if isinstance(step, WaitStep):
-                yield (phase, index, "wait_for"), f"wait_for: resolved needs an alert, and {starter}"
-            if isinstance(step, ActionStep) and step.undo_trigger is UndoTrigger.ON_RESOLVE:
-                message = f"undo: on_resolve needs an alert, and {starter}; use on_failure or never"
-                yield (phase, index, "undo"), message
+    for place, step in _steps(definition):
+        if isinstance(step, WaitStep):
+            yield (*place, "wait_for"), f"wait_for: resolved needs an alert, and {starter}"
+        if isinstance(step, ActionStep) and step.undo_trigger is UndoTrigger.ON_RESOLVE:
+            yield (*place, "undo"), f"undo: on_resolve needs an alert, and {starter}; use on_failure or never"
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     limits: list[tuple[DocumentPath, timedelta | None]] = []
     if definition.guards.max_runs is not None:
         limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
-    for phase in PHASES:
-        for index, step in enumerate(getattr(definition, phase)):
-            limits.append(((phase, index, "timeout"), step.timeout))
-            if isinstance(step, ApproveStep):
-                limits += _times((phase, index, "approve"), step.question)
+    for place, step in _steps(definition):
+        limits.append(((*place, "timeout"), step.timeout))
+        if isinstance(step, ApproveStep):
+            limits += _times((*place, "approve"), step.question)
     if definition.guards.queue is not None:
         limits.append((("guards", "queue"), definition.guards.queue))
         if definition.guards.max_concurrent is None:
@@ -170,8 +176,6 @@ def _limited(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     for index, step in enumerate(steps):
         if step.undo_trigger is not UndoTrigger.NEVER:
             yield ("guards", "on_limited", index, "undo"), "undo: on_limited changes nothing, so there is no undo"
-        if step.timeout is not None and not step.timeout:
-            yield ("guards", "on_limited", index, "timeout"), "timeout: must be longer than 0s"
 
 
 def _again(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:

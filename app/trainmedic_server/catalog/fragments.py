@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from trainmedic_core import model_errors, yaml_files, yaml_text
 from trainmedic_core.expressions.evaluation import is_template
-from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean, entry_of
 from trainmedic_core.yaml_text import TextPosition, YamlDocument
-from trainmedic_server.catalog import attachments, cures
+from trainmedic_server.catalog import attachments, cures, written_steps
 from trainmedic_server.domain import inputs
 from trainmedic_server.domain.fragment import Fragment, UseStep
-from trainmedic_server.domain.playbook import MOST_STEPS, PHASES, default_id
+from trainmedic_server.domain.playbook import MOST_STEPS, PHASES, default_id, place_of
 
 KEY = "fragment"
 INSERTED = "fragments"
@@ -146,7 +146,7 @@ def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FilePr
         expansion.expand(phase)
     if expansion.problems:
         return expansion.problems
-    text, value = document.text, {**raw, **expansion.lists}
+    text, value = document.text, written_steps.with_lists(raw, expansion.lists)
     if inside is None:
         used = {use.fragment: available[use.fragment].text.rstrip("\n") for use in expansion.uses}
         value[INSERTED] = used
@@ -171,9 +171,8 @@ def _inserted(document: YamlDocument, texts: Any) -> _Fragments:
 
 
 def _named(document: YamlDocument) -> Iterator[str]:
-    raw = document.value if isinstance(document.value, dict) else {}
     for phase in PHASES:
-        for entry in _list(raw.get(phase)):
+        for entry in written_steps.of(document.value, phase):
             if isinstance(entry, dict) and "use" in entry:
                 yield str(entry["use"])
 
@@ -197,26 +196,26 @@ class _Expansion:
         self._forms: dict[str, Fragment | None] = {}
 
     def expand(self, phase: str) -> None:
-        entries = _list(self.document.value.get(phase))
+        entries, at = written_steps.of(self.document.value, phase), place_of(phase)
         if not any(isinstance(entry, dict) and "use" in entry for entry in entries):
             return
         for paths in (self.marks, self.keys, self.remarks):
-            for path in [path for path in paths if path[:1] == (phase,) and len(path) > 1]:
+            for path in [path for path in paths if path[: len(at)] == at and len(path) > len(at)]:
                 del paths[path]
         made: list[Any] = []
         self.lists[phase] = made
         for index, entry in enumerate(entries):
             if len(made) > MOST_STEPS:
-                self._problem((phase, index), f"{phase}: has over {MOST_STEPS} steps with those of its fragments")
+                self._problem((*at, index), f"{phase}: has over {MOST_STEPS} steps with those of its fragments")
                 return
             if isinstance(entry, dict) and "use" in entry:
                 self._use(phase, index, entry, made)
             else:
-                self._copy(self.document, (phase, index), (phase, len(made)))
+                self._copy(self.document, (*at, index), (*at, len(made)))
                 made.append(entry)
 
     def _use(self, phase: str, index: int, entry: Mapping[str, Any], made: list[Any]) -> None:
-        here: DocumentPath = (phase, index)
+        here: DocumentPath = (*place_of(phase), index)
         wrong = _faults_of_use(self.document, here, entry)
         if wrong:
             self.problems.extend(wrong)
@@ -240,7 +239,7 @@ class _Expansion:
         line = self.document.marks[(*here, "use")].line
         note = f" (fragment {name!r}, used at {self.document.source}:{line})"
         for inner, step in enumerate(fragment.value["steps"]):
-            self._copy(fragment, ("steps", inner), (phase, len(made)), note)
+            self._copy(fragment, ("steps", inner), (*place_of(phase), len(made)), note)
             made.append({**step, "id": f"{use_id}.{ids[inner]}"})
 
     def _fragment(self, name: str, here: DocumentPath) -> Fragment | None:
@@ -269,13 +268,13 @@ class _Expansion:
         if place not in self._entries:
             self._entries[place] = _Entries(of)
         entries = self._entries[place]
-        for path, mark in entries.marks.get(old[:2], ()):
+        for path, mark in entries.marks.get(entry_of(old), ()):
             if path[:length] == old:
                 self.marks[(*new, *path[length:])] = _moved(mark, of, note)
-        for path, mark in entries.keys.get(old[:2], ()):
+        for path, mark in entries.keys.get(entry_of(old), ()):
             if path[:length] == old:
                 self.keys[(*new, *path[length:])] = _moved(mark, of, note)
-        for path, remark in entries.remarks.get(old[:2], ()):
+        for path, remark in entries.remarks.get(entry_of(old), ()):
             if path[:length] == old:
                 self.remarks[(*new, *path[length:])] = remark
 
@@ -295,7 +294,7 @@ class _Entries:
 def _by_entry(values: Mapping[DocumentPath, _V]) -> Mapping[DocumentPath, Sequence[tuple[DocumentPath, _V]]]:
     by_name: dict[DocumentPath, list[tuple[DocumentPath, _V]]] = {}
     for path, value in values.items():
-        by_name.setdefault(path[:2], []).append((path, value))
+        by_name.setdefault(entry_of(path), []).append((path, value))
     return by_name
 
 

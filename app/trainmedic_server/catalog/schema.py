@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from trainmedic_logs.rules.log_rule_form import DIALECT
 from trainmedic_server.catalog.fragments import KEY
 from trainmedic_server.domain.fragment import Fragment, UseStep
-from trainmedic_server.domain.playbook import PHASES, Playbook
+from trainmedic_server.domain.playbook import CHECK, PHASES, Playbook
 from trainmedic_server.ports.actions import Actions
 
 _TEMPLATE = {"type": "string", "pattern": r"\{\{|\{%", "description": "A template."}
@@ -44,7 +44,8 @@ def json_schema(actions: Actions) -> dict[str, Any]:
         for name, action in classes.items()
     ]
     for phase in PHASES:
-        items = definitions["Playbook"]["properties"][phase]["items"]
+        owner = "Rollout" if phase == CHECK else "Playbook"
+        items = definitions[owner]["properties"][phase]["items"]
         items["oneOf"] = [*items["oneOf"], refs[UseStep, "validation"]]
     either = {
         "if": {"required": [KEY]},

@@ -45,7 +45,7 @@ _TARGET = {
     TargetKind.GROUP: ("kind", "key"),
 }
 _ENDED_RUN = ("id", "playbook", "status", "message", "alert", "target", "node", "gpu", "job")
-_GROUP = ("total", "succeeded", "failed", "skipped", "not_begun")
+_GROUP = ("total", "succeeded", "failed", "skipped", "not_begun", "batch")
 
 
 class VisibleNames(Struct, frozen=True):

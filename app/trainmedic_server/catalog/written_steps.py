@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
-from trainmedic_core.problems import DocumentPath
-from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, default_id
+from trainmedic_server.domain.playbook import default_id, place_of
 
 
-def lists(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((phase, raw.get(phase)) for phase in PHASES)
-    guards = raw.get("guards")
-    yield ON_LIMITED, (guards.get(ON_LIMITED) if isinstance(guards, dict) else None)
+def of(raw: Any, phase: str) -> Sequence[Any]:
+    """Return a phase's steps as written; empty if there is no list."""
+    for key in place_of(phase):
+        raw = raw.get(key) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, list) else ()
 
 
-def with_limited(document: YamlDocument) -> YamlDocument:
-    """Add the positions of ``guards.on_limited`` as those of a phase."""
-    place: DocumentPath = ("guards", ON_LIMITED)
-    if place not in document.marks:
-        return document
-    marks, keys, remarks = dict(document.marks), dict(document.keys), dict(document.remarks)
-    for path, mark in document.marks.items():
-        if path[:2] == place:
-            marks[path[1:]] = mark
-    for path, mark in document.keys.items():
-        if path[:2] == place:
-            keys[path[1:]] = mark
-    return replace(document, marks=marks, keys=keys, remarks=remarks)
+def with_lists(raw: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the document's value with other steps, by phase."""
+    changed = dict(raw)
+    for phase, steps in lists.items():
+        first, *rest = place_of(phase)
+        changed[first] = {**raw[first], phase: steps} if rest else steps
+    return changed
 
 
 def id_of(entry: Any, index: int, phase: str) -> str:

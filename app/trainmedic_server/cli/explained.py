@@ -82,7 +82,7 @@ def _playbook(playbook: Document) -> Iterator[str]:
 
 
 def _step(number: int, step: Document) -> Iterator[str]:
-    phases = {"on_success": "if the run succeeds, ", "on_failure": "if the run fails, "}
+    phases = {"check": "after each batch, ", "on_success": "if the run succeeds, ", "on_failure": "if the run fails, "}
     phase = phases.get(str(step.get("phase")), "")
     why = f" ({plain(step['why'])})" if step.get("why") else ""
     what = f"{plain(step.get('id'))}: {plain(step.get('what'))}"

@@ -13,7 +13,7 @@ from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentenc
 
 Document = Mapping[str, Any]
 
-_PHASES = {"on_success": "on success: ", "on_failure": "on failure: "}
+_PHASES = {"check": "check: ", "on_success": "on success: ", "on_failure": "on failure: "}
 
 
 def status(run: Document) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Set
 
 from msgspec import Struct
 
-from trainmedic_server.domain.playbook import Percentage
+from trainmedic_server.domain.shares import Percentage
 from trainmedic_server.domain.topology import WHOLE, Pool, Topology
 
 _SHOWN = 4

@@ -27,7 +27,7 @@ class GroupCounts(Struct, frozen=True):
 
     def as_data(self) -> Mapping[str, Any]:
         """Return the names for expressions."""
-        return {name: getattr(self, name) for name in ("total", "succeeded", "failed", "skipped", "not_begun")}
+        return {name: getattr(self, name) for name in ("total", "succeeded", "failed", "skipped", "not_begun", "batch")}
 
     def __str__(self) -> str:
         parts = ((getattr(self, name), name.replace("_", " ")) for name in _TOLD)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Playbook
+from trainmedic_server.domain.playbook import EVERY_PHASE, ActionStep, ApproveStep, Playbook
 
 _SHOWN = 5
 
@@ -25,7 +25,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
     """Yield the channels of its steps: an empty text for all, or for one that only a run determines."""
-    for step in chain(playbook.steps, playbook.on_success, playbook.on_failure, playbook.on_limited):
+    for step in chain.from_iterable(map(playbook.phase, EVERY_PHASE)):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))
         elif isinstance(step, ApproveStep):

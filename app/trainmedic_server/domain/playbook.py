@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -12,9 +11,7 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    PlainValidator,
     Tag,
-    WithJsonSchema,
 )
 
 from trainmedic.wire.envelope import write_time
@@ -33,6 +30,7 @@ from trainmedic_server.domain.question_form import AskingForm, LastResort, OnTim
 from trainmedic_server.domain.question_form import Escalation as Escalation
 from trainmedic_server.domain.question_form import PlaybookModel as _Model
 from trainmedic_server.domain.question_form import Question as Question
+from trainmedic_server.domain.shares import Batch, Share, part_of
 from trainmedic_server.domain.trigger import MOST_MATCHERS as MOST_MATCHERS
 from trainmedic_server.domain.trigger import Trigger
 
@@ -47,47 +45,8 @@ MOST_STEPS = 200
 """Limit per list of steps: checking and planning time grow with each pair."""
 
 
-class Percentage(float):
-    """Share of a group's members, over 0 to 100."""
-
-
-def _share(value: Any) -> float:
-    if isinstance(value, str) and value.isdigit():
-        raise ValueError(f"write {value} without quotes")
-    if isinstance(value, str) and value.endswith("%"):
-        try:
-            share = float(value[:-1])
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 100:
-            raise ValueError(f"{value!r} is no percentage from 0% to 100%")
-        return Percentage(share)
-    if isinstance(value, (Percentage, int)) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise ValueError(f"{value!r} must be a whole number from 0, or a percentage such as 10%")
-
-
-def _read_batch(value: Any) -> float:
-    try:
-        size = _share(value)
-    except ValueError as error:
-        wrong = str(error).replace("from 0%", "over 0%").replace("from 0,", "from 1,")
-        raise ValueError(wrong) from None
-    if size <= 0:
-        raise ValueError("must be more than 0")
-    return size
-
-
 def _listed(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) or value is None else (value,)
-
-
-_ShareSchema = WithJsonSchema(
-    {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?%$"}]}
-)
-Batch = Annotated[float, PlainValidator(_read_batch), _ShareSchema]
-"""Members: a number, or a percentage of the group."""
-Share = Annotated[float, PlainValidator(_share), _ShareSchema]
 
 
 class Rollout(_Model):
@@ -103,18 +62,29 @@ class Rollout(_Model):
     order: Literal["idle_first", "name", "random"] = Field(
         "name", description="idle_first: members without a job first."
     )
+    max_unavailable: Share | None = Field(
+        None,
+        description="Unavailable nodes of the selected pool, beyond which no member starts. Percentages round down, to "
+        "1 at least; default: no limit.",
+    )
+    check: tuple[Step, ...] = Field(
+        (), max_length=MOST_STEPS, description="The parent's steps after each batch; the next one starts if they hold."
+    )
 
     def batch(self, index: int, members: int) -> int:
         """Return the size of a batch, numbered from 0."""
         if self.serial is None:
             return min(1 << min(index, 32), members)
-        entry = self.serial[min(index, len(self.serial) - 1)]
-        size = math.ceil(round(entry * members / 100, 9)) if isinstance(entry, Percentage) else int(entry)
+        size = part_of(self.serial[min(index, len(self.serial) - 1)], members, up=True)
         return max(1, min(size, members))
 
     def errors_allowed(self, members: int) -> int:
-        most = self.max_errors
-        return int(round(most * members / 100, 9)) if isinstance(most, Percentage) else int(most)
+        return part_of(self.max_errors, members)
+
+    def unavailable_allowed(self, nodes: int) -> int:
+        most = self.max_unavailable
+        assert most is not None
+        return max(part_of(most, nodes), 1) if most else 0
 
 
 class RateLimit(_Model):
@@ -418,13 +388,28 @@ class Playbook(_Model):
         """True if jobs are a second target."""
         return getattr(self.target, JOBS, None) == ON_NODE
 
+    def phase(self, name: str) -> tuple[Step, ...]:
+        """Return one of `EVERY_PHASE`."""
+        if name == CHECK:
+            return self.rollout.check if self.rollout is not None else ()
+        steps: tuple[Step, ...] = getattr(self, name)
+        return steps
 
-PHASES = ("steps", "on_success", "on_failure")
+
+CHECK = "check"
+"""Phase of ``rollout.check``."""
+PHASES = ("steps", CHECK, "on_success", "on_failure")
 """Step lists in the order in which a run stores them. One of the last two is executed."""
 ON_LIMITED = "on_limited"
 """Phase of the steps for a run that ``max_runs`` refuses. It has no other steps."""
 EVERY_PHASE = (*PHASES, ON_LIMITED)
-_NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure", ON_LIMITED: "limited"}
+_NAMED = {"steps": "step", CHECK: "check", "on_success": "success", "on_failure": "failure", ON_LIMITED: "limited"}
+_WITHIN = {CHECK: "rollout", ON_LIMITED: "guards"}
+
+
+def place_of(phase: str) -> tuple[str, ...]:
+    """Return the path of a phase in the document."""
+    return (_WITHIN[phase], phase) if phase in _WITHIN else (phase,)
 
 
 FREE_WAITS = (PollStep, DelayStep, UntilStep)
@@ -436,5 +421,5 @@ def step_id(step: _Step, index: int, phase: str = "steps") -> str:
 
 
 def default_id(index: int, phase: str) -> str:
-    """Return ``step-<n>``, ``success-<n>`` or ``failure-<n>``, counted from 1."""
+    """Return ``step-<n>``, ``check-<n>``, ``success-<n>`` or ``failure-<n>``, counted from 1."""
     return f"{_NAMED[phase]}-{index + 1}"

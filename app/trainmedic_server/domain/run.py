@@ -157,7 +157,7 @@ class Undo(Struct, frozen=True):
 
 class StepState(Struct, frozen=True):
     phase: str
-    """``approval`` (mode approve's first question), ``steps``, ``on_success`` or ``on_failure``."""
+    """``approval`` (mode approve's first question), ``steps``, ``check``, ``on_success`` or ``on_failure``."""
     index: int
     id: str
     """ID in the playbook, or ``step-<n>``, for operators and expressions."""
@@ -235,7 +235,7 @@ class Run(Struct, frozen=True):
     parent: str | None = None
     """ID of a member's parent run, whose alerts and orders count for the member too."""
     batch: int | None = None
-    """Batch of a member, from 0."""
+    """Batch of a member, from 0. Of a parent: the one that its check's steps are of, None before the first check."""
     group: GroupCounts | None = None
     """Of a parent run, filled only on reading the history."""
     members_owe: bool = False

@@ -109,6 +109,13 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
     return tuple(Target(TargetKind.JOB, job=job) for job in sorted(jobs, key=natural))
 
 
+def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
+    """Return the nodes that a selector of nodes or GPUs selects now. Refused if a source does not answer."""
+    if not (topology.agents_answer and topology.cluster.answers):
+        return Unresolved("target_unknown", "a source of the topology does not answer")
+    return _nodes(selector, topology)
+
+
 def vanished(member: Target, topology: Topology) -> str | None:
     """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
     if not topology.answers:

@@ -6,10 +6,9 @@ Deliveries of one transaction are decided as if each were committed alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
@@ -26,9 +25,9 @@ from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
-from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand, StartedRun
+from trainmedic_server.engine.admission_facts import AdmissionFacts
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
 from trainmedic_server.engine.plan_values import RunPlan
 from trainmedic_server.ports.limits import EngineLimits
@@ -41,27 +40,6 @@ FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 _DUPLICATE = Decision.DUPLICATE
 _TRIED_AGAIN = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
-
-
-class AdmissionFacts(Struct):
-    records: dict[Identity, AlertRecord]
-    firing: dict[str, dict[Identity, AlertRecord]]
-    """By fingerprint, only for those that resolve in these deliveries."""
-    newest: dict[str, AlertRecord]
-    """Newest stand-in alerts of events, by fingerprint."""
-    linked: dict[Identity, list[LinkedRun]]
-    open_runs: dict[Key, str]
-    guards: dict[Key, GuardFacts]
-    controls: Controls
-    nodes_acted_on: set[str]
-    known_nodes: set[str]
-    topology: Topology = field(default_factory=Topology)
-    memories: dict[Key, RunMemory] = field(default_factory=dict)
-    """Of playbooks that use ``runs``."""
-    limited: dict[str, set[str]] = field(default_factory=dict)
-    """Targets by playbook, as `Transaction.limited_since`."""
-    nodes_taken: set[str] = field(default_factory=set)
-    """Nodes that runs may be about to take out of service."""
 
 
 class Admitter:
@@ -631,11 +609,3 @@ def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], 
     made = [Reaction(made.playbook, made.decision, made.why, made.run_id) for made in decisions]
     reactions = merged(record.reactions, (*made, *matched.misses))
     return record if reactions == record.reactions else replace(record, reactions=reactions)
-
-
-def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:
-    return {
-        playbook.definition.name: ago(playbook.definition.guards.max_runs.per)
-        for playbook in playbooks
-        if playbook.definition.guards.max_runs
-    }

@@ -1,21 +1,45 @@
-"""Reading of the data needed for admission."""
+"""The data needed for admission."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from msgspec import Struct, field
 
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import EVENT, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.memory import RunMemory
+from trainmedic_server.domain.run import Controls
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission, guards, matching
-from trainmedic_server.engine.admission import AdmissionFacts
+from trainmedic_server.engine import guards, matching
 from trainmedic_server.engine.matching import Candidate, Key, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
-from trainmedic_server.ports.store import Transaction
+from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
+
+
+class AdmissionFacts(Struct):
+    records: dict[Identity, AlertRecord]
+    firing: dict[str, dict[Identity, AlertRecord]]
+    """By fingerprint, only for those that resolve in these deliveries."""
+    newest: dict[str, AlertRecord]
+    """Newest stand-in alerts of events, by fingerprint."""
+    linked: dict[Identity, list[LinkedRun]]
+    open_runs: dict[Key, str]
+    guards: dict[Key, GuardFacts]
+    controls: Controls
+    nodes_acted_on: set[str]
+    known_nodes: set[str]
+    topology: Topology = field(default_factory=Topology)
+    memories: dict[Key, RunMemory] = field(default_factory=dict)
+    """Of playbooks that use ``runs``."""
+    limited: dict[str, set[str]] = field(default_factory=dict)
+    """Targets by playbook, as `Transaction.limited_since`."""
+    nodes_taken: set[str] = field(default_factory=set)
+    """Nodes that runs may be about to take out of service."""
+
 
 _TOPOLOGY_LAG = timedelta(seconds=30)
 
@@ -57,7 +81,7 @@ def read(
         newest=newest,
         linked=tx.linked_runs(identities),
         open_runs=tx.open_runs_for(keys) if keys else {},
-        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago), per_target) if keys else {},
+        guards=tx.guard_facts(keys, counted_since(playbooks.values(), ago), per_target) if keys else {},
         controls=controls,
         nodes_acted_on=tx.nodes_acted_on(counts_from) if has_nodes else set(),
         known_nodes=tx.known_nodes() | nodes | topology.nodes if has_nodes else set(),
@@ -123,3 +147,11 @@ def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Cata
     targets = (Target.of_key(key) for playbook, key in tx.open_targets() if playbook in keeping)
     # The topology does not show yet what has just ended.
     return {target.node for target in targets if target.node is not None} | tx.nodes_acted_on(ago(_TOPOLOGY_LAG))
+
+
+def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:
+    return {
+        playbook.definition.name: ago(playbook.definition.guards.max_runs.per)
+        for playbook in playbooks
+        if playbook.definition.guards.max_runs
+    }

@@ -96,8 +96,7 @@ def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
 
 
 def is_resolved(draft: RunDraft) -> bool:
-    """A stand-in never resolves."""
-    return draft.outside.resolved and not all(record.is_stand_in for record in draft.outside.alerts)
+    return draft.outside.is_over
 
 
 def _waits(run: Run) -> list[StepState]:

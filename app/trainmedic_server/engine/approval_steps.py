@@ -9,11 +9,12 @@ from msgspec.structs import replace
 from trainmedic_core import errors
 from trainmedic_server.domain import approval
 from trainmedic_server.domain import event_kinds as kinds
-from trainmedic_server.domain.approval import Terms, Unanswered
-from trainmedic_server.domain.playbook import APPROVAL, ApproveStep
-from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import after_resolve, preview
+from trainmedic_server.domain.approval import StepAhead, Terms, Unanswered
+from trainmedic_server.domain.playbook import APPROVAL, CHECK, ApproveStep
+from trainmedic_server.domain.run import OrderKind, Status, StepState, StepStatus
+from trainmedic_server.engine import after_resolve, group_plan, preview
 from trainmedic_server.engine.plan_values import RunDraft, Wait
+from trainmedic_server.ports.playbooks import Scope
 
 
 def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
@@ -53,10 +54,11 @@ def is_rejected(draft: RunDraft) -> bool:
 def _end_moot(draft: RunDraft, state: StepState) -> None:
     """End a question whose alert resolved. A run that acted continues at its next ``wait_for: resolved``."""
     goes_on = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
-    status = StepStatus.SKIPPED if goes_on else StepStatus.CANCELLED
+    is_of_check = state.phase == CHECK  # no further batch starts
+    status = StepStatus.SKIPPED if goes_on or is_of_check else StepStatus.CANCELLED
     draft.end(state, status, error="the alert resolved before anybody approved", retry_at=None)
     draft.add_event(kinds.ApprovalEnded(state.id, Unanswered.RESOLVED))
-    if goes_on:
+    if goes_on and not is_of_check:
         after_resolve.skip_to_wait(draft, state)
 
 
@@ -74,19 +76,11 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
         draft.end(state, StepStatus.FAILED, error=str(error), started_at=state.started_at or draft.now)
         draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None
-    context = draft.context
-    if draft.group is not None and state.phase == APPROVAL:
-        firing = [record.alert for record in draft.outside.alerts]
-        steps = preview.steps_of_group(
-            draft.group.members, draft.run, draft.playbook, firing, context.actions, context.topology()
-        )
-    else:
-        steps = preview.steps_after(state, draft.run, draft.playbook, names, context.actions, context.topology())
+    steps = _steps_ahead(draft, state, names)
     asked = Terms.of(state).asked + 1 if state.params else 1
     void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
     terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
-    count = len(draft.group.members) if draft.group is not None else None
-    message = message or _default_question(draft.run, draft.playbook.definition.summary, count)
+    message = message or _default_question(draft, state)
     deadline = draft.now + definition.timeout if definition.timeout else None
     draft.run = replace(draft.run, message=message)
     draft.add_event(_question_event(kinds.ApprovalRequested, state.id, message, deadline, terms))
@@ -104,8 +98,27 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     )
 
 
-def _default_question(run: Run, summary: str, members: int | None) -> str:
-    of = f"{members} members of " if members is not None else ""
+def _steps_ahead(draft: RunDraft, state: StepState, names: Scope) -> tuple[StepAhead, ...]:
+    """Return what an approval lets happen: in a check, the next batch as it would be chosen now."""
+    run, playbook, actions, topology = draft.run, draft.playbook, draft.context.actions, draft.context.topology()
+    if draft.group is None or state.phase not in (APPROVAL, CHECK):
+        return preview.steps_after(state, run, playbook, names, actions, topology)
+    firing = [record.alert for record in draft.outside.alerts]
+    if state.phase == APPROVAL:
+        return preview.steps_of_group(draft.group.members, run, playbook, firing, actions, topology)
+    rules, batch = group_plan.settings(playbook), (run.batch or 0) + 1
+    size = rules.batch(batch, len(draft.group.members))
+    members = group_plan.chosen(rules, draft.group, size, run.id, topology)
+    return preview.steps_of_group(members, run, playbook, firing, actions, topology, batch + 1) if members else ()
+
+
+def _default_question(draft: RunDraft, state: StepState) -> str:
+    run, summary = draft.run, draft.playbook.definition.summary
+    if draft.group is not None and state.phase == CHECK:
+        then = "start the next batch" if draft.group.left() else "end the run"
+        over = f"Batch {(run.batch or 0) + 1} of {run.target_key} is over ({draft.group.counts})."
+        return f"{over} May {run.playbook} {then}?"
+    of = f"{len(draft.group.members)} members of " if draft.group is not None else ""
     on = ", ".join(target.key for target in run.targets) or run.target_key
     asked = f"May {run.playbook} act on {of}{on}?"
     return f"{asked} {summary}" if summary else asked

@@ -210,7 +210,7 @@ class Driver:
             self._stop_watching()
             self._watching = Watching(look.key)
         watching = self._watching
-        while not self._touched.is_set() and self._now() < look.deadline:
+        while not (self._touched.is_set() or self._has_member_news()) and self._now() < look.deadline:
             if watching.task is None:
                 due = watching.sight.due(look, self._now())
                 if self._now() < due:
@@ -225,6 +225,9 @@ class Driver:
                 return
         if not look.once:
             self._news = watching.sight
+
+    def _has_member_news(self) -> bool:
+        return self._group is not None and self._group.news.is_set()
 
     def _stop_watching(self) -> None:
         if self._watching is not None:

@@ -15,13 +15,16 @@ from trainmedic_server.domain import selectors, target_resolution, upcoming
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.playbook import Guards, Mode, Percentage, Playbook
+from trainmedic_server.domain.playbook import PHASES, Guards, Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.selectors import Selection, Selector
+from trainmedic_server.domain.shares import Percentage
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import forecast, matching, rollout, step_sequence, windows
-from trainmedic_server.engine.admission import AdmissionFacts, Admitter
+from trainmedic_server.engine import capacity, forecast, matching, rollout, step_sequence, windows
+from trainmedic_server.engine.admission import Admitter
+from trainmedic_server.engine.admission_facts import AdmissionFacts
+from trainmedic_server.engine.capacity import Capacity
 from trainmedic_server.engine.forecast import StepPlan
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.actions import Actions
@@ -194,23 +197,29 @@ def _reacting(
         return explanation
     facts = guard_facts.get(candidate.key, GuardFacts()) if context.is_live else None
     members = _members(target, context.topology)
-    first = Candidate.of(playbook, members[0], context.topology) if members else candidate
-    steps = forecast.step_plans(
-        playbook, context.actions, alert, members[0] if members else target, mode, context.now, context.verdicts,
-        first.also,
-    )  # fmt: skip
+    given = playbook, context.actions, alert
+    parts: list[tuple[Target, Sequence[str]]] = [(target, PHASES)]
+    first = candidate
+    if members:
+        first = Candidate.of(playbook, members[0], context.topology)
+        parts = [(members[0], step_sequence.MEMBER_PHASES), (target, step_sequence.PARENT_PHASES)]
+    steps = [
+        step
+        for of, phases in parts
+        for step in forecast.step_plans(*given, of, mode, context.now, context.verdicts, first.also, phases)
+    ]
     return replace(
         explanation,
         target=target.key,
         waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
         guards=(
             *_next_times(definition, context.now),
-            *_rollout(definition, members),
+            *_rollout(definition, target, members, context.topology),
             *_observed(playbook, members, admitter),
             *_guards(definition.guards, facts, context.ago),
             *windows.sentences(definition.windows),
         ),
-        steps=tuple(step for step in steps if not members or step.phase in step_sequence.MEMBER_PHASES),
+        steps=tuple(steps),
     )
 
 
@@ -236,7 +245,7 @@ def _next_times(definition: Playbook, now: datetime) -> tuple[str, ...]:
     return (f"schedule: next at {', '.join(map(upcoming.clock, times))}",) if times else ()
 
 
-def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]:
+def _rollout(definition: Playbook, target: Target, members: Sequence[Target], topology: Topology) -> tuple[str, ...]:
     """Return sentences on a group's list and batches; the steps are shown for its first member."""
     if not members:
         return ()
@@ -249,7 +258,16 @@ def _rollout(definition: Playbook, members: Sequence[Target]) -> tuple[str, ...]
         f"members: {total}: {shown}{f' and {more} more' if more > 0 else ''}; the steps are those of the first",
         f"rollout: batches of {batches}{', …' if sum(sizes) < total else ''}; "
         f"at most {settings.errors_allowed(total)} may fail",
+        *_unavailable(capacity.of(settings, target, members, topology, {})),
     )
+
+
+def _unavailable(known: Capacity | str | None) -> Iterator[str]:
+    """Yield a sentence on ``max_unavailable``, without Slurm, which is asked when members start."""
+    if isinstance(known, str):
+        yield f"max_unavailable: {known}"
+    elif known is not None:
+        yield f"max_unavailable: {known}{f' ({known.reasons})' if known.out else ''}"
 
 
 def _reason_of(decision: Decision, run_id: str | None) -> str:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -20,6 +20,7 @@ from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import (
+    PHASES,
     ActionStep,
     ApproveStep,
     DelayStep,
@@ -70,11 +71,12 @@ def step_plans(
     now: datetime,
     verdicts: Mapping[str, VerdictsOnJob],
     also: tuple[Target, ...] = (),
+    phases: Sequence[str] = PHASES,
 ) -> tuple[StepPlan, ...]:
     """Return each step as a run started now would perform it, with rendered parameters where they are known."""
     run = replace(_imagined(playbook, alert, target, mode, now), also=also)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts, now=now)
-    states = step_sequence.initial_steps(playbook, ask_first=False)
+    states = step_sequence.initial_steps(playbook, ask_first=False, phases=phases)
     return tuple(_on(run, state, _step_plan(playbook, actions, names, state)) for state in states)
 
 
@@ -114,7 +116,7 @@ def _rendered(
     playbook: CompiledPlaybook, names: Scope, state: StepState, plan: StepPlan, written: Mapping[str, Any]
 ) -> StepPlan:
     """Return the plan with its parameters, if they do not depend on earlier steps."""
-    if _uses_steps(written):
+    if _uses_results(written):
         reason = plan.why or "its parameters depend on how earlier steps end"
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
     try:
@@ -126,7 +128,7 @@ def _rendered(
 
 def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
     """Return the result by the step's ``when``, with a reason for people."""
-    if spec.when and _uses_steps(spec.when, is_expression=True):
+    if spec.when and _uses_results(spec.when, is_expression=True):
         return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
     try:
         if playbook.when(state.phase, state.index, names):
@@ -143,15 +145,15 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
         return spec.question.message
 
 
-def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
+def _uses_results(value: Any, *, is_expression: bool = False) -> bool:
     if isinstance(value, Mapping):
-        return any(_uses_steps(member) for member in value.values())
+        return any(_uses_results(member) for member in value.values())
     if isinstance(value, list):
-        return any(_uses_steps(member) for member in value)
+        return any(_uses_results(member) for member in value)
     if not isinstance(value, str) or not (is_expression or evaluation.is_template(value)):
         return False
     tree = template_syntax.parse_expression(value) if is_expression else template_syntax.parse_template(value)
-    return "steps" in template_syntax.free_names(tree)
+    return bool({"steps", "group"} & template_syntax.free_names(tree))
 
 
 def _describe(spec: Step) -> str:

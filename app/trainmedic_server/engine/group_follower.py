@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain.group import Member
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run
-from trainmedic_server.engine import group_members, undoing
+from trainmedic_server.engine import capacity, group_members, undoing
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import OutsideState
 from trainmedic_server.engine.rollout import GroupProgress, StartMembers
@@ -43,6 +43,8 @@ class GroupFollower:
 
     def _note(self, member: Member) -> None:
         assert self.progress is not None
+        if member.has_acted and not member.is_open and self.progress.begun[member.target].is_open:
+            self.progress.settling[member.target] = self._services.clock.now() + capacity.SETTLES_AFTER
         self.progress.note(member)
         self.news.set()
 
@@ -59,6 +61,7 @@ class GroupFollower:
         assert progress is not None
         started = await group_members.start(self._services, parent, playbook, outside, progress, order)
         progress.held, progress.refused = started.held, started.refused
+        progress.waits_for_own, progress.tries_again = started.waits_for_own, started.tries_again
         if started.changes is None:
             return ()
         for run in started.changes.runs:

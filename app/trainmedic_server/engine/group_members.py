@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 
 from trainmedic_core.target import Target
 from trainmedic_server import errors
-from trainmedic_server.domain import approval, group_events, places, selectors
+from trainmedic_server.domain import approval, group_events, selectors
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import EventKind
 from trainmedic_server.domain.group import SHOWN
-from trainmedic_server.domain.playbook import APPROVAL
+from trainmedic_server.domain.playbook import APPROVAL, Rollout
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.selectors import Selection
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission_facts, group_plan, guards, rollout
-from trainmedic_server.engine.admission import AdmissionFacts, Admitter
+from trainmedic_server.engine import admission_facts, capacity, group_plan, guards
+from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges
+from trainmedic_server.engine.admission_facts import AdmissionFacts
+from trainmedic_server.engine.capacity import Capacity
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.matching import Candidate
 from trainmedic_server.engine.plan_values import OutsideState
@@ -34,6 +37,8 @@ class StartedMembers(Struct, frozen=True):
     """Why no further one can start now."""
     refused: str = ""
     """Why the breaker refuses the whole list, before the first member."""
+    waits_for_own: bool = False
+    tries_again: datetime | None = None
 
 
 def read_progress(tx: Transaction, run_id: str) -> GroupProgress:
@@ -49,19 +54,31 @@ async def start(
     order: StartMembers,
 ) -> StartedMembers:
     """Start members in one transaction. None starts after a cancellation or the end of the alert."""
-    topology = services.topology()
-    settings = playbook.definition.rollout or rollout.DEFAULTS
-
-    def is_busy(key: str) -> bool:
-        return bool(places.jobs_of(Target.of_key(key), topology))
-
-    keys = rollout.chosen(settings, progress.left(), order.count, parent.id, is_busy)
-    targets = [Target.of_key(key) for key in keys]
+    topology, rules = services.topology(), group_plan.settings(playbook)
+    is_limited = rules.max_unavailable is not None
+    try:
+        scheduled = await services.scheduled_nodes() if is_limited else {}
+    except errors.ActionFailure as error:
+        return StartedMembers(held=f"it is not known how many nodes are unavailable: {error}")
+    count = len(progress.members) if is_limited else order.count
+    keys = group_plan.chosen(rules, progress, count, parent.id, topology)
 
     def work(tx: Transaction) -> StartedMembers:
         if _is_over(tx, parent.id):
             return StartedMembers()
         now, ago = services.clock.now(), services.timeline.by_clock()
+        chosen, held, own, tries_again = keys, "", False, None
+        if is_limited:
+            room = _capacity(tx, rules, parent, progress, topology, scheduled, now)
+            if isinstance(room, str):
+                return StartedMembers(held=room)
+            chosen = capacity.fitting(room, keys, order.count, topology)
+            if len(chosen) < min(order.count, len(keys)):
+                held, tries_again = room.why_held(chosen, topology), min(progress.settling.values(), default=None)
+                own = bool(chosen or progress.open or progress.settling)
+            if not chosen:
+                return StartedMembers(held=held, waits_for_own=own, tries_again=tries_again)
+        targets = [Target.of_key(key) for key in chosen]
         candidates = [Candidate.of(playbook, target, topology) for target in targets]
         facts = admission_facts.for_members(tx, candidates, services.limits, ago, topology, services.catalog)
         if facts.controls.breaker_open:
@@ -73,21 +90,39 @@ async def start(
             if refused is not None:
                 return StartedMembers(refused=refused)
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
-        held = ""
         for candidate, target in zip(candidates, targets, strict=True):
             gone = selectors.vanished(target, topology)
             reason = admitting.start_member(parent, outside.alerts[0], candidate, target, order.batch, vouched, gone)
             if reason is not None:
-                held = reason
+                held, own = reason, False
                 break
         changes = admitting.changes()
         if not changes.runs:
-            return StartedMembers(held=held)
+            return StartedMembers(held=held, waits_for_own=own, tries_again=tries_again)
         changes.write(tx, now)
-        tx.append([recorded(event, now, parent.id) for event in _events(progress, order.batch, changes.runs)])
-        return StartedMembers(changes, held)
+        tx.append([recorded(event, now, parent.id) for event in _events(parent, progress, order.batch, changes.runs)])
+        return StartedMembers(changes, held, waits_for_own=own, tries_again=tries_again)
 
     return await services.recorder.transact(work)
+
+
+def _capacity(
+    tx: Transaction,
+    rules: Rollout,
+    parent: Run,
+    progress: GroupProgress,
+    topology: Topology,
+    scheduled: Mapping[str, str],
+    now: datetime,
+) -> Capacity | str:
+    assert parent.target is not None
+    progress.settling = {key: until for key, until in progress.settling.items() if until > now}
+    working = [key for key, member in progress.begun.items() if member.is_open or key in progress.settling]
+    own = selectors.nodes_of(list(map(Target.of_key, working)), topology)
+    members = list(map(Target.of_key, progress.members))
+    made = capacity.of(rules, parent.target, members, topology, scheduled, own, tx.nodes_at_work())
+    assert made is not None
+    return made
 
 
 def to_retry(tx: Transaction, parent: Run) -> Selection:
@@ -126,14 +161,14 @@ def _is_over(tx: Transaction, parent: str) -> bool:
     orders = tx.orders_of([parent]).get(parent, ())
     if any(order.kind in (OrderKind.CANCEL, OrderKind.UNDO) for order in orders):
         return True
-    return OutsideState(tuple(tx.alerts_of([parent]).get(parent, ()))).resolved
+    return OutsideState(tuple(tx.alerts_of([parent]).get(parent, ()))).is_over
 
 
-def _events(progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
-    """Return the end of the batch before and the start of this one, with the first of its members."""
+def _events(parent: Run, progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
+    """Return the end of the batch before, unless its check did, and the start of this one."""
     last = progress.last_batch
     if last == batch:
         return []
-    ended = [group_plan.batch_ended(progress, last)] if last is not None else []
+    ended = [group_plan.batch_ended(progress, last)] if last is not None and parent.batch != last else []
     shown = [run.target_key for run in runs[:SHOWN]]
     return [*ended, group_events.BatchStarted(batch + 1, len(runs), shown)]

@@ -6,12 +6,16 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from trainmedic_server.domain import group_events
+from trainmedic_core.target import Target
+from trainmedic_server.domain import group_events, places
 from trainmedic_server.domain.group import counted
-from trainmedic_server.domain.run import Decision, Run, Status
-from trainmedic_server.engine import after_resolve, rollout, windows
+from trainmedic_server.domain.playbook import CHECK, Rollout
+from trainmedic_server.domain.run import Decision, Run, Status, StepState
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import after_resolve, rollout, step_sequence, windows
 from trainmedic_server.engine.plan_values import RunDraft, Wait
 from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMembers, WaitForMembers
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 TRY_AGAIN = timedelta(minutes=1)
 """Time until a held group is tried again, without news."""
@@ -24,16 +28,32 @@ def has_begun(run: Run, group: GroupProgress | None) -> bool:
     return run.waiting_on == MEMBERS or (group is not None and bool(group.begun))
 
 
-def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver:
-    """Return what the rollout needs now, or that it is over."""
+def settings(playbook: CompiledPlaybook) -> Rollout:
+    return playbook.definition.rollout or rollout.DEFAULTS
+
+
+def chosen(rules: Rollout, progress: GroupProgress, count: int, run_id: str, topology: Topology) -> list[str]:
+    """Return the members that start next, as the topology is now."""
+
+    def is_busy(key: str) -> bool:
+        return bool(places.jobs_of(Target.of_key(key), topology))
+
+    return rollout.chosen(rules, progress.left(), count, run_id, is_busy)
+
+
+def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
+    """Return what the rollout needs now, a step of the check after its last batch, or that it is over."""
     group = _of(draft)
     if group.has_acted and draft.run.acted_at is None:
         draft.run = replace(draft.run, acted_at=draft.now)
-    settings = draft.playbook.definition.rollout or rollout.DEFAULTS
-    then = rollout.next_of(settings, group, may_start=not after_resolve.is_resolved(draft))
+    then = rollout.next_of(settings(draft.playbook), group, may_start=not after_resolve.is_resolved(draft))
+    check = _step_of_check(draft, group, then)
+    if check is not None:
+        return check
     if isinstance(then, RolloutOver):
         if group.last_batch is not None and draft.run.waiting_on in (MEMBERS, "resume"):
-            draft.add_event(batch_ended(group, group.last_batch))
+            if draft.run.batch != group.last_batch:
+                draft.add_event(batch_ended(group, group.last_batch))
             draft.set_status(Status.RUNNING)
         return then
     if isinstance(then, WaitForMembers):
@@ -46,9 +66,35 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver:
         return _held(draft, outside, windows.opens_at(draft.playbook.definition.windows, draft.now))
     held = draft.outside.breaker or group.held
     if held:
-        return _held(draft, held, draft.now + TRY_AGAIN)
+        return _held(draft, held, group.tries_again or draft.now + TRY_AGAIN)
     _wait(draft)
     return then
+
+
+def _step_of_check(
+    draft: RunDraft, group: GroupProgress, then: StartMembers | WaitForMembers | RolloutOver
+) -> StepState | None:
+    """Return the next step of the check after the last batch. None if it holds, or none is due."""
+    last, states = group.last_batch, [state for state in draft.run.steps if state.phase == CHECK]
+    if last is None or not states or not group.filled(last):
+        return None
+    if isinstance(then, WaitForMembers) or (then.error if isinstance(then, RolloutOver) else then.batch == last):
+        return None
+    if draft.run.batch != last:
+        draft.add_event(batch_ended(group, last))
+        draft.run = replace(draft.run, batch=last, message="")
+        draft.set_status(Status.RUNNING)
+        for state in states:
+            asked = state.params if state.kind == "approve" else {}  # with the round: old answers do not count
+            draft.put(StepState(state.phase, state.index, state.id, state.kind, state.action, params=asked))
+    return step_sequence.next_of_check(draft.run)
+
+
+def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
+    """Return the message of a run that a step ends, for a check with the counts."""
+    if broken.phase != CHECK or draft.run.batch is None:
+        return why
+    return f"{why}; {_of(draft).counts}"
 
 
 def wait_for_last(draft: RunDraft) -> Wait | None:
@@ -91,9 +137,12 @@ def _wait(draft: RunDraft) -> None:
 
 
 def _held(draft: RunDraft, why: str, until: datetime) -> Wait:
+    """Wait, and record the reason unless it is the group's own members."""
     draft.set_status(Status.WAITING, MEMBERS)
-    message = f"no further member starts: {why}"
+    is_own = _of(draft).waits_for_own and why == _of(draft).held
+    message = f"{'its members are at work' if is_own else 'no further member starts'}: {why}"
     if draft.run.message != message:
         draft.run = replace(draft.run, message=message)
-        draft.add_event(group_events.RolloutHeld(why))
+        if not is_own:
+            draft.add_event(group_events.RolloutHeld(why))
     return Wait(until)

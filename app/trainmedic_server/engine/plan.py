@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from trainmedic_core import duration
 from trainmedic_server.domain.event_kinds import Closed, StepResumed
-from trainmedic_server.domain.playbook import APPROVAL
+from trainmedic_server.domain.playbook import APPROVAL, CHECK
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import (
     after_resolve,
@@ -112,13 +112,20 @@ def is_under_way(draft: RunDraft) -> bool:
     return has_begun(draft.run) or (draft.run.is_group and group_plan.has_begun(draft.run, draft.group))
 
 
+_UNUSED = {
+    CHECK: "is for the time after a batch",
+    "on_success": "is for a run that succeeds",
+    "on_failure": "is for a run that fails",
+}
+
+
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
     def observed(state: StepState) -> StepState:
         if why := step_sequence.why_without_target(run, state):
             return replace(state, status=StepStatus.SKIPPED, message=why)
         if state.phase == "steps":
             return preview.observed(state, playbook, names)
-        message = f"is for a run that {'succeeds' if state.phase == 'on_success' else 'fails'}"
+        message = _UNUSED[state.phase]
         return replace(state, status=StepStatus.SKIPPED, message=message)
 
     return replace(run, status=Status.OBSERVED, steps=tuple(map(observed, run.steps)))
@@ -158,7 +165,7 @@ def _next_step(draft: RunDraft) -> Instruction | None:
     """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
-        _close(draft, Status.REJECTED, broken.why_not)
+        _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))
         return None
     if broken is not None and broken.status is StepStatus.CANCELLED:
         if draft.run.acted_at is None:
@@ -179,10 +186,13 @@ def _next_step(draft: RunDraft) -> Instruction | None:
             _cancel_or_not_start(draft, outside, Decision.OUTSIDE_WINDOW)
             return None
         ahead = group_plan.proceed(draft)
-        if not isinstance(ahead, RolloutOver):
+        if isinstance(ahead, StepState):
+            state = ahead
+        elif isinstance(ahead, RolloutOver):
+            error = ahead.error or None
+            state = step_sequence.next_step(draft.run, draft.playbook, error)
+        else:
             return ahead
-        error = ahead.error or None
-        state = step_sequence.next_step(draft.run, draft.playbook, error)
     if state is not None:
         then = steps.proceed(draft, state)
         if draft.refused is not None:
@@ -197,7 +207,7 @@ def _next_step(draft: RunDraft) -> Instruction | None:
     elif broken is None:
         _close(draft, Status.SUCCEEDED, _summary(draft.run))
     else:
-        _close(draft, Status.FAILED, f"step {broken.id}: {broken.why_not}")
+        _close(draft, Status.FAILED, group_plan.why_ended(draft, broken, f"step {broken.id}: {broken.why_not}"))
     return None
 
 

@@ -55,6 +55,11 @@ class OutsideState(Struct, frozen=True):
         return bool(self.alerts) and all(record.is_resolved for record in decisive(self.alerts))
 
     @property
+    def is_over(self) -> bool:
+        """True if its alerts resolved. A stand-in never does."""
+        return self.resolved and not all(record.is_stand_in for record in self.alerts)
+
+    @property
     def resolved_because(self) -> str:
         """For a person: how the end of the alerts became known."""
         return ", ".join(sorted({record.resolved_because or "" for record in decisive(self.alerts)}))

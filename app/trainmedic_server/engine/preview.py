@@ -60,14 +60,19 @@ def steps_of_group(
     alerts: Sequence[Alert],
     actions: Actions,
     topology: Topology,
+    batch: int | None = None,
 ) -> tuple[StepAhead, ...]:
-    """Return the steps of a group's members, as the first one would run them, with the places of all."""
+    """Return the steps of these members of a group, as the first one would run them, with the places of all.
+
+    `batch` is the number of their batch, None for the whole list.
+    """
     targets = [Target.of_key(member) for member in members]
     states = step_sequence.initial_steps(playbook, ask_first=False, phases=step_sequence.MEMBER_PHASES)
     jobs = {target: _jobs_of(target, playbook, topology) for target in targets}
     example = replace(run, target=targets[0], steps=states, also=jobs[targets[0]])
     names = scope.build(example, playbook, alerts, hindsight=False, verdicts=topology.verdicts)
-    note = f"for each of {len(members)} members, list {group.digest(members)}; shown for {members[0]}"
+    which = f"list {group.digest(members)}" if batch is None else f"batch {batch}"
+    note = f"for each of {len(members)} members, {which}; shown for {members[0]}"
     every_job = list(dict.fromkeys(job for of_member in jobs.values() for job in of_member))
     acting = [state for state in states if state.kind == "action"]
     on_jobs = {state.id for state in acting if state.target is not None}
@@ -119,7 +124,7 @@ def _condition(state: StepState, playbook: CompiledPlaybook) -> str | None:
     """Return ``if the alert still fires after 3 min`` for a step that depends on a wait. None for other conditions."""
     when = str(step_sequence.step_definition(playbook, state).when or "")
     waited = _TIMED_OUT.match(when)
-    steps = {str(entry.id): entry for entry in getattr(playbook.definition, state.phase)}
+    steps = {str(entry.id): entry for entry in playbook.definition.phase(state.phase)}
     wait = steps.get(waited["step"]) if waited is not None else None
     if waited is None or not isinstance(wait, WaitStep) or wait.wait_for != "resolved":
         return None

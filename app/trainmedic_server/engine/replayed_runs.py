@@ -96,6 +96,10 @@ class _OfPlaybook:
         self.started_at_least, self.started_at_most = _Span(), _Span()
         self.open_at_least, self.open_at_most = _Span(), _OpenRuns()
 
+    def forget_until(self, now: datetime) -> None:
+        for runs in (self.started_at_least, self.started_at_most, self.open_at_least, self.open_at_most):
+            runs.count(now)
+
 
 class ReplayedRuns:
     """State of the guards during a replay. Times passed to it never go back.
@@ -127,6 +131,8 @@ class ReplayedRuns:
 
     def add(self, run: ReplayedRun, spec: Guards) -> None:
         number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _OfPlaybook())
+        self._forget_until(run.earliest)  # of a playbook that does as recorded, nothing is asked
+        of_playbook.forget_until(run.earliest)
         if spec.max_runs:
             until = _later(run.latest, spec.max_runs.per)
             of_playbook.started_at_most.add(number, until if run.is_counted else min(until, run.ends_by))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -49,6 +50,11 @@ class GroupProgress:
         self.has_acted = False
         self.held = ""
         """Why no member can start now, such as a full breaker; empty if one can."""
+        self.waits_for_own = False
+        self.tries_again: datetime | None = None
+        """When `held` may have changed; None if unknown."""
+        self.settling: dict[str, datetime] = {}
+        """Members just closed: until when their nodes count as unavailable, because the topology lags."""
         self.refused = ""
         """Why the breaker refuses the whole list before the first member; empty if it does not."""
         for member in begun:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from trainmedic_server.domain.playbook import (
     APPROVAL,
+    CHECK,
     FREE_WAITS,
     ON_LIMITED,
     PHASES,
@@ -24,10 +25,10 @@ _ENDS = ("on_success", "on_failure", ON_LIMITED)
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
     if state.phase == APPROVAL:
         return playbook.definition.approval.step
-    return _entries(playbook, state.phase)[state.index]
+    return playbook.definition.phase(state.phase)[state.index]
 
 
-PARENT_PHASES = ("on_success", "on_failure")
+PARENT_PHASES = (CHECK, "on_success", "on_failure")
 MEMBER_PHASES = ("steps",)
 """Of a group's parent run, and of its members."""
 
@@ -38,7 +39,7 @@ def initial_steps(
     """Return a new run's pending steps, with mode approve's question first if `ask_first`."""
     states = [StepState(APPROVAL, 0, APPROVAL, "approve")] if ask_first else []
     for phase in phases:
-        for index, entry in enumerate(_entries(playbook, phase)):
+        for index, entry in enumerate(playbook.definition.phase(phase)):
             action = entry.action if isinstance(entry, ActionStep) else None
             target = entry.target if isinstance(entry, ActionStep) else None
             states.append(StepState(phase, index, step_id(entry, index, phase), _kind(entry), action, target=target))
@@ -97,9 +98,9 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | No
     return None
 
 
-def _entries(playbook: CompiledPlaybook, phase: str) -> Sequence[Step]:
-    entries: Sequence[Step] = getattr(playbook.definition, phase)
-    return entries
+def next_of_check(run: Run) -> StepState | None:
+    """Return the first step of a group's check that is not final."""
+    return next((state for state in run.steps if state.phase == CHECK and not state.status.is_final), None)
 
 
 def _kind(entry: Step) -> str:

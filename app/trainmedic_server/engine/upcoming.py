@@ -15,7 +15,7 @@ from trainmedic_core import errors
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.playbook import APPROVAL, FREE_WAITS, ApproveStep, PollStep, WaitStep
+from trainmedic_server.domain.playbook import APPROVAL, CHECK, FREE_WAITS, ApproveStep, PollStep, WaitStep
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus, Undo, UndoStatus
 from trainmedic_server.domain.upcoming import HeldBy, Upcoming, waiting
 from trainmedic_server.engine import group_plan, scope, step_sequence, waits, windows
@@ -42,6 +42,8 @@ def of_run(
         return Upcoming(waits_for=str(run.group) if run.group else "its members", note=run.message or None)
     failed = step_sequence.failed_step(run, playbook)
     at = step_sequence.next_step(run, playbook, failed)
+    if failed is None and run.batch is not None:
+        at = step_sequence.next_of_check(run) or at
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
     if ended_by := next((order for order in orders if order.kind in (OrderKind.CANCEL, OrderKind.UNDO)), None):
@@ -54,15 +56,17 @@ def of_run(
     then = _first_of(playbook, names, _from(run, at)[1:], failed is not None)
     if run.is_group and at.phase == APPROVAL:
         then = Upcoming(note="its members start then")
+    elif at.phase == CHECK and then.step is None:
+        then = Upcoming(note="the next batch starts then, if members are left")
     doing = _at_step(at, step_sequence.step_definition(playbook, at), alerts, sight)
     queue = _hold(run, held_by) if run.waiting_on == "target" else {}
     return replace(then, now=at.id, **{**doing, **queue})
 
 
 def _from(run: Run, state: StepState) -> Sequence[StepState]:
-    """Return the step and those that may follow; ``on_failure`` is separate."""
-    in_failure = state.phase == "on_failure"
-    steps = [step for step in run.steps if (step.phase == "on_failure") == in_failure]
+    """Return the step and those that may follow; ``on_failure`` and a group's check are separate."""
+    alone = state.phase if state.phase in ("on_failure", CHECK) else None
+    steps = [step for step in run.steps if (step.phase if step.phase in ("on_failure", CHECK) else None) == alone]
     return steps[steps.index(state) :]
 
 

@@ -147,6 +147,10 @@ class Transaction(KeptTables, Protocol):
         """
         ...
 
+    def nodes_at_work(self) -> set[str]:
+        """Return targets and touched nodes of open runs that have acted."""
+        ...
+
     def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime, *, count: bool = True) -> None:
         """Record nodes that the run changes. `count` False only for `Run.is_vouched_for`."""
         ...

@@ -64,7 +64,11 @@ def test_selectors_load(target: str, kind: TargetKind) -> None:
         (BASE + "rollout: {serial: 1.5}", "must be a whole number from 1, or a percentage"),
         (BASE + "rollout: {serial: 120%}", "is no percentage over 0% to 100%"),
         (BASE + "rollout: {max_errors: few}", "must be a whole number from 0, or a percentage"),
-        (BASE + "rollout: {max_unavailable: 1}", "unknown key 'max_unavailable'"),
+        (BASE + "rollout: {max_unavailable: few}", "must be a whole number from 0, or a percentage"),
+        (
+            with_target("{jobs: all}") + "rollout: {max_unavailable: 1}",
+            "max_unavailable: counts nodes; a group of jobs has none",
+        ),
         (BASE + "rollout: {order: idle}", "rollout.order"),
         (BASE + "  - {approve: sure?}", "with mode: approve, a person approves the whole list once"),
         (BASE + "on_failure: [{action: test.other}]", "belongs to its parent run, which cannot"),
@@ -75,6 +79,24 @@ def test_selectors_load(target: str, kind: TargetKind) -> None:
         (BASE + "on_success: [{action: test.tell, when: target.node}]", "a target of kind group has no 'node'"),
         (BASE + "on_success: [{action: test.tell, when: group.fails > 1}]", "a group has no 'fails'"),
         (BASE.replace("undo: on_resolve", "when: group.failed"), "group"),
+        (
+            BASE + "rollout: {check: [{action: test.other}]}",
+            "rollout.check.*|action test.other changes something; check of a group belongs to its parent run",
+        ),
+        (BASE + "rollout: {check: [{wait_for: {query: up}}]}", "wait_for: needs a timeout"),
+        (BASE + "rollout: {check: [{approve: go on?, timeout: 0s}]}", "timeout: must be longer than 0s"),
+        (BASE + "rollout: {check: [{id: cap, action: test.tell}]}", "the id 'cap' is used by an earlier step"),
+        (BASE + "rollout: {check: [{action: test.tell, when: steps.cap.status}]}", "'cap' has not run here"),
+        (BASE + "rollout: {check: [{action: test.tell, when: group.fails}]}", "a group has no 'fails'"),
+        (BASE + "rollout: {check: [{action: test.tell, wait: 5m}]}", "a step has exactly one of action, wait_for"),
+        (BASE + "rollout: {check: [notify]}", r"rollout.check\[0\]"),
+        (BASE + "rollout: {check: [{action: test.tell, on_fail: x}]}", "unknown key 'on_fail'"),
+        (BASE + "rollout: {check: {wait: 5m}}", "rollout.check: must be a list"),
+        (
+            BASE.replace("alert: PDU", "manual: {}").replace("on_resolve", "never").replace("{{ labels.rack }}", "r1")
+            + "rollout: {check: [{wait_for: resolved}]}",
+            "wait_for: resolved needs an alert",
+        ),
         (BASE + "effect: {query: up, better: lower}", "is not measured for a group"),
     ],
 )
@@ -85,5 +107,7 @@ def test_slips_are_refused(text: str, why: str) -> None:
 
 
 def test_the_parents_steps_know_the_counts() -> None:
-    """They are those of the group, not of a member."""
+    """They are those of the group, not of a member; the last steps know the check."""
+    check = "check: [{id: fits, approve: 'After batch {{ group.batch }}?'}, {wait: 5m, when: steps.fits.output.by}]"
+    compiled(f"{BASE}rollout: {{{check}}}\non_failure: [{{action: test.tell, when: steps.fits.error}}]")
     compiled(BASE + "on_failure: [{action: test.tell, when: group.failed > 1 and group.total > group.succeeded}]")

@@ -24,7 +24,7 @@ from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.topology import NO_SLURM, SlurmTopology, Topology
+from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, SlurmTopology, Topology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
@@ -187,6 +187,9 @@ class World:
         self.slurm = slurm
         self.catalog = catalog_of(playbooks, self.actions)
         self.alert_map: AlertMap = NO_ALERT_MAP
+        self.cluster = ClusterTopology()
+        self.scheduled: Mapping[str, str] | Exception = {}
+        """What a scheduler says of its nodes."""
         self.engine = self._engine()
         self._deliveries = 0
 
@@ -198,10 +201,16 @@ class World:
             self.clock,
             self.limits,
             self.metrics,
-            lambda: Topology(inventories.parse(self.inventory), slurm=self.slurm),
+            lambda: Topology(inventories.parse(self.inventory), cluster=self.cluster, slurm=self.slurm),
             self.source,
             alert_map=lambda: self.alert_map,
+            scheduled_nodes=self._scheduled_nodes,
         )
+
+    async def _scheduled_nodes(self) -> Mapping[str, str]:
+        if isinstance(self.scheduled, Exception):
+            raise self.scheduled
+        return self.scheduled
 
     async def restart(self, after: float = 0.0, **limits: Any) -> None:
         """Kill the server where it stands, as SIGKILL would, and start another `after` seconds later."""

@@ -17,7 +17,7 @@ from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, StepState
 from trainmedic_server.domain.time_gaps import TimeGap
 
-_CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished", "also")
+_CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished", "batch", "also")
 _OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",

@@ -84,7 +84,7 @@ runs = sa.Table(
     sa.Column("memory", JsonColumn),
 )
 """``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``parent``
-and ``batch`` are those of a group's member. ``also`` are the keys of further targets; null without any.
+and ``batch`` are as in `Run`. ``also`` are the keys of further targets; null without any.
 """
 
 groups = sa.Table(

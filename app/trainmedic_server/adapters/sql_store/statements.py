@@ -129,6 +129,12 @@ NODES_TOUCHED = (
     .where(touched_nodes.c.at > _SINCE, ~sa.exists().where(runs.c.id == touched_nodes.c.run_id, _IS_VOUCHED_FOR))
     .group_by(touched_nodes.c.node)
 )
+_IS_AT_WORK = sa.and_(runs.c.unfinished, runs.c.status.in_(schema.OPEN_STATUSES), runs.c.acted_at.is_not(None))
+NODES_AT_WORK = (
+    sa.select(runs.c.node)
+    .where(_IS_AT_WORK, runs.c.node.is_not(None))
+    .union(sa.select(touched_nodes.c.node).join(runs, runs.c.id == touched_nodes.c.run_id).where(_IS_AT_WORK))
+)
 TOUCHED_BY = sa.select(touched_nodes.c.node).where(touched_nodes.c.run_id == sa.bindparam("run"))
 COUNT_ALERTS = _of_each(sa.select(sa.func.count()).where(run_alerts.c.run_id == WANTED.c.key))
 UNFINISHED_RUNS = sa.select(runs).where(runs.c.unfinished).order_by(runs.c.created_at, runs.c.id)

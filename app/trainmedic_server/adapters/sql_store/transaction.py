@@ -260,6 +260,10 @@ class SqlTransaction(Transaction):
             nodes = set(latest)
         return nodes
 
+    def nodes_at_work(self) -> set[str]:
+        connection = self._flushed_if(lambda pending: pending.added or pending.saved or pending.touched)
+        return set(connection.execute(statements.NODES_AT_WORK).scalars())
+
     def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime, *, count: bool = True) -> None:
         self._own.touched.update(((run_id, node), at) for node in nodes)
         if count:

@@ -1,0 +1,73 @@
+"""Actions of steps, as a playbook's document has them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from trainmedic_core import model_errors
+from trainmedic_core.problems import DocumentPath, FileProblem
+from trainmedic_core.target import TargetKind
+from trainmedic_core.yaml_text import YamlDocument
+from trainmedic_server.domain import value_types
+from trainmedic_server.domain.playbook import PROMETHEUS_QUERY, ActionStep
+from trainmedic_server.domain.value_types import Shape
+from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction
+
+
+def can_be_undone(action: type[Action]) -> bool:
+    """Return False if the class declares ``def inverse(...) -> None``. ``Inverse | None`` is decided for each use."""
+    returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
+    return returned is not None and returned != "None"
+
+
+def of_prefix(name: str, actions: Actions) -> str:
+    """Return the actions with the same first word, or those whose last word is the name."""
+    first = name.partition(".")[0]
+    near = [each for each in actions.names() if first in (each.partition(".")[0], each.rpartition(".")[2])]
+    return f"; there are {', '.join(near)}" if near else "; 'trainmedic playbook schema' and docs/reference list them"
+
+
+def is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
+    """Return whether rendering cannot fix the fault."""
+    if fault.type in ("missing", "extra_forbidden"):
+        return True
+    return not any(
+        fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
+    )
+
+
+def has_own_undo(entry: Mapping[str, Any]) -> bool:
+    undo = entry.get("undo")
+    return isinstance(undo, dict) and isinstance(undo.get("action"), str)
+
+
+def outputs_of(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:
+    """Return the types in the output of a step. Empty if unknown, as for a job's nodes, whose outputs are merged."""
+    step = entry if isinstance(entry, dict) else {}
+    polled = step["wait_for"] if isinstance(step.get("wait_for"), dict) else {}
+    name = PROMETHEUS_QUERY if "query" in polled else {**step, **polled}.get("action")
+    action = actions.action_class(name) if isinstance(name, str) else None
+    outputs: Collection[str] = getattr(action, "outputs", ())
+    if kind in (None, TargetKind.JOB) and (isinstance(action, MultiNodeAction) or not isinstance(outputs, Mapping)):
+        return {}
+    return value_types.of_outputs(outputs)
+
+
+def with_misplaced(
+    problems: list[FileProblem],
+    action: type[Action],
+    entry: Mapping[str, Any],
+    document: YamlDocument,
+    path: DocumentPath,
+) -> list[FileProblem]:
+    for key in entry:
+        if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
+            misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)
+            problems = [*(each for each in problems if not _is_of_key(each, misplaced, key)), misplaced]
+    return problems
+
+
+def _is_of_key(problem: FileProblem, at: FileProblem, key: str) -> bool:
+    is_there = (problem.line, problem.column) == (at.line, at.column)
+    return is_there and problem.message.startswith(f"unknown key {key!r}")

@@ -1,0 +1,90 @@
+"""Room for members under ``rollout.max_unavailable``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_core.target import Target
+from trainmedic_server.domain import places, readiness, selectors
+from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.playbook import Rollout
+from trainmedic_server.domain.selectors import Selector
+from trainmedic_server.domain.topology import Topology
+
+_SHOWN = 3
+SETTLES_AFTER = timedelta(seconds=10)
+"""Time until the topology shows what a member has left behind."""
+WORKED_ON = "a run works on it"
+
+
+class Capacity(Struct, frozen=True):
+    pool: int
+    """Nodes selected now or in the frozen list."""
+    allowed: int
+    out: Mapping[str, str]
+    """Unavailable nodes, with reasons."""
+    others: frozenset[str] = frozenset()
+    """Nodes of other runs. A member there would wait for its lock and grow stale."""
+
+    def __str__(self) -> str:
+        return f"{len(self.out)} of {self.pool} nodes are unavailable, at most {self.allowed} may be"
+
+    @property
+    def reasons(self) -> str:
+        told = [f"{node}: {why}" for node, why in list(self.out.items())[:_SHOWN]]
+        more = len(self.out) - len(told)
+        return "; ".join([*told, *([f"{more} more"] if more else [])])
+
+    def why_held(self, members: Collection[str], topology: Topology) -> str:
+        then = self.after(members, topology)
+        if len(then.out) < then.allowed and self.others:
+            return f"other runs work on {', '.join(sorted(self.others)[:_SHOWN])}"
+        return str(then)
+
+    def after(self, members: Collection[str], topology: Topology) -> Capacity:
+        nodes = selectors.nodes_of(list(map(Target.of_key, members)), topology)
+        return replace(self, out={**dict.fromkeys(sorted(nodes), WORKED_ON), **self.out})
+
+
+def of(
+    rules: Rollout,
+    target: Target,
+    members: Collection[Target],
+    topology: Topology,
+    scheduled: Mapping[str, str],
+    own: Collection[str] = (),
+    others: Collection[str] = (),
+) -> Capacity | str | None:
+    """Return the capacity, or why it is not known; None without ``max_unavailable``.
+
+    `own` and `others` are nodes at work for its members and for all runs.
+    """
+    if rules.max_unavailable is None:
+        return None
+    selected = selectors.nodes_selected(Selector.of(target), topology)
+    if isinstance(selected, Unresolved):
+        return f"it is not known how many nodes are unavailable: {selected.why}"
+    pool = {*selected, *selectors.nodes_of(members, topology)}
+    out = readiness.out_of_service(sorted(pool, key=selectors.natural), topology, scheduled)
+    busy = dict.fromkeys(sorted(pool.intersection({*own, *others})), WORKED_ON)
+    foreign = frozenset(pool.intersection(others).difference(own))
+    return Capacity(len(pool), rules.unavailable_allowed(len(pool)), {**busy, **out}, foreign)
+
+
+def fitting(capacity: Capacity, ordered: Sequence[str], count: int, topology: Topology) -> list[str]:
+    """Return the first `count` members that fit; one on unavailable nodes takes nothing away."""
+    taken, fit = set(capacity.out), list[str]()
+    for key in ordered:
+        if len(fit) == count:
+            break
+        nodes = places.nodes_of(Target.of_key(key), topology)
+        if nodes & capacity.others:
+            continue
+        if nodes <= taken or len(taken | nodes) <= capacity.allowed:
+            taken |= nodes
+            fit.append(key)
+    return fit
