@@ -16,14 +16,12 @@ from tests.support import slurm_cluster
 from tests.support.slurm_cluster import SlurmCluster
 from trainmedic_server import telemetry
 from trainmedic_server.adapters import slurm_rest
-from trainmedic_server.adapters.slurm_readiness import SlurmReadiness
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.slurm_topology import SlurmWatch
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain import host_lists
 from trainmedic_server.errors import ClusterRefused, ClusterUnavailable, ConfigurationError, ObjectMissing
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob
-from trainmedic_server.simulation.virtual_time import VirtualClock
 
 REASON = "trainmedic:0192f0c1 GPU 3 is too hot"
 TASK_RUNS = "trap 'touch /mnt/caught' USR1; touch /mnt/ready; while :; do sleep 0.2; done"
@@ -161,14 +159,13 @@ async def test_a_drain_has_its_reason_until_it_ends(slurm: Slurm) -> None:
 
 
 async def test_a_drained_node_is_out_of_service(slurm: Slurm) -> None:
-    """With its reason, as others may have drained it; known for some seconds."""
-    clock = VirtualClock()
-    readiness = SlurmReadiness(slurm, clock)
-    assert await readiness.nodes() == dict.fromkeys(slurm_cluster.NODES, "")
+    """Others may have drained it."""
+    assert {node.name: node.why_unavailable for node in await slurm.nodes()} == dict.fromkeys(slurm_cluster.NODES, "")
     await slurm.drain("n1", REASON)
-    assert not (await readiness.nodes())["n1"]
-    later = SlurmReadiness(slurm, clock)
-    assert await later.nodes() == {**dict.fromkeys(slurm_cluster.NODES, ""), "n1": f"Slurm: drain, {REASON}"}
+    assert {node.name: node.why_unavailable for node in await slurm.nodes()} == {
+        **dict.fromkeys(slurm_cluster.NODES, ""),
+        "n1": "DRAIN",
+    }
 
 
 async def test_a_drain_with_an_end_is_renewed_by_another_drain(slurm: Slurm) -> None:

@@ -55,7 +55,6 @@ def of(
     target: Target,
     members: Collection[Target],
     topology: Topology,
-    scheduled: Mapping[str, str],
     own: Collection[str] = (),
     others: Collection[str] = (),
 ) -> Capacity | str | None:
@@ -69,7 +68,7 @@ def of(
     if isinstance(selected, Unresolved):
         return f"it is not known how many nodes are unavailable: {selected.why}"
     pool = {*selected, *selectors.nodes_of(members, topology)}
-    out = readiness.out_of_service(sorted(pool, key=selectors.natural), topology, scheduled)
+    out = readiness.out_of_service(sorted(pool, key=selectors.natural), topology)
     busy = dict.fromkeys(sorted(pool.intersection({*own, *others})), WORKED_ON)
     foreign = frozenset(pool.intersection(others).difference(own))
     return Capacity(len(pool), rules.unavailable_allowed(len(pool)), {**busy, **out}, foreign)

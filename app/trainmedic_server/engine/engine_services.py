@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 
 from msgspec import Struct, field
 
@@ -35,10 +35,6 @@ async def nothing_to_renew() -> None:
     """Do nothing, as for a simulation's fixed topology."""
 
 
-async def no_scheduler() -> Mapping[str, str]:
-    return {}
-
-
 class EngineServices(Struct, frozen=True):
     store: RunStore
     catalog: Catalog
@@ -62,8 +58,6 @@ class EngineServices(Struct, frozen=True):
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
     """Reloads it for an unknown target. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
-    scheduled_nodes: Callable[[], Awaitable[Mapping[str, str]]] = no_scheduler
-    """Returns a scheduler's nodes with why they are out of service, or empty. Raises ActionFailure."""
     turns: RunQueue = field(default_factory=RunQueue)
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
     """Bounds the looks of polled waits at a time."""

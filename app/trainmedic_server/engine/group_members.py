@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -56,10 +56,6 @@ async def start(
     """Start members in one transaction. None starts after a cancellation or the end of the alert."""
     topology, rules = services.topology(), group_plan.settings(playbook)
     is_limited = rules.max_unavailable is not None
-    try:
-        scheduled = await services.scheduled_nodes() if is_limited else {}
-    except errors.ActionFailure as error:
-        return StartedMembers(held=f"it is not known how many nodes are unavailable: {error}")
     count = len(progress.members) if is_limited else order.count
     keys = group_plan.chosen(rules, progress, count, parent.id, topology)
 
@@ -69,7 +65,7 @@ async def start(
         now, ago = services.clock.now(), services.timeline.by_clock()
         chosen, held, own, tries_again = keys, "", False, None
         if is_limited:
-            room = _capacity(tx, rules, parent, progress, topology, scheduled, now)
+            room = _capacity(tx, rules, parent, progress, topology, now)
             if isinstance(room, str):
                 return StartedMembers(held=room)
             chosen = capacity.fitting(room, keys, order.count, topology)
@@ -112,7 +108,6 @@ def _capacity(
     parent: Run,
     progress: GroupProgress,
     topology: Topology,
-    scheduled: Mapping[str, str],
     now: datetime,
 ) -> Capacity | str:
     assert parent.target is not None
@@ -120,7 +115,7 @@ def _capacity(
     working = [key for key, member in progress.begun.items() if member.is_open or key in progress.settling]
     own = selectors.nodes_of(list(map(Target.of_key, working)), topology)
     members = list(map(Target.of_key, progress.members))
-    made = capacity.of(rules, parent.target, members, topology, scheduled, own, tx.nodes_at_work())
+    made = capacity.of(rules, parent.target, members, topology, own, tx.nodes_at_work())
     assert made is not None
     return made
 

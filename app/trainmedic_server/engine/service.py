@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from trainmedic_server.domain.upcoming import HeldBy, Upcoming
 from trainmedic_server.engine import claims, loops, orders, pausing, upcoming
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
-from trainmedic_server.engine.engine_services import EngineServices, no_scheduler, nothing_to_renew
+from trainmedic_server.engine.engine_services import EngineServices, nothing_to_renew
 from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.group_news import GroupNews
@@ -72,7 +72,6 @@ class Engine:
         clock_watch: ClockWatch | None = None,
         alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP,
         renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew,
-        scheduled_nodes: Callable[[], Awaitable[Mapping[str, str]]] = no_scheduler,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -106,7 +105,6 @@ class Engine:
             topology=topology,
             alert_map=alert_map,
             renew_topology=renew_topology,
-            scheduled_nodes=scheduled_nodes,
         )
         self._workers = Workers(services)
         self._intake = DeliveryIntake(services, self._on_admitted)

@@ -29,7 +29,6 @@ from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_capacity import RedisCapacity, check_is_no_cluster
 from trainmedic_server.adapters.redis_inbox import LateReply
-from trainmedic_server.adapters.slurm_readiness import SlurmReadiness
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.slurm_topology import SlurmWatch
 from trainmedic_server.adapters.sql_store import postgresql
@@ -46,7 +45,6 @@ from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, SlurmTopology, WrittenTopology
 from trainmedic_server.engine.agent_watch import AgentWatch
-from trainmedic_server.engine.engine_services import no_scheduler
 from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.runbooks import Runbooks
@@ -235,8 +233,7 @@ class TrainmedicServer:
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology, slurm_topology)
             where, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
             served = (store, catalog, actions, clock, limits, metrics, where, alerts, store.fence, clock)
-            scheduled = no_scheduler if slurm is None else SlurmReadiness(slurm, clock).nodes
-            engine = Engine(*served, lambda: alert_map.current, watch.renew, scheduled)
+            engine = Engine(*served, lambda: alert_map.current, watch.renew)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
             await stack.enter_async_context(FindingParts(*shared, pods).started())

@@ -12,10 +12,9 @@ from trainmedic_server.domain import inventory
 from trainmedic_server.domain.playbook import Rollout
 from trainmedic_server.domain.run import OrderKind, Status
 from trainmedic_server.domain.selectors import Selector
-from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Topology
+from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, SlurmTopology, Topology
 from trainmedic_server.engine import capacity
 from trainmedic_server.engine.capacity import Capacity
-from trainmedic_server.errors import ClusterUnavailable
 
 MakeWorld = Callable[..., World]
 SINGLE = "playbook: one\non: {alert: Hot}\ntarget: {node: '{{ labels.node }}'}\nsteps: [{action: test.other}]"
@@ -101,16 +100,16 @@ async def test_zero_starts_only_on_nodes_that_are_out_already(world: MakeWorld) 
 async def test_what_a_scheduler_says_counts(world: MakeWorld) -> None:
     """While it does not answer, no member starts: how many nodes are out of service is not known."""
     at = world(limited("1"), inventory=RACK, **LARGE)
-    at.scheduled = ClusterUnavailable("Slurm: no answer")
+    at.slurm = SlurmTopology(answers=False)
     await at.engine.start()
     await at.post(at.alert("PDU", rack="r1"))
     await at.pass_time(1)
-    expected = "no further member starts: it is not known how many nodes are unavailable: Slurm: no answer"
+    expected = "no further member starts: it is not known how many nodes are unavailable: a source of the topology does not answer"
     assert (await at.run()).message == expected
-    at.scheduled = {"n3": "Slurm: drain, bad link", "n4": ""}
+    at.slurm = SlurmTopology(nodes=(ClusterNode("n3", (), {}, "DRAIN"), ClusterNode("n4", ())))
     await at.pass_time(61)
     assert [run.target_key for run in await members(at)] == ["node:n3"]
-    at.scheduled = {}
+    at.slurm = SlurmTopology()
     await at.pass_time(600)
     assert (await at.run()).message == "8 members: 8 succeeded"
 
@@ -157,11 +156,11 @@ async def test_explain_shows_the_room(world: MakeWorld) -> None:
     assert one.guards[-1] == "max_unavailable: 1 of 8 nodes are unavailable, at most 2 may be (n5: cordoned)"
 
 
-def room(text: str | int, topology: Topology, scheduled: dict[str, str] | None = None, *more: str) -> Capacity:
+def room(text: str | int, topology: Topology, *more: str) -> Capacity:
     selector = Selector.of(Target.of_key("gpus:rack=r1"))
     rules = Rollout.model_validate({"max_unavailable": text})
     gone = [Target.of_key(key) for key in more]
-    made = capacity.of(rules, selector.target, gone, topology, scheduled or {})
+    made = capacity.of(rules, selector.target, gone, topology)
     assert isinstance(made, Capacity), made
     return made
 
@@ -170,7 +169,7 @@ def test_the_number_is_of_the_pools_nodes() -> None:
     """Percentages round down, but to 1 at least; a member that is gone is missing."""
     topology = Topology(inventory.parse({"attributes:n[1-9]": "rack=r1", "gpus:n[1-9]": "8"}))
     assert [room(text, topology).allowed for text in ("5%", "25%", "100%", 3, 0, "0%")] == [1, 2, 9, 3, 0, 0]
-    lost = room("25%", topology, {}, "gpu:n10/0", "gpu:n1/3")
+    lost = room("25%", topology, "gpu:n10/0", "gpu:n1/3")
     assert (lost.pool, lost.out) == (10, {"n10": "it is gone"})
 
 

@@ -188,8 +188,6 @@ class World:
         self.catalog = catalog_of(playbooks, self.actions)
         self.alert_map: AlertMap = NO_ALERT_MAP
         self.cluster = ClusterTopology()
-        self.scheduled: Mapping[str, str] | Exception = {}
-        """What a scheduler says of its nodes."""
         self.engine = self._engine()
         self._deliveries = 0
 
@@ -204,13 +202,7 @@ class World:
             lambda: Topology(inventories.parse(self.inventory), cluster=self.cluster, slurm=self.slurm),
             self.source,
             alert_map=lambda: self.alert_map,
-            scheduled_nodes=self._scheduled_nodes,
         )
-
-    async def _scheduled_nodes(self) -> Mapping[str, str]:
-        if isinstance(self.scheduled, Exception):
-            raise self.scheduled
-        return self.scheduled
 
     async def restart(self, after: float = 0.0, **limits: Any) -> None:
         """Kill the server where it stands, as SIGKILL would, and start another `after` seconds later."""
