@@ -100,15 +100,16 @@ async def test_zero_starts_only_on_nodes_that_are_out_already(world: MakeWorld) 
 async def test_what_a_scheduler_says_counts(world: MakeWorld) -> None:
     """While it does not answer, no member starts: how many nodes are out of service is not known."""
     at = world(limited("1"), inventory=RACK, **LARGE)
-    at.slurm = SlurmTopology(answers=False)
+    nodes = (ClusterNode("n3", (), {}, "DRAIN"), ClusterNode("n4", ()))
+    at.slurm = SlurmTopology(nodes)
     await at.engine.start()
     await at.post(at.alert("PDU", rack="r1"))
     await at.pass_time(1)
-    expected = "no further member starts: it is not known how many nodes are unavailable: a source of the topology does not answer"
-    assert (await at.run()).message == expected
-    at.slurm = SlurmTopology(nodes=(ClusterNode("n3", (), {}, "DRAIN"), ClusterNode("n4", ())))
-    await at.pass_time(61)
     assert [run.target_key for run in await members(at)] == ["node:n3"]
+    at.slurm = SlurmTopology(nodes, answers=False)
+    await at.pass_time(61)
+    unknown = "it is not known how many nodes are unavailable: a source of the topology does not answer"
+    assert (await at.run()).message == f"no further member starts: {unknown}"
     at.slurm = SlurmTopology()
     await at.pass_time(600)
     assert (await at.run()).message == "8 members: 8 succeeded"
@@ -175,9 +176,10 @@ def test_the_number_is_of_the_pools_nodes() -> None:
 
 def test_gpus_of_one_node_take_one_node() -> None:
     """The second GPU of a node that is at work takes nothing more away."""
-    topology = Topology(inventory.parse({"attributes:n[1-3]": "rack=r1", "gpus:n[1-3]": "2"}))
+    slurm = SlurmTopology((ClusterNode("n3", (), {}, "DOWN"),))
+    topology = Topology(inventory.parse({"attributes:n[1-3]": "rack=r1", "gpus:n[1-3]": "2"}), slurm=slurm)
     ordered = [f"gpu:n{node}/{gpu}" for node in (1, 2, 3) for gpu in (0, 1)]
-    there = room(2, topology, {"n3": "Slurm: down"})
+    there = room(2, topology)
     assert capacity.fitting(there, ordered, 9, topology) == ["gpu:n1/0", "gpu:n1/1", "gpu:n3/0", "gpu:n3/1"]
     assert capacity.fitting(there, ordered, 1, topology) == ["gpu:n1/0"]
     assert str(there.after(["gpu:n1/0"], topology)) == "2 of 3 nodes are unavailable, at most 2 may be"
@@ -187,5 +189,5 @@ def test_a_source_that_does_not_answer_leaves_it_open() -> None:
     """No member starts then."""
     topology = Topology(inventory.parse({"attributes:n1": "rack=r1"}), cluster=ClusterTopology(answers=False))
     rules = Rollout.model_validate({"max_unavailable": 1})
-    made = capacity.of(rules, Target.of_key("nodes:rack=r1"), [], topology, {})
+    made = capacity.of(rules, Target.of_key("nodes:rack=r1"), [], topology)
     assert made == "it is not known how many nodes are unavailable: a source of the topology does not answer"
