@@ -7,8 +7,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from tests.unit.engine.books import CAP
 from tests.unit.engine.test_kills_of_people import DoomedStore, outlive, pass_time
-from tests.unit.engine.world import World
+from tests.unit.engine.world import Source, World
 from trainmedic_server.domain import beginnings
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.run import Decision, Status
@@ -91,6 +92,18 @@ async def test_one_delivery_with_the_same_event_twice_starts_one_run(world: Make
     later = beginnings.of_event("rack", labels, "k", b"", at.clock.now() + timedelta(seconds=1))
     admission = await at.post(event, later)
     assert sorted(decisions(admission)) == [Decision.DUPLICATE, Decision.STARTED]
+
+
+async def test_alertmanager_is_not_asked_about_an_alert_that_an_event_brought(world: MakeWorld) -> None:
+    """It does not know the alert, and would end it. The sender's report of its end counts."""
+    at = world(CAP, source=Source())
+    await at.engine.start()
+    alert = beginnings.sent_by_event("grafana", at.alert(gpu="0", node="n1"))
+    await at.post(alert)
+    await at.pass_time(15 * 60)
+    assert at.calls() == {"cap": 1}
+    await at.resolve(alert)
+    assert at.calls() == {"cap": 1, "uncap": 1}
 
 
 async def night(fatal: int, *, before: bool) -> tuple[list[Any], int]:
