@@ -148,6 +148,9 @@ class HealthCheck:
         check = self
 
         class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
             def do_GET(self) -> None:
                 check.was_out = check.is_out()
                 self.send_response(200)
