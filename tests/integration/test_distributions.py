@@ -133,8 +133,8 @@ def test_log_rules_are_tested_without_a_server(wheels: dict[str, Path], tmp_path
     environment.install([wheels[part] for part in NEEDS["logs"]])
     rules = tmp_path / "rules"
     rules.mkdir()
-    rule = "log_rule: oom\nsource: training\nmatch: [out of memory]\nrole: root\ncause: gpu_memory\n"
-    (rules / "oom.yaml").write_text(f"{rule}alert: {{name: OutOfMemory}}\n")
+    rule = "log_rule: oom\nsource: training\ncontains: [out of memory]\nmatch: [out of memory]\nrole: root\n"
+    (rules / "oom.yaml").write_text(f"{rule}cause: gpu_memory\nalert: {{name: OutOfMemory}}\n")
     line = "{source: training, rank: 0, text: out of memory}"
     expect = "{findings: [{rule: oom}], alerts: [{name: OutOfMemory}], runs: []}"
     tests = f"tests: [{{name: one line, lines: [{line}], expect: {expect}}}]\n"
