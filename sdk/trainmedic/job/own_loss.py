@@ -23,30 +23,31 @@ class _Copy(NamedTuple):
 class OwnLoss:
     """Newest known loss of this rank. Any thread may read ``latest``."""
 
-    __slots__ = ("_copy", "_due_at", "latest")
+    __slots__ = ("_copy", "due_at", "latest")
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
         """Step and loss, maybe NaN or infinite; replaced as a whole."""
         self._copy: _Copy | None = None
-        self._due_at = float("-inf")
+        self.due_at = float("-inf")
+        """Earlier tensors are ignored."""
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
         """Take a loss: a number at once, a tensor when its copy is complete."""
         if type(loss) is float:
             self.latest = (step, loss)
             return
-        if now < self._due_at:
+        if now < self.due_at:
             return
         if self._copy is not None:
             self._take_copy(self._copy)
         if self._copy is None:
-            self._due_at = now + COPY_INTERVAL
+            self.due_at = now + COPY_INTERVAL
             self._read(step, loss)
 
     def forget(self) -> None:
         self.latest = self._copy = None
-        self._due_at = float("-inf")
+        self.due_at = float("-inf")
 
     def _read(self, step: int | None, loss: Any) -> None:
         try:

@@ -209,7 +209,9 @@ class Progress:
         if takes_tensors:
             self.tensors_due_at = now + TENSOR_INTERVAL
         if loss is not None:
-            self.own_loss.note(step, loss, now)
+            own = self.own_loss
+            if now >= own.due_at or type(loss) is float:
+                own.note(step, loss, now)
             if type(loss) is float:
                 self.loss = loss
             elif takes_tensors or not hasattr(loss, "detach"):

@@ -151,7 +151,7 @@ class StepBoundary:
             training.loss_log.note_gradients(number, training.gradients)
             training.gradients = []
         watches = self._watches
-        if watches.verification.waits or watches.rates.waits:
+        if watches.verification.pending or watches.rates.pending:
             watches.step_done(number)
         if self._every is not None and number % self._every == 0:
             self._is_save_due = True

@@ -47,7 +47,8 @@ class OptimizerSteps:
         """Record a boundary; return whether it follows an update, or none is awaited."""
         if self.count != self._last:
             self._last = self.count
-            self.period, self.without = min(self.without + 1, _MOST), 0
+            self.period = self.without + 1 if self.without < _MOST else _MOST
+            self.without = 0
             return True
         self.without += 1
         # Do not wait if the loop skips an update, as for a NaN loss.

@@ -92,14 +92,10 @@ class RateCommands:
         self._is_paused = is_paused
         self._now = now
         self._how = how
-        self._pending: list[_Pending] = []
+        self.pending: list[_Pending] = []
         self._watch = _Watch(1.0)
         self._timer = AnswerTimer()
         self._sets_itself = ""  # why rates do not persist, once known
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._pending)
 
     def scale(self, command: JobCommand) -> None:
         """Raises Refusal without changing anything."""
@@ -121,22 +117,22 @@ class RateCommands:
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
         seconds = min(_LONGEST, remaining)
         with self._timer.lock:
-            self._pending = [each for each in self._pending if not each.command.is_answered]
-            scale_before = self._watch.scale_before if self._pending else scale
-            self._pending.append(_Pending(command, output, self._now() + seconds))
+            self.pending = [each for each in self.pending if not each.command.is_answered]
+            scale_before = self._watch.scale_before if self.pending else scale
+            self.pending.append(_Pending(command, output, self._now() + seconds))
             self._begin_watch(scale_before)
             if self._is_paused():
                 self._answer(PAUSED)
                 return
             command.later(lambda: self.finish("the job ended"))
-            self._timer.start(min(each.until for each in self._pending) - self._now(), self._time_is_up)
+            self._timer.start(min(each.until for each in self.pending) - self._now(), self._time_is_up)
 
     def begin_again(self, steps: OptimizerSteps | None = None) -> None:
         """Observe pending changes again after a load. ``steps``: a restarted loop's."""
         with self._timer.lock:
             if steps is not None:
                 self._steps = steps
-            if self._pending:
+            if self.pending:
                 self._begin_watch(self._watch.scale_before)
 
     def _begin_watch(self, scale_before: float) -> None:
@@ -146,7 +142,7 @@ class RateCommands:
 
     def step_done(self) -> None:
         """Check the rates after a step, and answer if enough was observed."""
-        if self._pending:
+        if self.pending:
             with self._timer.lock:
                 self._look_after_step()
 
@@ -155,7 +151,7 @@ class RateCommands:
         watch.boundaries += 1
         self._look(watch)
         updates = len(watch.used) if self._steps.works else watch.boundaries
-        open_ones = [each for each in self._pending if not each.command.is_answered]
+        open_ones = [each for each in self.pending if not each.command.is_answered]
         if watch.overwritten is not None or updates >= _UPDATES:
             self._answer("")
         elif open_ones:
@@ -167,18 +163,18 @@ class RateCommands:
 
     def finish(self, because: str) -> None:
         with self._timer.lock:
-            if any(not each.command.is_answered for each in self._pending):
+            if any(not each.command.is_answered for each in self.pending):
                 self._answer(because)
             self._end()
 
     def _time_is_up(self) -> None:
         """Answer for a hanging loop, in the timer's thread."""
-        if any(not each.command.is_answered for each in self._pending):
+        if any(not each.command.is_answered for each in self.pending):
             self._answer(TOO_SLOW)
 
     def _update(self) -> None:
         watch = self._watch
-        if self._pending and len(watch.used) < _UPDATES:
+        if self.pending and len(watch.used) < _UPDATES:
             watch.used.append(self._training.rate.values)
             self._look(watch)
 
@@ -189,7 +185,7 @@ class RateCommands:
     def _answer(self, ended_because: str) -> None:
         """Answer all. Without enough updates, observe further for a correction."""
         self._timer.cancel()
-        watch, rate, pending = self._watch, self._training.rate, self._pending
+        watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
         if watch.used:
             verified["used"] = watch.used[-1][0]
@@ -224,7 +220,7 @@ class RateCommands:
         assert watch.overwritten is not None
         actual, expected = watch.overwritten
         training = self._training
-        failed = {each.command.id for each in self._pending if each.command.undo_of is None}
+        failed = {each.command.id for each in self.pending if each.command.undo_of is None}
         factors = training.changes.factors(LEARNING_RATE)
         kept = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
         if failed:
@@ -237,5 +233,5 @@ class RateCommands:
         return ""
 
     def _end(self) -> None:
-        self._pending = []
+        self.pending = []
         self._steps.observer = None

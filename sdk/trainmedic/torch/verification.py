@@ -91,13 +91,10 @@ class RollbackVerification:
     def __init__(self, training: VerifiedTraining, now: Callable[[], float] = time.monotonic) -> None:
         self._training = training
         self._now = now
-        self._pending: _Pending | None = None
+        self.pending: _Pending | None = None
+        """The unanswered or still compared rollback; read at each step."""
         self._timer = AnswerTimer()
         self._is_logged = training.storage is not None  # without checkpoints there are no rollbacks
-
-    @property
-    def waits(self) -> bool:
-        return self._pending is not None
 
     def begin(
         self, command: JobCommand, output: Mapping[str, Any], is_paused: bool, losses: LossComparison = NOTHING
@@ -108,8 +105,8 @@ class RollbackVerification:
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
         now = self._now()
         until, latest = now + min(_LONGEST, remaining), now + min(_LONGEST_FOR_LOSSES, remaining)
-        self._pending = _Pending(command, output, comparison, losses, until, latest)
-        if self._pending.is_over:
+        self.pending = _Pending(command, output, comparison, losses, until, latest)
+        if self.pending.is_over:
             self._answer("")
         elif is_paused:
             self._answer(PAUSED)
@@ -119,7 +116,7 @@ class RollbackVerification:
 
     def before_draw(self) -> Mapping[str, Any] | None:
         """Return `batch_drawn`'s input that detects use of random numbers, or None."""
-        pending = self._pending
+        pending = self.pending
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
     def batch_drawn(self, batch: Any, epoch: int, before: Mapping[str, Any] | None) -> None:
@@ -128,11 +125,12 @@ class RollbackVerification:
             return
         is_random = before is not None and randomness.has_moved(before)
         self._training.batch_log.add(fingerprint(batch), epoch, is_random)
-        self._look()
+        if self.pending is not None:
+            self._look()
 
     def step_done(self, step: int) -> None:
-        if self._pending is not None:
-            self._pending.losses.step_passed(step)
+        if self.pending is not None:
+            self.pending.losses.step_passed(step)
             self._look()
 
     def finish(self, because: str, is_error: bool = False) -> None:
@@ -144,12 +142,12 @@ class RollbackVerification:
             self._finish(because, is_error)
 
     def _finish(self, because: str, is_error: bool) -> None:
-        if self._pending is not None and not self._pending.command.is_answered:
+        if self.pending is not None and not self.pending.command.is_answered:
             self._answer(because, is_error)
 
     def end(self, because: str) -> None:
         """Stop comparing; losses must still be finite."""
-        pending = self._pending
+        pending = self.pending
         if pending is not None:
             if pending.batches is None:
                 pending.batches = pending.comparison.told(because)
@@ -157,9 +155,9 @@ class RollbackVerification:
             self._look()
 
     def _look(self) -> None:
-        if self._pending is not None:
+        if self.pending is not None:
             with self._timer.lock:
-                self._look_at(self._pending)
+                self._look_at(self.pending)
 
     def _look_at(self, pending: _Pending) -> None:
         if pending.is_over:
@@ -171,12 +169,12 @@ class RollbackVerification:
 
     def _answer(self, ended_because: str, is_error: bool = False) -> None:
         """Answer; later comparisons serve a correction."""
-        pending = self._pending
+        pending = self.pending
         assert pending is not None
         self._timer.cancel()
         command, losses = pending.command, pending.losses
         if pending.is_over:
-            self._pending = None
+            self.pending = None
         batches = pending.batches if pending.batches is not None else pending.comparison.told(ended_because)
         verified = {**pending.output["verified"], "batches": batches}
         if losses is not NOTHING:

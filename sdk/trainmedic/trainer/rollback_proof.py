@@ -16,6 +16,7 @@ from trainmedic.recovery.batch_log import BatchLog
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import DigestComparison, Modules, Optimizers, are_finite, compare, digests
+from trainmedic.torch.tensor_names import plain_name
 from trainmedic.torch.verification import RollbackVerification
 from trainmedic.trainer.step_losses import StepLosses
 from trainmedic.wire import envelope
@@ -24,6 +25,10 @@ log = logging.getLogger("trainmedic")
 
 _NOT_KEPT = "the checkpoint holds no digests of them"
 _NOT_DRAWN = "no batch was drawn yet"
+_BASE_CHANGED = (
+    "parameters that no checkpoint of an adapter holds have changed since: {}; end the job, so that its next process "
+    "loads them anew"
+)
 _SKIPPED_MORE = "further batches are left out around the end of the epoch"
 
 
@@ -97,7 +102,10 @@ class RollbackProof:
         self._parameters = {"compared": comparison.compared, "agreed": comparison.compared, "ranks": group.world_size}
         if why:
             self._parameters["why"] = why
-        self._problem = ""
+        unsaved = set(comparison.different) & _not_saved(modules)
+        self._problem = _BASE_CHANGED.format(", ".join(sorted(unsaved)[:3])) if unsaved else ""
+        self._parameters["agreed"] -= len(unsaved)
+        comparison = comparison.without(unsaved)
         try:
             reports = group.poll(comparison.problem)
         except NotAgreed as error:
@@ -152,3 +160,14 @@ class RollbackProof:
     def finish(self, because: str, is_error: bool = False) -> None:
         """Answer now, as no more batches and losses follow. ``is_error`` as for `RollbackVerification.finish`."""
         self._verification.finish(because, is_error)
+
+
+def _not_saved(modules: Modules) -> set[str]:
+    """Return the digest names of the frozen parameters of PEFT's models, which checkpoints omit."""
+    return {
+        f"{part}.{plain_name(name)}"
+        for part, module in modules.items()
+        if hasattr(module, "peft_config")
+        for name, parameter in module.named_parameters()
+        if not parameter.requires_grad
+    }

@@ -28,7 +28,7 @@ from trainmedic import huggingface
 
 STEPS, SAVED, SPOILED, LEFT = 24, 10, 12, 18
 """The completions of steps 9 to 16 are sampled before step 9, and those of steps 17 to 24 before step 17."""
-KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed", "lora", "epoch")
+KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo", "packed", "lora", "base", "epoch")
 SKIPPED = 3  # batches, in ``epoch``; up to step 16 all have the same prompts
 END = "[END]"
 WORDS = [END, *(f"word{number}" for number in range(20))]
@@ -37,8 +37,9 @@ WORDS = [END, *(f"word{number}" for number in range(20))]
 class Watch(TrainerCallback):
     """Spoil the weights once, and order a rollback some steps later."""
 
-    def __init__(self, roll_back: Any = None) -> None:
+    def __init__(self, roll_back: Any = None, spoils_trained: bool = True) -> None:
         self.roll_back = roll_back
+        self.spoils_trained = spoils_trained
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **objects: Any) -> None:
         if self.roll_back is None:
@@ -46,7 +47,7 @@ class Watch(TrainerCallback):
         if state.global_step == SPOILED:
             with torch.no_grad():
                 for parameter in model.parameters():
-                    if parameter.requires_grad:
+                    if parameter.requires_grad == self.spoils_trained:
                         parameter.add_(torch.randn_like(parameter))
         if state.global_step == LEFT:
             self.roll_back, act = None, self.roll_back
@@ -107,7 +108,7 @@ class Engine:
 
 def other(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) -> Any:
     """KTO trains on given completions; online DPO on two that the model samples at each step; ``packed`` on texts that
-    fill each row of a batch together; ``lora`` on an adapter of the frozen model."""
+    fill each row of a batch together; ``lora`` on an adapter of the frozen model, which ``base`` spoils."""
     prompts = [f"word{n % 20} word{3 * n % 20}" for n in range(96)]
     options: dict[str, Any] = {
         "output_dir": str(directory / "out"),
@@ -126,10 +127,10 @@ def other(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) -> An
         answers = {"completion": [f" word{5 * n % 20}" for n in range(96)], "label": [n % 3 == 0 for n in range(96)]}
         data = Dataset.from_dict({"prompt": prompts, **answers})
         return recording_steps(KTOTrainer)(args=KTOConfig(**options), train_dataset=data, **shared)
-    if kind in ("packed", "lora"):
+    if kind in ("packed", "lora", "base"):
         texts = [" ".join(f"word{(n + 3 * m) % 20}" for m in range(4 + n % 9)) for n in range(400)]
         config = SFTConfig(**options, packing=kind == "packed", max_length=32)
-        if kind == "lora":
+        if kind != "packed":
             shared["peft_config"] = LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
         return recording_steps(SFTTrainer)(args=config, train_dataset=Dataset.from_dict({"text": texts}), **shared)
     return recording_steps(OnlineDPOTrainer)(
@@ -149,7 +150,7 @@ def make(kind: str, directory: Path, watch: Watch) -> Any:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": len(WORDS)}
     GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(directory / "model")
     model = GPT2LMHeadModel.from_pretrained(directory / "model")  # where TRL finds the reference model
-    if kind in ("kto", "online-dpo", "packed", "lora"):
+    if kind in ("kto", "online-dpo", "packed", "lora", "base"):
         return other(kind, model, directory, fast, watch)
     prompts = 8 if kind == "epoch" else 64
     follows = {"sync_ref_model": True, "ref_model_sync_steps": 3} if kind == "reference" else {}
@@ -192,7 +193,7 @@ def train(commander: Commander, kind: str) -> dict[str, Any]:
     with commander.connect() as medic:
         sent = Sent(commander, medic)
         skip = {"skip_batches": SKIPPED} if kind == "epoch" else {}
-        watch = Watch(sent("job.rollback", 600.0, step=SAVED, **skip))
+        watch = Watch(sent("job.rollback", 600.0, step=SAVED, **skip), kind != "base")
         repaired = make(kind, Path(kind, "repaired").absolute(), watch)
         huggingface.train(repaired, medic=medic, limits=huggingface.Limits(delay=0.0))
         reply = commander.final(sent.ids[0], 120.0)

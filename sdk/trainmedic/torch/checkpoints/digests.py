@@ -6,7 +6,7 @@ change of one word.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
 from torch import nn
@@ -28,6 +28,9 @@ class DigestComparison(NamedTuple):
     compared: int
     """Number of compared tensors of equal type."""
     different: tuple[str, ...]
+
+    def without(self, names: Collection[str]) -> DigestComparison:
+        return DigestComparison(self.compared, tuple(name for name in self.different if name not in names))
 
     @property
     def problem(self) -> str:
