@@ -43,6 +43,23 @@ steps:
     with: {message: "{{ steps['bring-back.cap'].status }}"}
 """
 BOTH = f"{PLAYBOOK}---\n{FRAGMENT}"
+POOL = """\
+playbook: pool
+on: {alert: Hot}
+target: {nodes: {pool: h100}}
+rollout:
+  check:
+    - {use: calm, with: {failed: "{{ group.failed }}"}}
+    - {id: told, action: notify, with: {message: "{{ steps['calm.cool'].status }}"}}
+steps:
+  - {action: k8s.cordon}
+---
+fragment: calm
+inputs: {failed: {type: number}}
+steps:
+  - {id: cool, wait_for: {query: "heat < 80"}, timeout: 5m}
+  - {action: notify, with: {message: "{{ inputs.failed }}: {{ steps.cool.status }}"}}
+"""
 CAPPED = {"status": "failed", "params": {}, "output": {}, "error": "no agent", "attempts": 1}
 SCOPE = {"labels": {"why": "hot"}, "vars": {"low": 60}, "steps": {"bring-back.cap": CAPPED}, "target": {}, "run": {}}
 
@@ -136,6 +153,19 @@ def test_an_error_in_a_step_names_the_line_of_the_fragment_and_of_its_use() -> N
     assert "did you mean 'error'?" in problem
     assert problem.endswith("(fragment 'bring-back', used at p.yaml:7)")
     assert other.endswith("(fragment 'bring-back', used at p.yaml:8)")
+
+
+def test_the_check_of_a_group_may_use_a_fragment() -> None:
+    """It stands in the stored text like any other, and an error names both lines."""
+    pool = compiled(POOL)
+    assert [step.id for step in pool.definition.phase("check")] == ["calm.cool", "calm.step-2", "told"]
+    scope = {**SCOPE, "group": {"failed": 3}, "steps": {"calm.cool": {**CAPPED, "status": "succeeded"}}}
+    assert pool.params("check", 1, scope).model_dump()["message"] == "3: succeeded"
+    assert pool.params("check", 2, scope).model_dump()["message"] == "succeeded"
+    assert loader.load_one(pool.text, "pool@1", ACTIONS).definition == pool.definition
+    (problem,) = problems_of(POOL.replace("steps.cool", "steps.col"))
+    assert problem.startswith("p.yaml:15:")
+    assert problem.endswith("(fragment 'calm', used at p.yaml:6)")
 
 
 def test_an_error_in_the_form_of_a_fragment_is_at_its_place_once() -> None:
@@ -252,6 +282,7 @@ def test_check_counts_fragments_and_hints_at_unused_ones(tmp_path: Path) -> None
     ("text", "valid"),
     [
         (PLAYBOOK, True),
+        (POOL.partition("---")[0], True),
         (FRAGMENT, True),
         (FRAGMENT.replace("type: number", "type: float"), False),
         (FRAGMENT.replace('percent: "{{ inputs.percent }}"', "percnt: 5"), False),

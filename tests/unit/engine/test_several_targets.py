@@ -323,6 +323,33 @@ async def test_members_of_a_group_have_the_jobs_on_their_nodes(world: MakeWorld)
     assert sorted(placed(at, "hold")) == ["job:a", "job:b", "job:b", "job:c"]
 
 
+async def test_a_question_between_batches_lists_the_jobs_of_the_next(world: MakeWorld) -> None:
+    """The nodes of jobs count for the steps on them, also in an explanation."""
+    text = AT_ONCE.replace('{node: "{{ labels.node }}", jobs: on_node}', "{nodes: {pool: h100}, jobs: on_node}")
+    nodes = {"attributes:n[1-3]": "pool=h100"}
+    rollout = "rollout: {serial: 1, max_unavailable: 2, check: [{id: sure, approve: '', timeout: 1h}]}\n"
+    at = world(text + rollout, inventory={**TWO, **nodes}, more=DOING, breaker_min_nodes=50)
+    await at.engine.start()
+    (explained,) = await at.engine.explain([at.alert("NVLink")])
+    told = [(step.phase, step.what) for step in explained.playbooks[0].steps]
+    assert told == [
+        ("steps", "action test.hold on job:a, job:b"), ("steps", "action test.cap"),
+        ("steps", "action test.free on job:a, job:b"), ("check", "approve, at most 1h: "),
+    ]  # fmt: skip
+    await at.post(at.alert("NVLink"))
+    ahead = (await at.run()).step(("check", 0)).params["steps"]
+    assert [(each["id"], each["targets"], each["nodes"]) for each in ahead] == [
+        ("hold", ["job:b"], ["n1", "n2"]),
+        ("fence", ["node:n2"], ["n2"]),
+        ("free", ["job:b"], ["n1", "n2"]),
+    ]
+    for _ in range(3):
+        await at.pass_time(15)
+        await at.engine.order((await at.run()).id, OrderKind.APPROVE, "ann")
+    await at.pass_time(15)
+    assert (await at.run()).message == "3 members: 3 succeeded"
+
+
 async def test_mode_observe_names_what_it_would_do(world: MakeWorld) -> None:
     """Nothing is called."""
     at = world(AT_ONCE, inventory=TWO, more=DOING, mode="observe")
