@@ -6,7 +6,7 @@ Deliveries of one transaction are decided as if each were committed alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain import beginnings, capacity, group, group_events, selectors, target_modes
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
-from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
+from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatus, Identity, RejectedAlert
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.memory import RunMemory
@@ -26,7 +26,7 @@ from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
-from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand, StartedRun
+from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand, StartedRun, events_of_rejected
 from trainmedic_server.engine.admission_facts import AdmissionFacts
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
 from trainmedic_server.engine.plan_values import RunPlan
@@ -34,7 +34,6 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
-_REJECTED_IN_HISTORY = 20
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns a starting run's first plan; None to leave it to the driver."""
 _DUPLICATE = Decision.DUPLICATE
@@ -128,7 +127,7 @@ class Admitter:
         delivery = prepared.delivery
         for rejected in delivery.rejected:
             self._rejected(rejected)
-        self._events.extend(_events_of_rejected(delivery, self._now))
+        self._events.extend(events_of_rejected(delivery, self._now))
         return Admission(
             delivery.id,
             len(delivery.alerts) + len(delivery.rejected),
@@ -578,22 +577,6 @@ class Admitter:
 
     def _add_event(self, run_id: str, content: kinds.EventKind, actor: str = "trainmedic") -> None:
         self._events.append(recorded(content, self._now, run_id, actor))
-
-
-def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
-    for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
-        fingerprint = rejected.identity.fingerprint if rejected.identity is not None else None
-        content = kinds.AlertRejected(
-            alert=rejected.name,
-            index=rejected.index,
-            why=rejected.reason,
-            fingerprint=fingerprint,
-            delivery=delivery.id,
-        )
-        yield recorded(content, now)
-    if (others := len(delivery.rejected) - _REJECTED_IN_HISTORY) > 0:
-        why = f"{others} more alerts of this delivery are malformed"
-        yield recorded(kinds.AlertRejected(why=why, delivery=delivery.id), now)
 
 
 def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:

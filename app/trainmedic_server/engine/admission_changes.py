@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import datetime
 
 from msgspec import Struct
 
-from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain.alert import AlertRecord, Delivery, Identity
+from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.run import Controls, Event, Run
 from trainmedic_server.engine.plan_values import Instruction, OutsideState
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
+
+_REJECTED_IN_HISTORY = 20
 
 
 class StartedRun(Struct, frozen=True):
@@ -58,3 +62,20 @@ class ByHand(Struct, frozen=True):
     key: str | None = None
     groups: frozenset[str] = frozenset()
     """Of the actor; not recorded."""
+
+
+def events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
+    """Yield the events of a delivery's malformed alerts: a few of them, and the number of others."""
+    for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
+        fingerprint = rejected.identity.fingerprint if rejected.identity is not None else None
+        content = kinds.AlertRejected(
+            alert=rejected.name,
+            index=rejected.index,
+            why=rejected.reason,
+            fingerprint=fingerprint,
+            delivery=delivery.id,
+        )
+        yield recorded(content, now)
+    if (others := len(delivery.rejected) - _REJECTED_IN_HISTORY) > 0:
+        why = f"{others} more alerts of this delivery are malformed"
+        yield recorded(kinds.AlertRejected(why=why, delivery=delivery.id), now)
