@@ -430,7 +430,7 @@ def _document(book: YamlPlaybook) -> dict[str, Any]:
 def _parsed(text: Mapping[str, Any], *, may_fail: bool = False) -> Sequence[YamlPlaybook]:
     source = str(PLAYBOOKS / f"{text['playbook']}.yaml")
     written, actions = yaml.safe_dump(dict(text), sort_keys=False), CHECKED_ACTIONS
-    attached = loader._attached(written, source)
+    attached = loader._attached(written, source, ())
     books, problems = loader.load(written, source, actions, IdentityLabels(), attached)
     assert may_fail or problems == []
     return books
