@@ -525,7 +525,7 @@ async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: 
     assert found == {
         identity: [
             LinkedRun(one.id, "cool", gpu().key, Status.RUNNING, Decision.STARTED),
-            LinkedRun(refused.id, "other", "", Status.NOT_STARTED, Decision.TARGET_UNKNOWN, at(1)),
+            LinkedRun(refused.id, "other", "", Status.NOT_STARTED, Decision.TARGET_UNKNOWN, refused.ended_at),
         ]
     }
     await store.transact(lambda tx: tx.save_runs([(replace(one, status=Status.FAILED, ended_at=at(2)), one)]))

@@ -120,6 +120,7 @@ async def test_a_run_with_a_command_takes_two_transactions(world: MakeWorld, mon
     """One admits it and begins its step, the other has its outcome and closes it."""
     w = world(CAP)
     await w.engine.start()
+    await w.pass_time(1)  # periodic work looks first
     transact, count = w.store.transact, 0
 
     async def counting(work: Any) -> Any:

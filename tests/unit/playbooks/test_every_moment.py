@@ -33,7 +33,7 @@ from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep
-from trainmedic_server.domain.run import OrderKind, Run, StepStatus
+from trainmedic_server.domain.run import OrderKind, Run, Status, StepStatus
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import after_resolve
 from trainmedic_server.engine.service import Engine
@@ -245,7 +245,8 @@ def _wrongs(played: Played) -> Iterator[str]:
         yield "the node is cordoned, and that is neither owed nor declared"
     if site.excluded and "launcher.exclude_node" not in said:
         yield "the job does without the node, and that is neither owed nor declared"
-    if (played.cluster.is_cordoned or site.excluded) and not (site.told or played.case.orders):
+    is_told = site.told or played.case.orders or run.status is Status.FAILED  # the server tells of failures
+    if (played.cluster.is_cordoned or site.excluded) and not is_told:
         yield "a node is out of use, and nobody was told"
     if site.failed_checks and any(deed.action in GIVES_BACK for deed in site.deeds):
         yield "a node is back whose check has failed"
@@ -431,7 +432,7 @@ def _document(book: YamlPlaybook) -> dict[str, Any]:
 def _parsed(text: Mapping[str, Any], *, may_fail: bool = False) -> Sequence[YamlPlaybook]:
     source = str(PLAYBOOKS / f"{text['playbook']}.yaml")
     written, actions = yaml.safe_dump(dict(text), sort_keys=False), CHECKED_ACTIONS
-    attached = loader._attached(written, source)
+    attached = loader._attached(written, source, ())
     books, problems = loader.load(written, source, actions, IdentityLabels(), attached)
     assert may_fail or problems == []
     return books
