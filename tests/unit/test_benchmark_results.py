@@ -30,7 +30,7 @@ def result(*lines: str, status: int = 0) -> dict[str, Any]:
     return {"name": "storm", "lines": lines, "status": status, "load_before": 0.1, "disturbed": False}
 
 
-STARTED = {"run", "fleet_members", "waiting_job"}
+STARTED = {"run", "fleet_members", "sdk_loop", "waiting_job"}
 """Itself, and programs that benchmarks start."""
 APART = {"local_checkpoints", "log_shippers"}
 """They compare with other products, which must be installed first, so `benchmarks/run` leaves them out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainmedic_server.domain import capacity, inventory
-from trainmedic_server.domain.playbook import Percentage
+from trainmedic_server.domain.shares import Percentage
 from trainmedic_server.domain.topology import (
     AgentTopology,
     ClusterNode,

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.api_world import World, alert, logged, payload
+from trainmedic_core.fingerprint import fingerprint
 from trainmedic_server import errors
 from trainmedic_server.api import webhook
 from trainmedic_server.api.schemas import WebhookReply
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import Token, TokenRole
-from trainmedic_server.domain.alert import fingerprint
 from trainmedic_server.http.limits import ServerLimits
 
 
