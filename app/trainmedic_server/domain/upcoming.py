@@ -29,7 +29,7 @@ UNTIL = "until "
 """Beginning of `Upcoming.waits_for` if that is a condition or a time."""
 
 TRIED_AGAIN = "tried again"
-"""`Upcoming.outcome` of an ended run that a further one follows (``guards.again``)."""
+"""`Upcoming.outcome` after a run's end (``guards.again``)."""
 
 
 def waiting(waits_for: str) -> str:

@@ -2,8 +2,7 @@
 
 Steps that depend on earlier results, or on unknown earlier runs, are undetermined.
 
-`plan.observe` does not suit: it does not distinguish run, failed and undetermined steps, and omits questions,
-``on_success`` and ``on_failure``.
+`plan.observe` lacks undetermined steps, questions, ``on_success`` and ``on_failure``.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ def step_plans(
     phases: Sequence[str] = PHASES,
     memory: RunMemory | None = None,
 ) -> tuple[StepPlan, ...]:
-    """Return each step as a run started now would perform it, with rendered parameters where they are known.
-
-    `memory`: None if the earlier runs are unknown.
-    """
+    """Return each step as a run started now would perform it. `memory`: None if the earlier runs are unknown."""
     run = replace(_imagined(playbook, alert, target, mode, now), also=also, memory=memory)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts, now=now)
     states = step_sequence.initial_steps(playbook, ask_first=False, phases=phases)
@@ -122,7 +118,7 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
 def _rendered(
     playbook: CompiledPlaybook, names: Scope, state: StepState, plan: StepPlan, written: Mapping[str, Any]
 ) -> StepPlan:
-    """Return the plan with its parameters, if they do not depend on earlier steps."""
+    """Add the parameters, if known."""
     if unknown := _unknown(written, names):
         reason = plan.why or f"its parameters depend on {unknown}"
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
@@ -153,7 +149,7 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
 
 
 def _unknown(written: Any, names: Scope, *, is_expression: bool = False) -> str:
-    """Return the unknown things that the value depends on; empty if there are none."""
+    """Return what the value depends on without being known, or ""."""
     used = _names_in(written, is_expression)
     if {"steps", "group"} & used:
         return "how earlier steps end"

@@ -130,5 +130,5 @@ class RepeatedRuns:
 
 
 def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:
-    """Return the runs of an alert that its playbook did not refuse."""
+    """Return the runs without refused ones."""
     return [run for run in linked if run.playbook == playbook and run.decision not in PASSING]
