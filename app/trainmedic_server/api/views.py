@@ -249,7 +249,9 @@ class NextView(View):
     params: dict[str, Any] = Field(description="Its parameters, rendered as far as known.")
     question: str | None = Field(description="Its question, if it is an approval.")
     note: str | None = Field(description="Why its condition or parameters are not known yet.")
-    outcome: str | None = Field(description="The run's end without further steps: succeeded, failed, or cancelled.")
+    outcome: str | None = Field(
+        description="The run's end without further steps: succeeded, failed, or cancelled. After its end: tried again."
+    )
 
 
 class RunView(HistoryItem):

@@ -448,7 +448,7 @@ class _Compilation:
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
             )
             self._problem((*path, "action"), message)
-        elif phase == ON_LIMITED and (action.harmful or getattr(action, "leaves_results", False)):
+        elif phase == ON_LIMITED and action.harmful:
             message = f"action {action.name} changes something; on_limited notifies people, as with action: notify"
             self._problem((*path, "action"), message)
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:

@@ -182,8 +182,8 @@ def _again(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     again = definition.guards.again
     if again is None:
         return
-    if definition.on.manual is not None:
-        yield ("guards", "again"), "again: needs an alert, and people start this playbook; use retry at its steps"
+    if not definition.on.alertnames:
+        yield ("guards", "again"), f"again: needs an alert, and {definition.on.starter}; use retry at its steps"
     if definition.group is not None:
         message = "again: is not for a group; 'trainmedic runs retry' repeats the members that have not succeeded"
         yield ("guards", "again"), message

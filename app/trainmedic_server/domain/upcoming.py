@@ -28,6 +28,9 @@ def clock(at: datetime) -> str:
 UNTIL = "until "
 """Beginning of `Upcoming.waits_for` if that is a condition or a time."""
 
+TRIED_AGAIN = "tried again"
+"""`Upcoming.outcome` after a run's end (``guards.again``)."""
+
 
 def waiting(waits_for: str) -> str:
     return f"waits {'' if waits_for.startswith(UNTIL) else 'for '}{waits_for}"
@@ -53,5 +56,5 @@ class Upcoming(Struct, frozen=True):
     note: str | None = None
     outcome: str | None = None
     """How the run ends if no step is left: ``succeeded``, ``failed``, or ``cancelled`` (by a person, waiting only for
-    work in progress).
+    work in progress). `TRIED_AGAIN` after its end.
     """

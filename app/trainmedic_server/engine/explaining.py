@@ -51,6 +51,7 @@ class Explainer:
             is_live=True,
             verdicts=topology.verdicts,
             topology=topology,
+            memories=facts.memories,
         )
         return await asyncio.to_thread(explanation.explain, playbooks, delivery, facts, context)
 

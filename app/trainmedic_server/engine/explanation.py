@@ -15,6 +15,7 @@ from trainmedic_server.domain import selectors, target_resolution, upcoming
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.playbook import PHASES, Guards, Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.selectors import Selection, Selector
@@ -84,6 +85,8 @@ class ExplainContext(Struct, frozen=True):
     """Returns the run that holds the target of a playbook's run."""
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
+    memories: Mapping[matching.Key, RunMemory] = field(default_factory=dict)
+    """Without the members of groups."""
     is_live: bool = False
 
 
@@ -203,10 +206,13 @@ def _reacting(
     if members:
         first = Candidate.of(playbook, members[0], context.topology)
         parts = [(members[0], step_sequence.MEMBER_PHASES), (target, step_sequence.PARENT_PHASES)]
+    known = context.now, context.verdicts, first.also
     steps = [
         step
         for of, phases in parts
-        for step in forecast.step_plans(*given, of, mode, context.now, context.verdicts, first.also, phases)
+        for step in forecast.step_plans(
+            *given, of, mode, *known, phases, context.memories.get((definition.name, of.key))
+        )
     ]
     return replace(
         explanation,

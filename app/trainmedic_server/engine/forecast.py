@@ -1,7 +1,8 @@
-"""Forecast of a playbook's steps from an alert alone; those that depend on earlier results are undetermined. Pure.
+"""Forecast of a playbook's steps from an alert alone. Pure.
 
-`plan.observe` does not suit: it does not distinguish run, failed and undetermined steps, and omits questions,
-``on_success`` and ``on_failure``.
+Steps that depend on earlier results, or on unknown earlier runs, are undetermined.
+
+`plan.observe` lacks undetermined steps, questions, ``on_success`` and ``on_failure``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
+from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.playbook import (
     PHASES,
     ActionStep,
@@ -72,9 +74,10 @@ def step_plans(
     verdicts: Mapping[str, VerdictsOnJob],
     also: tuple[Target, ...] = (),
     phases: Sequence[str] = PHASES,
+    memory: RunMemory | None = None,
 ) -> tuple[StepPlan, ...]:
-    """Return each step as a run started now would perform it, with rendered parameters where they are known."""
-    run = replace(_imagined(playbook, alert, target, mode, now), also=also)
+    """Return each step as a run started now would perform it. `memory`: None if the earlier runs are unknown."""
+    run = replace(_imagined(playbook, alert, target, mode, now), also=also, memory=memory)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts, now=now)
     states = step_sequence.initial_steps(playbook, ask_first=False, phases=phases)
     return tuple(_on(run, state, _step_plan(playbook, actions, names, state)) for state in states)
@@ -115,9 +118,9 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
 def _rendered(
     playbook: CompiledPlaybook, names: Scope, state: StepState, plan: StepPlan, written: Mapping[str, Any]
 ) -> StepPlan:
-    """Return the plan with its parameters, if they do not depend on earlier steps."""
-    if _uses_results(written):
-        reason = plan.why or "its parameters depend on how earlier steps end"
+    """Add the parameters, if known."""
+    if unknown := _unknown(written, names):
+        reason = plan.why or f"its parameters depend on {unknown}"
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
     try:
         params = playbook.params(state.phase, state.index, names)
@@ -128,8 +131,8 @@ def _rendered(
 
 def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
     """Return the result by the step's ``when``, with a reason for people."""
-    if spec.when and _uses_results(spec.when, is_expression=True):
-        return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
+    if spec.when and (unknown := _unknown(spec.when, names, is_expression=True)):
+        return StepForecast.UNDETERMINED, f"depends on {unknown}: {spec.when}"
     try:
         if playbook.when(state.phase, state.index, names):
             return StepForecast.RUNS, f"when holds: {spec.when}" if spec.when else ""
@@ -145,15 +148,23 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
         return spec.question.message
 
 
-def _uses_results(value: Any, *, is_expression: bool = False) -> bool:
+def _unknown(written: Any, names: Scope, *, is_expression: bool = False) -> str:
+    """Return what the value depends on without being known, or ""."""
+    used = _names_in(written, is_expression)
+    if {"steps", "group"} & used:
+        return "how earlier steps end"
+    return "earlier runs" if "runs" in used and "runs" not in names else ""
+
+
+def _names_in(value: Any, is_expression: bool = False) -> set[str]:
     if isinstance(value, Mapping):
-        return any(_uses_results(member) for member in value.values())
+        return {name for member in value.values() for name in _names_in(member)}
     if isinstance(value, list):
-        return any(_uses_results(member) for member in value)
+        return {name for member in value for name in _names_in(member)}
     if not isinstance(value, str) or not (is_expression or evaluation.is_template(value)):
-        return False
+        return set()
     tree = template_syntax.parse_expression(value) if is_expression else template_syntax.parse_template(value)
-    return bool({"steps", "group"} & template_syntax.free_names(tree))
+    return set(template_syntax.free_names(tree))
 
 
 def _describe(spec: Step) -> str:

@@ -79,7 +79,11 @@ def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None
     last = acted[-1]
     if again is None or last.status not in _MAY_BE_TRIED_AGAIN or last.ended_at is None:
         return None
-    return last.ended_at + again.after if sum(run.is_again for run in acted) < again.times else None
+    return last.ended_at + again.after if times_left(again, acted) > 0 else None
+
+
+def times_left(again: Again, acted: Sequence[LinkedRun]) -> int:
+    return again.times - sum(run.is_again for run in acted)
 
 
 def keeps_capacity(playbook: CompiledPlaybook) -> bool:

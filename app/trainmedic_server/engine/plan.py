@@ -175,7 +175,8 @@ def _next_step(draft: RunDraft) -> Instruction | None:
     state = step_sequence.next_step(draft.run, draft.playbook, broken)
     error = None
     if draft.run.is_limited and state is None:
-        _close(draft, Status.NOT_STARTED, draft.run.message, draft.run.decision)
+        message = "; ".join([draft.run.message, *_failures(draft.run)])
+        _close(draft, Status.NOT_STARTED, message, draft.run.decision)
         return None
     if draft.group is not None and broken is None and (state is None or state.phase != APPROVAL):
         if draft.group.refused:
@@ -261,11 +262,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
 
 def _summary(run: Run) -> str:
     """Return a summary for people, with tolerated failures and steps skipped because the alert resolved."""
-    failed = [
-        f"step {step.id}: {step.error or step.message}"
-        for step in run.steps
-        if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))
-    ]
+    failed = _failures(run)
     not_begun = [step.id for step in after_resolve.left_out(run) if not step.attempts]
     if not_begun:
         failed.append(f"the alert resolved before {', '.join(not_begun)} began")
@@ -273,3 +270,11 @@ def _summary(run: Run) -> str:
     if not failed:
         return done if run.action_taken else "nothing had to be done"
     return "; ".join([done, *failed])
+
+
+def _failures(run: Run) -> list[str]:
+    return [
+        f"step {step.id}: {step.error or step.message}"
+        for step in run.steps
+        if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))
+    ]

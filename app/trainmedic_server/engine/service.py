@@ -140,7 +140,8 @@ class Engine:
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
         sight = self._workers.sight(run.id)
-        return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders, sight)
+        told = upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders, sight)
+        return await self._repeated_runs.after(run, alerts) if told is None and not run.is_open else told
 
     async def _held_by(self, run: Run) -> HeldBy | None:
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))

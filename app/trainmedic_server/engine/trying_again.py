@@ -8,14 +8,15 @@ from datetime import datetime, timedelta
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.playbook import Again
-from trainmedic_server.domain.run import PASSING, Decision
+from trainmedic_server.domain.run import PASSING, Decision, Run
+from trainmedic_server.domain.upcoming import TRIED_AGAIN, Upcoming
 from trainmedic_server.engine import admission_facts, guards, loops
 from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.playbooks import CompiledPlaybook
-from trainmedic_server.ports.store import Transaction
+from trainmedic_server.ports.store import LinkedRun, Transaction
 
 _EVERY = timedelta(minutes=1)
 _SHORTEST = timedelta(seconds=1)
@@ -65,16 +66,32 @@ class RepeatedRuns:
         for record in records:
             for playbook in playbooks:
                 name, again = playbook.definition.name, playbook.definition.guards.again
-                acted = [
-                    run
-                    for run in linked.get(record.identity, ())
-                    if run.playbook == name and run.decision not in PASSING
-                ]
+                acted = _acted(linked.get(record.identity, ()), name)
                 due = guards.again_at(again, acted) if acted else None
                 if due is not None and due <= now:
                     yield record.identity, playbook
                 elif due is not None:
                     self._next = due if self._next is None else min(due, self._next)
+
+    async def after(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
+        """Return when the ended run is tried again; None for never. Raises StoreUnavailable."""
+        playbook = self._services.catalog.get(run.playbook)
+        again = playbook.definition.guards.again if playbook is not None else None
+        firing = [record for record in alerts if not record.is_resolved and record.alert.status is AlertStatus.FIRING]
+        if playbook is None or again is None or not firing:
+            return None
+        firing = [record for record in firing if playbook.match(record.alert).matched]
+        linked = await self._services.store.transact(lambda tx: tx.linked_runs([each.identity for each in firing]))
+        coming = []
+        for runs in linked.values():
+            acted = _acted(runs, run.playbook)
+            due = guards.again_at(again, acted) if acted and acted[-1].run_id == run.id else None
+            if due is not None:
+                coming.append((due, guards.times_left(again, acted)))
+        if not coming:
+            return None
+        due, left = min(coming)
+        return Upcoming(not_before=due, outcome=TRIED_AGAIN, note=f"while the alert fires, up to {left} more")
 
     async def _try(self, identity: Identity, playbook: CompiledPlaybook) -> None:
         changes = await self._services.store.transact(lambda tx: self._decide(tx, identity, playbook))
@@ -110,3 +127,8 @@ class RepeatedRuns:
         target = playbook.target_of(record.alert, topology)
         candidate = Candidate.of(playbook, target, topology)
         return candidate if isinstance(candidate.target, Target) else None
+
+
+def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:
+    """Return the runs without refused ones."""
+    return [run for run in linked if run.playbook == playbook and run.decision not in PASSING]

@@ -14,6 +14,7 @@ from trainmedic_core.words import few, words
 from trainmedic_server.domain import beginnings
 from trainmedic_server.domain.alert import STAND_INS
 from trainmedic_server.domain.run import Status
+from trainmedic_server.domain.upcoming import TRIED_AGAIN
 from trainmedic_server.presentation import runs, steps, targets, times
 from trainmedic_server.presentation.sentences import At, Sentence
 from trainmedic_server.presentation.targets import IndexOf
@@ -97,14 +98,26 @@ def _outcome(run: Document, status: str, message: str) -> str:
 
 
 def _alerts(run: Document) -> str:
-    firing = sorted({str(run.get("alert_name")) for alert in run.get("alerts", ()) if not alert.get("resolved_at")})
+    firing = sorted({str(run.get("alert_name")) for alert in run.get("alerts", ()) if _fires(alert)})
     if not run.get("alerts"):
         return "no alert is tied to it"
-    if all(str(alert.get("fingerprint")).startswith(STAND_INS) for alert in run["alerts"]):
+    if _has_no_alert(run):
         return "no alert began it"
     if firing:
         return "the alert still fires" if len(run["alerts"]) == 1 else f"{few(firing)} still fires"
     return "the alert has resolved" if len(run["alerts"]) == 1 else "its alerts have resolved"
+
+
+def _has_no_alert(run: Document) -> bool:
+    return all(map(_is_stand_in, run.get("alerts", ())))
+
+
+def _is_stand_in(alert: Document) -> bool:
+    return str(alert.get("fingerprint")).startswith(STAND_INS)
+
+
+def _fires(alert: Document) -> bool:
+    return not alert.get("resolved_at") and not _is_stand_in(alert)
 
 
 def _acting(run: Document) -> list[Document]:
@@ -149,12 +162,15 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
 def _next(run: Document) -> Iterator[Sentence]:
     if (upcoming := runs.upcoming(run.get("next"))) is not None:
         yield from (*upcoming.now, *upcoming.until, upcoming.then)
-        return
-    if run.get("owes_undo"):
+        if run["next"].get("outcome") != TRIED_AGAIN:
+            return
+    elif run.get("owes_undo"):
         yield ("The run has ended. Its changes are reverted as stated above.",)
     elif any(change.get("is_reversible", True) for change in run.get("changed", ())):
         yield ("Nothing by itself: what it changed stays until a person orders the undo.",)
-    elif run.get("status") == Status.FAILED and any(not each.get("resolved_at") for each in run.get("alerts", ())):
+    elif run.get("status") == Status.FAILED and run.get("alerts") and _has_no_alert(run):
+        yield ("Nothing by itself: a person has to look at it.",)
+    elif run.get("status") == Status.FAILED and any(map(_fires, run.get("alerts", ()))):
         yield ("Nothing by itself: the alert still fires, and a person has to look at it.",)
     else:
         yield ("Nothing: the run is over.",)

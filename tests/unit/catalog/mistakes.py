@@ -301,6 +301,13 @@ MANUAL = [
     ("{manual: {by: []}}", 2, "on.manual.by", "leave out 'by'"),
 ]
 """Values of `on`, in a playbook that a person starts."""
+NO_ALERT = [
+    ("{schedule: 0 3 * * 2}", "a schedule starts this playbook"),
+    ("{event: node-returned}", "an event starts this playbook"),
+    ("{run: {playbook: q, status: failed}}", "the end of a run starts this playbook"),
+    ("{manual: {}}", "people start this playbook"),
+]
+"""Values of `on` with which ``again`` never happens."""
 OF_INPUTS = [
     ("target: {node: '{{ inputs.w }}'}", 3, "inputs.w is a list", "{nodes: {name:"),
     ("target: {job: '{{ inputs.w }}'}", 3, "inputs.w is a list", "{jobs: {name:"),
@@ -362,6 +369,9 @@ def mistakes() -> Iterator[tuple[str, int, str, str]]:
     tells = "steps: [{action: notify, with: {message: a}}]\n"
     for wrong, line, named, cure in MANUAL:
         yield f"playbook: p\non: {wrong}\ntarget: cluster\n{tells}", line, named, cure
+    for beginning, named in NO_ALERT:
+        again = "guards: {again: {after: 30m, times: 3}}"
+        yield f"playbook: p\non: {beginning}\n{again}\ntarget: cluster\n{tells}", 3, named, "retry at its steps"
     for wrong, line, named, cure in OF_INPUTS:
         yield f"playbook: p\non: {{manual: {{inputs: {{w: {{type: nodes}}}}}}}}\n{wrong}\n{tells}", line, named, cure
     yield f"{BASE}  - {SILENCE}\n", LAST + 1, "silences", "wait before the silence"

@@ -61,6 +61,11 @@ def test_a_valid_step_stays_valid(step: str) -> None:
     assert problems_of(f"{BASE}  - {step}\n") == []
 
 
+def test_on_limited_may_notify() -> None:
+    limited = "max_runs: {count: 5, per: 1h}, on_limited: [{action: notify, with: {message: a}}]"
+    assert problems_of(f"{BASE}guards: {{{limited}}}\n") == []
+
+
 @pytest.mark.parametrize(
     "on",
     [

@@ -11,6 +11,7 @@ from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Decision, OrderKind, Status
+from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine.admission_changes import ByHand
 
 MakeWorld = Callable[..., World]
@@ -157,3 +158,38 @@ async def test_an_observed_run_is_not_repeated(world: MakeWorld) -> None:
     at, _ = await begun(world, mode="observe")
     await at.pass_time(5 * HOUR)
     assert await statuses(at) == [Status.OBSERVED]
+
+
+async def told(at: World, number: int) -> Upcoming | None:
+    record = await at.store.record((await at.runs())[number].id)
+    assert record is not None
+    return await at.engine.upcoming(record.run, record.alerts, record.orders)
+
+
+async def test_the_page_of_an_ended_run_names_the_next_try(world: MakeWorld) -> None:
+    """With those that are left; nothing after the last."""
+    at, _ = await begun(world)
+    await at.pass_time(15 * MINUTE)
+    first = await at.run()
+    assert first.ended_at is not None
+    due, note = first.ended_at + timedelta(minutes=30), "while the alert fires, up to 2 more"
+    assert await told(at, 0) == Upcoming(not_before=due, outcome="tried again", note=note)
+    await at.pass_time(45 * MINUTE)
+    second = await told(at, 1)
+    assert second is not None
+    assert (await told(at, 0), second.note) == (None, "while the alert fires, up to 1 more")
+    await at.restart()
+    assert await told(at, 1) == second
+    await at.pass_time(5 * HOUR)
+    assert await told(at, 2) is None
+
+
+async def test_no_next_try_is_named_that_does_not_come(world: MakeWorld) -> None:
+    """After a person's end or the alert's."""
+    at, alert = await begun(world)
+    await at.pass_time(15 * MINUTE)
+    await at.resolve(alert)
+    assert await told(at, 0) is None
+    at, _ = await begun(world)
+    await at.engine.order((await at.run()).id, OrderKind.CANCEL, "ann")
+    assert await told(at, 0) is None

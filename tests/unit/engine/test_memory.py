@@ -67,6 +67,23 @@ async def test_runs_that_changed_nothing_do_not_count(world: MakeWorld) -> None:
     assert run.memory.counts == {"1d": 1, "7d": 1}
 
 
+async def test_the_server_explains_with_the_runs_on_record(world: MakeWorld) -> None:
+    at = world(PAGE)
+    await at.engine.start()
+    for verdict in ("skipped", "skipped", "skipped", "runs"):
+        [of_alert] = await at.engine.explain([at.alert(node="n1")])
+        assert of_alert.playbooks[0].steps[0].verdict == verdict
+        await passed(at)
+
+
+async def test_a_group_explains_members_without_their_earlier_runs(world: MakeWorld) -> None:
+    text = PAGE.replace('{node: "{{ labels.node }}"}', "{nodes: {rack: r1}}")
+    at = world(text, inventory={"attributes:n[1-3]": "rack=r1"})
+    await at.engine.start()
+    [of_alert] = await at.engine.explain([at.alert("Hot")])
+    assert [step.verdict for step in of_alert.playbooks[0].steps] == ["undetermined", "runs", *["undetermined"] * 2]
+
+
 async def test_the_last_run_is_known_by_its_end(world: MakeWorld) -> None:
     at = world(PAGE)
     await at.engine.start()

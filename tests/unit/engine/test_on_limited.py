@@ -86,6 +86,19 @@ async def test_with_per_target_each_target_is_told_of(world: MakeWorld) -> None:
     assert at.calls() == {"cap": 2, "tell": 2}
 
 
+@pytest.mark.parametrize("failure", [errors.PermanentFailure("no answer"), errors.NotSetUp("no answer")])
+async def test_a_failed_step_stands_behind_the_reason_of_the_refusal(world: MakeWorld, failure: Exception) -> None:
+    """In the record and in the event of the end."""
+    at = await limited(world)
+    at.actions["tell"].outcomes.append(failure)
+    await at.post(at.alert("Full", node="n2"))
+    refused = await last(at)
+    assert refused.message == "1 runs in the last 2h, at most 1; step tell: no answer"
+    record = await at.store.record(refused.id)
+    assert record is not None
+    assert record.events[-1].data["message"] == refused.message
+
+
 @pytest.mark.parametrize("down", [0, 24 * HOUR])
 async def test_a_restart_tells_once(world: MakeWorld, down: int) -> None:
     """Killed within a telling, or between two tries: it is finished, also after a long downtime."""

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from trainmedic_server.domain.alert import STAND_INS
 from trainmedic_server.presentation import run_story, steps, targets
+from trainmedic_server.presentation.sentences import At
 
 UUID = "GPU-5f3a9c1e-7b42-4d1e-9a31-0c4f2b6d8e10"
 KEY = f"gpu:node-2/{UUID}"
@@ -176,6 +178,32 @@ def test_each_outcome_is_told_as_it_was_observed(changes: dict[str, Any], happen
     told = run_story.story({**RUN, **changes}, third)
     assert happened in told.happened
     assert "".join(map(str, told.next[0])).startswith(follows)
+
+
+FAILED = {**RUN, "status": "failed", "message": "x", "changed": []}
+
+
+def test_a_failed_run_that_is_tried_again_waits_for_no_person() -> None:
+    coming = {"not_before": "2026-01-31T12:30:00Z", "outcome": "tried again", "note": "up to 2 more"}
+    effect = {"verdict": "pending", "due_at": None}
+    told = run_story.story({**FAILED, "alerts": [{"fingerprint": "ab"}], "next": coming, "effect": effect})
+    assert told.next == (
+        ("not before ", At("2026-01-31T12:30:00Z")),
+        ("then tried again", " (up to 2 more)"),
+        ("The effect on the alert's metric is measured ", "later"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "follows"),
+    [
+        ("ab", "Nothing by itself: the alert still fires, and a person has to look at it."),
+        *((f"{stand_in}1", "Nothing by itself: a person has to look at it.") for stand_in in STAND_INS),
+    ],
+)
+def test_a_failed_run_needs_a_person_and_only_an_alert_fires(fingerprint: str, follows: str) -> None:
+    told = run_story.story({**FAILED, "alerts": [{"fingerprint": fingerprint}]})
+    assert told.next == ((follows,),)
 
 
 def test_a_run_of_an_older_server_is_told_too() -> None:

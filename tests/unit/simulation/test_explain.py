@@ -59,6 +59,23 @@ def test_steps_run_are_skipped_or_depend_on_what_is_not_known_yet(tmp_path: Path
     assert explanation.guards == ("cooldown: not within 10m after its last run on this target ended",)
 
 
+def test_without_a_server_what_depends_on_earlier_runs_is_open(tmp_path: Path) -> None:
+    """In a condition and in parameters; a condition on the alert alone still decides."""
+    step = """steps:
+  - {id: often, when: 'runs.count("1d") > 2', action: test.tell, with: {text: often}}
+  - {id: last, action: test.tell, with: {text: 'after {{ runs.last.status }}'}}
+  - {id: never, when: labels.rack is defined, action: test.tell, with: {text: '{{ runs.last.status }}'}}
+"""
+    explanation = explained(
+        tmp_path, {"labels": {"alertname": "Hot", "node": "n1"}}, playbook=PLAYBOOK.replace("steps:\n", step, 1)
+    )
+    assert [(each.verdict, each.why) for each in explanation.steps[:3]] == [
+        (StepForecast.UNDETERMINED, 'depends on earlier runs: runs.count("1d") > 2'),
+        (StepForecast.UNDETERMINED, "its parameters depend on earlier runs"),
+        (StepForecast.SKIPPED, "when does not hold: labels.rack is defined"),
+    ]
+
+
 def test_a_step_that_would_fail_says_why(tmp_path: Path) -> None:
     """Here a label that the alert lacks."""
     explanation = explained(tmp_path, {"labels": {"alertname": "Hot", "node": "n1"}})
