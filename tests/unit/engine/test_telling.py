@@ -898,5 +898,5 @@ async def test_a_refusal_that_on_limited_has_told_of_is_not_told_of_twice(begin:
     await t.world.post(t.world.alert(node="n1"))
     await t.world.post(t.world.alert(node="n2"))
     await t.world.pass_time(60)
-    own = "[warning] capping on node:n2 did not start: 1 runs in the last 1h, at most 1"
+    own = "[warning] capping on node:n2 did not start: 1 runs in the last 1h, at most 1; step limited-1: no channel"
     assert t.channels.titles == ([] if isinstance(outcome, dict) else [own])
