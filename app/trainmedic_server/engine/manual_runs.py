@@ -138,7 +138,9 @@ class ManualStarter:
         write: bool,
         chosen: Selection | None = None,
     ) -> tuple[Started, AdmissionChanges | None]:
-        """Return the result, and the changes unless it is a dry run. `chosen`: a group's members, instead of its selector's."""
+        """Return the result, and the changes unless it is a dry run. `chosen`: a group's members, instead of those of
+        its selector.
+        """
         services, candidate = self._services, Candidate.of(playbook, target, topology)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))

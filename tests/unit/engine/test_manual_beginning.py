@@ -139,7 +139,7 @@ steps:
     )
     (step,) = tried.steps
     assert (step.params, step.targets) == ({"amount": 1.0}, ("node:n1", "node:n3"))
-    assert step.note is not None and step.note.endswith("shown for node:n1")
+    assert str(step.note).endswith("shown for node:n1")
     started = await start(w, {"nodes": "n1,n3"})
     await w.pass_time(1)
     page, _ = await w.store.page(HistoryFilter(parent=started.run.id), 10, None)
