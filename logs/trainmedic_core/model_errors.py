@@ -175,6 +175,8 @@ def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]
         return f"{loc[-1]!r} is missing"
     if kind == "extra_forbidden":
         return f"unknown key {loc[-1]!r}{_meant(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
+    if kind == "string_type" and isinstance(value, (list, dict)):
+        return "must be text"
     if kind in ("enum", "literal_error"):
         right = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         hint = did_you_mean(value, right) if isinstance(value, str) else ""

@@ -314,6 +314,8 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
             return f"write on: {{alert: {value}}}"
         case ("on",) if isinstance(value, list):
             return "write on: {alert: [NAME, NAME]}"
+        case ("on", "event") if isinstance(value, list):
+            return "write event: NAME, and a playbook for each event"
         case ("guards", "max_runs"):
             return _MAX_RUNS
         case ("guards", "again"):

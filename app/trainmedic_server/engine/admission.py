@@ -295,7 +295,7 @@ class Admitter:
         facts = self._guard_facts(candidate)
         selection: Selection | None = None
         if target.kind is TargetKind.GROUP:
-            selected = self._selection(target)
+            selected = self.selection(target)
             if isinstance(selected, Unresolved):
                 return guards.GuardDecision(Decision(selected.reason), selected.why)
             selection = selected
@@ -336,7 +336,7 @@ class Admitter:
             return None
         return capacity.shortage(target.node, minimum, self._facts.topology, self._facts.nodes_taken)
 
-    def _selection(self, target: Target) -> Selection | Unresolved:
+    def selection(self, target: Target) -> Selection | Unresolved:
         if target.key not in self._selections:
             try:
                 selected = selectors.resolve(Selector.of(target), self._facts.topology)
@@ -425,7 +425,7 @@ class Admitter:
             return self._limits.mode, ""
         if target.kind is not TargetKind.GROUP or not self._limits.target_modes.entries:
             return self._limits.mode_for(target, topology, also)
-        selection = self._selection(target)
+        selection = self.selection(target)
         if isinstance(selection, Unresolved):
             return self._limits.mode, ""
         modes = [self._limits.mode_for(member, topology) for member in selection.members]
@@ -475,7 +475,7 @@ class Admitter:
         if not run.is_group or run.status is Status.NOT_STARTED or run.is_limited:
             return None
         assert run.target is not None
-        selection = self._selection(run.target)
+        selection = self.selection(run.target)
         assert isinstance(selection, Selection)
         keys = [member.key for member in selection.members]
         self._frozen[run.id] = keys
@@ -486,7 +486,7 @@ class Admitter:
         """Return what mode observe has not done, for a person."""
         if not run.is_group or run.target is None:
             return f"would have applied {run.action_taken or 'nothing'}"
-        selection = self._selection(run.target)
+        selection = self.selection(run.target)
         count = len(selection.members) if isinstance(selection, Selection) else 0
         actions = [step.action for step in playbook.definition.steps if isinstance(step, ActionStep)]
         return f"would have applied {', '.join(actions) or 'nothing'} to {count} members"

@@ -1,7 +1,7 @@
 """Claims of runs and attempts, from their actions. Pure.
 
 A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU.
-Without changes on a node or GPU it locks nothing. Unknown actions count as changing. Further targets are locked with
+Without changes it locks nothing, except on a job. Unknown actions count as changing. Further targets are locked with
 the first.
 """
 
@@ -68,14 +68,15 @@ def _claim(target: Target, names: Iterable[str], actions: Actions, also: tuple[T
 def _claim_of_one(target: Target, names: Iterable[str], actions: Actions) -> Claim:
     if target.kind is TargetKind.GROUP:
         return Claim(target, nothing=True)  # its members are locked; they would wait for a parent that waits for them
-    if target.node is None or target.kind not in (TargetKind.NODE, TargetKind.GPU):
+    if target.kind is TargetKind.JOB:
         return Claim(target)  # even a checkpoint of a job could disturb another run's steps
     classes = [actions.action_class(name) for name in names]
     changing = [each for each in classes if each is None or each.harmful]
     if not changing:
         return Claim(target, nothing=True)
-    is_of_disks = target.kind is TargetKind.NODE and all(map(_is_of_disks, changing))
-    return Claim.of_disks(target.node) if is_of_disks else Claim(target)
+    if target.kind is TargetKind.NODE and target.node is not None and all(map(_is_of_disks, changing)):
+        return Claim.of_disks(target.node)
+    return Claim(target)
 
 
 def _is_of_disks(action_class: type[Action] | None) -> bool:

@@ -104,7 +104,7 @@ class ManualStarter:
             repeated, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
             target = target_resolution.unknown_node(repeated, topology) or repeated
             members = group_members.to_retry(tx, run) if run.is_group else None
-            started, changes = self._decide(tx, playbook, target, record, by, topology, write=True, members=members)
+            started, changes = self._decide(tx, playbook, target, record, by, topology, write=True, chosen=members)
             tx.append([recorded(Retried(started.run.id), self._services.clock.now(), run.id, by.actor)])
             return started, changes
 
@@ -136,19 +136,22 @@ class ManualStarter:
         topology: Topology,
         *,
         write: bool,
-        members: Selection | None = None,
+        chosen: Selection | None = None,
     ) -> tuple[Started, AdmissionChanges | None]:
-        """Return the result, and the changes unless it is a dry run. `members`: of a group, instead of its selector."""
+        """Return the result, and the changes unless it is a dry run. `chosen`: a group's members, instead of those of
+        its selector.
+        """
         services, candidate = self._services, Candidate.of(playbook, target, topology)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
         prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
         facts = admission_facts.read(tx, [prepared], services.limits, ago, topology, services.catalog)
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
-        if members is not None and isinstance(target, Target):
-            admitting.select(target, members)
+        if chosen is not None and isinstance(target, Target):
+            admitting.select(target, chosen)
         run = admitting.start(record, candidate, by)
-        steps = self._steps(run, playbook, record, topology)
+        members = admitting.selection(run.target) if run.target is not None and run.is_group else None
+        steps = self._steps(run, playbook, record, topology, members)
         if not write:
             return Started(run, steps), None
         tx.keep_playbook(run.playbook, run.version, playbook.text, now)
@@ -157,8 +160,18 @@ class ManualStarter:
         return Started(run, steps), changes
 
     def _steps(
-        self, run: Run, playbook: CompiledPlaybook, record: AlertRecord, topology: Topology
+        self,
+        run: Run,
+        playbook: CompiledPlaybook,
+        record: AlertRecord,
+        topology: Topology,
+        members: Selection | Unresolved | None,
     ) -> tuple[StepAhead, ...]:
+        """Return the steps; of a group, those of its first member. `members` is None for other targets."""
+        if members is not None:
+            keys = [each.key for each in members.members] if isinstance(members, Selection) else []
+            given = run, playbook, [record.alert], self._services.actions, topology
+            return preview.steps_of_group(keys, *given) if keys else ()
         url, verdicts = self._services.limits.external_url, topology.verdicts
         names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)
         whole = replace(run, steps=step_sequence.initial_steps(playbook, ask_first=False))

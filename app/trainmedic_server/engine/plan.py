@@ -6,6 +6,7 @@ from the store.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -78,7 +79,7 @@ def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> Run
 def fail_unreadable(draft: RunDraft, reason: str) -> RunPlan:
     """Close a run whose playbook is unreadable. The next plan starts pending undos."""
     _mark_interrupted_unknown(draft, f"the run cannot continue: {reason}")
-    _close(draft, Status.FAILED, reason)
+    _close(draft, Status.FAILED, _with_refusal(draft.run, [reason]))
     return draft.plan(Idle())
 
 
@@ -146,7 +147,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
         message = f"cancelled by {order.actor}"
         if draft.group is not None and draft.group.begun:
             message = f"{message}; {draft.group.counts}"
-        _close(draft, Status.CANCELLED, message)
+        _close(draft, Status.CANCELLED, _with_refusal(draft.run, [message]))
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if not draft.run.is_limited and ((was_held and not draft.run.is_group) or not is_under_way(draft)):
@@ -175,8 +176,7 @@ def _next_step(draft: RunDraft) -> Instruction | None:
     state = step_sequence.next_step(draft.run, draft.playbook, broken)
     error = None
     if draft.run.is_limited and state is None:
-        message = "; ".join([draft.run.message, *_failures(draft.run)])
-        _close(draft, Status.NOT_STARTED, message, draft.run.decision)
+        _close(draft, Status.NOT_STARTED, _with_refusal(draft.run, _failures(draft.run)), draft.run.decision)
         return None
     if draft.group is not None and broken is None and (state is None or state.phase != APPROVAL):
         if draft.group.refused:
@@ -258,6 +258,11 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
     draft.run = undoing.with_duties_of_closed(draft.run, draft.context.actions)
     draft.add_event(Closed(status, message, decision))
+
+
+def _with_refusal(run: Run, reasons: Sequence[str]) -> str:
+    """Return why the run ended, after why ``max_runs`` refused it."""
+    return "; ".join([run.message, *reasons] if run.is_limited else reasons)
 
 
 def _summary(run: Run) -> str:

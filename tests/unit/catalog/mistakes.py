@@ -54,6 +54,7 @@ ON = [
     ("{schedule: 0 3 * * 2, alert: A}", "on", "one beginning"),
     ("{alert: A, timezone: UTC}", "timezone", "schedule"),
     ("{schedule: 0 3 * * 2, when: labels.a}", "when", "schedule has none"),
+    ("{event: [a, b]}", "event", "write event: NAME, and a playbook for each event"),
     ("{alert: A, when: 'runs.count(\"1d\") > 3'}", "runs", "write when at a step"),
 ]
 LIMITED = "max_runs: {count: 5, per: 1h}"

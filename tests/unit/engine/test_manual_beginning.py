@@ -120,7 +120,7 @@ async def test_other_playbooks_take_no_inputs(world: MakeWorld) -> None:
 
 
 async def test_nodes_given_by_hand_are_a_group(world: MakeWorld) -> None:
-    """A list as an input selects the members."""
+    """A list as an input selects the members. A dry run shows the first one's steps."""
     w = world(
         """
 playbook: by-people
@@ -128,12 +128,18 @@ on: {manual: {by: ["user:ann"], inputs: {nodes: {type: nodes, required: true}}}}
 target: {nodes: {name: "{{ inputs.nodes }}"}}
 rollout: {serial: 100%}
 steps:
-  - {action: test.cap, with: {amount: 1}}
+  - {action: test.cap, with: {amount: "{{ target.node | replace('n', '') }}"}}
 """,
         inventory={"gpus:n[1-4]": "8"},
         breaker_min_nodes=50,
     )
     await w.engine.start()
+    tried = await w.engine.start_run(
+        StartOrder("by-people", None, dry_run=True, inputs={"nodes": "n3,n1"}), ByHand("ann")
+    )
+    (step,) = tried.steps
+    assert (step.params, step.targets) == ({"amount": 1.0}, ("node:n1", "node:n3"))
+    assert str(step.note).endswith("shown for node:n1")
     started = await start(w, {"nodes": "n1,n3"})
     await w.pass_time(1)
     page, _ = await w.store.page(HistoryFilter(parent=started.run.id), 10, None)

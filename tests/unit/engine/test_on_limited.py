@@ -10,7 +10,7 @@ import pytest
 from tests.unit.engine.world import World
 from trainmedic_core.target import Target
 from trainmedic_server import errors
-from trainmedic_server.domain.run import Decision, Run, Status
+from trainmedic_server.domain.run import Decision, OrderKind, Run, Status
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.manual_runs import StartOrder
 
@@ -111,6 +111,25 @@ async def test_a_restart_tells_once(world: MakeWorld, down: int) -> None:
     refused = await last(at)
     assert (refused.status, refused.decision) == (Status.NOT_STARTED, Decision.RATE_LIMITED)
     assert at.calls() == {"cap": 1, "tell": 2}
+
+
+async def test_a_failed_step_is_told_after_the_reason(world: MakeWorld) -> None:
+    at = await limited(world)
+    at.actions["tell"].outcomes.append(errors.PermanentFailure("no channel"))
+    await at.post(at.alert("Full", node="n2"))
+    refused = await last(at)
+    assert refused.status is Status.NOT_STARTED
+    assert refused.message == "1 runs in the last 2h, at most 1; step tell: no channel"
+    assert at.calls() == {"cap": 1, "tell": 1, "look": 1}
+
+
+async def test_cancelling_it_keeps_the_reason(world: MakeWorld) -> None:
+    at = await limited(world)
+    at.actions["tell"].outcomes.append(errors.TemporaryFailure("no answer"))
+    await at.post(at.alert("Full", node="n2"))
+    await at.engine.order((await last(at)).id, OrderKind.CANCEL, "ann", "")
+    await at.pass_time(1)
+    assert (await last(at)).message == "1 runs in the last 2h, at most 1; cancelled by ann"
 
 
 async def test_it_counts_as_no_run_and_locks_nothing(world: MakeWorld) -> None:

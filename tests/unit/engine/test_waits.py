@@ -190,6 +190,22 @@ async def test_a_wait_before_the_first_action_holds_no_lock(world: MakeWorld) ->
     assert at.calls()["cap"] == 1
 
 
+@pytest.mark.parametrize(("action", "goes_on"), [("test.tell", True), ("test.cap", False)])
+async def test_a_run_on_the_cluster_stops_repairs_only_if_it_changes_something(
+    world: MakeWorld, action: str, goes_on: bool
+) -> None:
+    text = (
+        f"playbook: report\non: {{alert: Slow}}\ntarget: cluster\nsteps:\n"
+        f"  - {{action: {action}}}\n  - {{wait: 10m}}\n  - {{id: last, action: {action}}}\n"
+    )
+    at, _ = await begun(world, text, OTHER)
+    await at.post(at.alert("Slow"))
+    await at.post(at.alert("Hot", node="n1"))
+    assert ("other" in at.calls()) is goes_on
+    await at.pass_time(4000)
+    assert at.calls()["other"] == 1
+
+
 async def test_the_timeout_also_ends_the_wait_for_the_target(world: MakeWorld) -> None:
     """A condition that held, but could not be used in time, fails the run."""
     at, _ = await begun(world, QUIET.replace("timeout: 2h", "timeout: 10m"), OTHER, value=12)

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START
+from tests.support.memory_api import MemoryBook
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
 from trainmedic_server.console.playbook_pages import start_of
 from trainmedic_server.domain.group_counts import GroupCounts
+from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.run import StepState, StepStatus
 from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.ports.outside import Presence
@@ -100,6 +102,29 @@ async def test_the_link_to_the_answer_is_no_link_to_the_page() -> None:
             (link,) = re.findall(r'href="([^"]+)" data-json', (await client.get(path, headers=HTML)).text)
             answer = await client.get(unescape(link), headers=HTML)
             assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json"), link
+
+
+async def test_the_list_of_playbooks_says_what_each_begins_with() -> None:
+    """Also those that no alert starts, which are not all started by people."""
+    begins = {
+        "started by group:hardware": {"manual": {"by": ["group:hardware"]}},
+        "schedule 0 3 * * 2 (UTC)": {"schedule": "0 3 * * 2"},
+        "runs of cool that ended as failed": {"run": {"playbook": "cool", "status": "failed"}},
+        "event rack": {"event": "rack"},
+        "GPUHot, NodeHot": {"alert": ["GPUHot", "NodeHot"]},
+    }
+    world = World()
+    world.catalog.books = [
+        MemoryBook(
+            Playbook.model_validate(
+                {"playbook": f"p-{number}", "on": on, "target": "cluster", "steps": [{"action": "notify"}]}
+            )
+        )
+        for number, on in enumerate(begins.values())
+    ]
+    async with world.client() as client:
+        page = (await client.get("/playbooks", headers=HTML)).text
+    assert re.findall(r'</td><td class="whole">([^<]*)</td>', page) == list(begins)
 
 
 async def test_the_report_says_times_as_times_and_each_thing_once() -> None:
