@@ -35,7 +35,7 @@ CHEAP_SECONDS = 0.02
 USER_SECONDS = 5.0
 """Seconds, as counted by ``FairTurns``, for large jobs of one user: about a seventeenth of the time."""
 MOST_DUE = 2_000
-"""Per user and scan, longest due first. Their metadata takes about 10 ms."""
+"""Job directories per user and scan, longest due first: as many as become due in two seconds."""
 MOST_JOBS = 10_000
 """Job directories per user in one directory, most recently changed."""
 MOST_FOUND = 2_000
