@@ -159,10 +159,10 @@ async def test_a_drain_has_its_reason_until_it_ends(slurm: Slurm) -> None:
 
 
 async def test_a_drained_node_is_out_of_service(slurm: Slurm) -> None:
-    """Others may have drained it."""
-    assert (await slurm.node("n1")).why_unavailable == ""
+    """Others may have drained it. Slurm may also report that it has not responded yet."""
+    assert "DRAIN" not in (await slurm.node("n1")).why_unavailable
     await slurm.drain("n1", REASON)
-    assert {node.name: node.why_unavailable for node in await slurm.nodes()}["n1"] == "DRAIN"
+    assert "DRAIN" in {node.name: node.why_unavailable for node in await slurm.nodes()}["n1"].split("+")
 
 
 async def test_a_drain_with_an_end_is_renewed_by_another_drain(slurm: Slurm) -> None:
