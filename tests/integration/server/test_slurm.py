@@ -158,6 +158,7 @@ def test_a_node_is_kept_while_others_are_out(server: str, cluster: SlurmCluster)
         (("create", "reservation", *reserve), ("delete", "reservationname=maint")),
     ):
         cluster.run("scontrol", *take)
+        time.sleep(12)  # The server reads Slurm every 5 s. A run that starts earlier takes the node out, as it may.
         try:
             eventually(partial(decision_is, "capacity_limited"), 60, "the node stays in service", every=0.5)
         finally:
