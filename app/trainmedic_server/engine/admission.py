@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
-from trainmedic_server.domain import beginnings, capacity, group, group_events, selectors, target_modes
+from trainmedic_server.domain import available_nodes, beginnings, group, group_events, selectors, target_modes
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatus, Identity, RejectedAlert
@@ -328,13 +328,10 @@ class Admitter:
 
     def _short_of_nodes(self, playbook: CompiledPlaybook, target: Target, decision: Decision) -> str | None:
         """Return why ``min_available`` refuses a run that else may start."""
-        minimum, is_free = (
-            playbook.definition.guards.min_available,
-            decision in (Decision.STARTED, Decision.OBSERVE_ONLY),
-        )
-        if minimum is None or target.node is None or not is_free:
+        minimum = playbook.definition.guards.min_available
+        if minimum is None or target.node is None or decision not in (Decision.STARTED, Decision.OBSERVE_ONLY):
             return None
-        return capacity.shortage(target.node, minimum, self._facts.topology, self._facts.nodes_taken)
+        return available_nodes.shortage(target.node, minimum, self._facts.topology, self._facts.nodes_taken)
 
     def selection(self, target: Target) -> Selection | Unresolved:
         if target.key not in self._selections:

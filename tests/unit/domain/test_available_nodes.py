@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.domain import capacity, inventory
+from trainmedic_server.domain import available_nodes, inventory
 from trainmedic_server.domain.shares import Percentage
 from trainmedic_server.domain.topology import (
     AgentTopology,
@@ -42,11 +42,11 @@ TEN = Topology(slurm=in_slurm(*(node(f"n{number}", "DRAIN" if number == 1 else "
 )
 def test_drained_nodes_and_those_that_runs_may_take_count(minimum: float, taken: set[str], is_refused: bool) -> None:
     """The node itself counts as taken."""
-    assert (capacity.shortage("n2", minimum, TEN, taken) is not None) == is_refused
+    assert (available_nodes.shortage("n2", minimum, TEN, taken) is not None) == is_refused
 
 
 def test_a_refusal_says_what_is_missing() -> None:
-    why = capacity.shortage("n2", Percentage(90), TEN, {"n9"})
+    why = available_nodes.shortage("n2", Percentage(90), TEN, {"n9"})
     assert why == (
         "min_available: without it, 7 of 10 nodes of partition gpu would be available, and at least 9 must be; "
         "unavailable: n1 (DRAIN), n9 (acted on)"
@@ -55,15 +55,15 @@ def test_a_refusal_says_what_is_missing() -> None:
 
 def test_a_node_that_is_out_of_service_takes_nothing() -> None:
     """Whatever the minimum is."""
-    assert capacity.shortage("n1", Percentage(100), TEN, set()) is None
+    assert available_nodes.shortage("n1", Percentage(100), TEN, set()) is None
 
 
 def test_each_partition_of_the_node_counts_alone() -> None:
     """One that is too small refuses."""
     slurm = in_slurm(node("a1", "", "big", "debug"), *(node(f"a{n}", "", "big") for n in range(2, 9)))
     topology = Topology(slurm=slurm)
-    assert capacity.shortage("a2", 7, topology, set()) is None
-    why = capacity.shortage("a1", Percentage(50), topology, set())
+    assert available_nodes.shortage("a2", 7, topology, set()) is None
+    why = available_nodes.shortage("a1", Percentage(50), topology, set())
     assert why is not None
     assert "partition debug" in why
 
@@ -74,15 +74,15 @@ def test_kubernetes_and_slurm_both_count_under_the_agents_name() -> None:
     slurm_node = ClusterNode("n1", ("gpu-1", "10.0.0.1"), {}, "", ("gpu",))
     agents = AgentTopology({"gpu-1": ()})
     for topology in (Topology(agents=agents, cluster=cluster), Topology(agents=agents, slurm=in_slurm(slurm_node))):
-        assert capacity.shortage("gpu-1", 0, topology, set()) is None
-        assert capacity.shortage("gpu-1", 1, topology, set()) is not None
+        assert available_nodes.shortage("gpu-1", 0, topology, set()) is None
+        assert available_nodes.shortage("gpu-1", 1, topology, set()) is not None
 
 
 def test_without_both_all_known_nodes_are_available_and_an_unknown_one_is_refused() -> None:
     """Runs still count."""
     topology = Topology(inventory.parse({"attributes:m[1-3]": "rack=r1"}))
-    assert capacity.shortage("m1", 2, topology, set()) is None
-    assert capacity.shortage("m1", 2, topology, {"m2"}) is not None
-    why = capacity.shortage("x", 0, TEN, set())
+    assert available_nodes.shortage("m1", 2, topology, set()) is None
+    assert available_nodes.shortage("m1", 2, topology, {"m2"}) is not None
+    why = available_nodes.shortage("x", 0, TEN, set())
     assert why is not None
     assert "its capacity is unknown" in why
