@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -13,10 +14,12 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from trainmedic_core import gpu_names
 from trainmedic_core.problems import did_you_mean
 from trainmedic_server.console import folding, pictures
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.console.playbook_pages import UNCOUNTED
+from trainmedic_server.domain import effect as effects
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.presentation import times
@@ -92,6 +95,7 @@ async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
         "after": after,
         "beats": beats(shown["events"]),
         "effect_picture": effect_picture(shown.get("effect")),
+        "reported": await reported_curves(get_or, shown),
     }
 
 
@@ -116,9 +120,49 @@ def effect_picture(effect: Mapping[str, Any] | None) -> Markup:
     points = [(at, value) for at, value in (effect or {}).get("series") or []]
     if effect is None or not points:
         return Markup("")
-    acted = times.read(effect.get("acted_at"))
+    return pictures.curve("Metric of the alert", points, marks=_marks(effect, {}), limit=effect.get("limit"))
+
+
+async def reported_curves(get_or: Any, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return figures of the run's job or GPU around its first act, with pictures. None if the alert's metric has a
+    picture, if nothing was changed, or without two values.
+    """
+    effect, who = shown.get("effect"), "the job"
+    acted = times.read((effect or {}).get("acted_at"))
+    if effect is None or effect.get("series") or acted is None:
+        return None
+    begin, end = acted - effects.BEFORE, acted + effects.AFTER
+    if shown["job"]:
+        span = {"since": begin.isoformat(), "until": end.isoformat()}
+        figures = await get_or(None, f"/jobs/{shown['job']}/curves", span)
+        curves = (figures or {}).get("curves", [])
+    elif shown["gpu"] and shown["node"]:
+        who = "the node's agent"
+        figures = await get_or(None, f"/agents/{shown['node']}/readings")
+        key = gpu_names.uuid_key(shown["gpu"])
+        gpus = (figures or {}).get("gpus", [])
+        curves = [curve for gpu in gpus if gpu_names.uuid_key(gpu["uuid"]) == key for curve in gpu["curves"]]
+    else:
+        return None
+    around = timedelta(seconds=30)
+    marks = _marks(effect, shown)
+    drawn = [
+        pictures.curve(each["name"], _within(each["points"], begin - around, end + around), each["unit"], marks)
+        for each in curves
+    ]
+    visible = [picture for picture in drawn if picture]
+    return {**figures, "pictures": visible, "who": who} if visible else None
+
+
+def _within(points: Iterable[tuple[float, float | None]], begin: datetime, end: datetime) -> pictures.Points:
+    first, last = begin.timestamp(), end.timestamp()
+    return [(at, value) for at, value in points if first <= at <= last]
+
+
+def _marks(effect: Mapping[str, Any], run: Mapping[str, Any]) -> list[pictures.Mark]:
+    acted, undone = times.read(effect.get("acted_at")), times.read(run.get("undone_at"))
     marks = [pictures.Mark(acted.timestamp(), "the act")] if acted is not None else []
-    return pictures.curve("Metric of the alert", points, marks=marks, limit=effect.get("limit"))
+    return marks if undone is None else [*marks, pictures.Mark(undone.timestamp(), "reverted", "back")]
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:

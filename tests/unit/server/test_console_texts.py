@@ -155,16 +155,39 @@ async def test_without_prometheus_the_pictures_are_of_what_jobs_and_agents_repor
     assert [each["name"] for each in readings["gpus"][0]["curves"]] == ["temperature", "power limit"]
 
 
-def _reporting(minute: int) -> Presence:
+async def test_without_prometheus_a_run_shows_what_its_gpu_or_job_reported_around_the_act() -> None:
+    """With the act marked, nothing from outside those 20 minutes, and the effect still not measured."""
+    world = World(is_stored=True)
+    await busy_cluster.arrange(world)
+    async with world.client() as client:
+        (waiting, *_) = (await client.get("/history", params={"node": "node-1", "status": "waiting"})).json()["items"]
+        asked = {"playbook": "training-loss-spike", "status": "succeeded"}
+        (over, *_) = (await client.get("/history", params=asked)).json()["items"]
+        before = (await client.get(f"/runs/{waiting['run_id']}", headers=HTML)).text
+        for minute in range(30):
+            world.bus.present = [_reporting(minute, over["job"]), _cooling(minute, 3)]
+            await world.reported.look()
+        on_gpu, on_job = [(await client.get(f"/runs/{run['run_id']}", headers=HTML)).text for run in (waiting, over)]
+    assert 'class="picture"' not in before
+    assert "Reported by the node" not in before
+    assert "not measured" in on_gpu
+    assert re.search(r"<b>temperature</b> 74 → 61 °C", on_gpu)
+    assert 'class="mark act"' in on_gpu
+    assert "Prometheus is not used: no Prometheus is set (--prometheus-url)" in on_gpu
+    assert "Reported by the job since 11:30:00" in on_job
+    assert on_job.count('class="mark act"') == 3
+
+
+def _reporting(minute: int, job: str = "llm-3") -> Presence:
     at = START - timedelta(minutes=30 - minute)
     checkpoint = {"step": 20, "at": "2026-01-31T11:40:00Z"}
     figures = {"losses": {"median": 3 - minute / 30}, "learning_rate": 1e-4, "tokens_per_second": 9000.0 + minute}
-    return Presence("llm-3", at, {"step": 10 * minute, "checkpoint": checkpoint, **figures})
+    return Presence(job, at, {"step": 10 * minute, "checkpoint": checkpoint, **figures})
 
 
-def _cooling(minute: int) -> Presence:
-    uuid = busy_cluster.gpu_uuid("node-1", 0)
-    gpus = [{"index": 0, "uuid": uuid, "power_limit_watts": 700 if minute < 10 else 560}]
+def _cooling(minute: int, gpu: int = 0) -> Presence:
+    uuid = busy_cluster.gpu_uuid("node-1", gpu)
+    gpus = [{"index": gpu, "uuid": uuid, "power_limit_watts": 700 if minute < 10 else 560}]
     readings = [{"uuid": uuid, "temperature_celsius": 90 - minute, "utilization_percent": 99}]
     at = START - timedelta(minutes=30 - minute)
     return Presence("node-1", at, {"gpus": gpus, "gpu_readings": readings})
