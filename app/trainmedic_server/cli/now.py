@@ -46,7 +46,7 @@ def lines(standing: Document) -> Iterator[str]:
     changed = standing.get("changed", ())
     parts: tuple[tuple[str, Sequence[Document], Callable[[Document, str], Iterator[str]]], ...] = (
         ("Waits for you", standing.get("approvals", ()), _approval),
-        ("Failed, and the alert still fires", standing.get("failed", ()), _failed),  # earlier servers lack `failed`
+        ("Failed and unresolved", standing.get("failed", ()), _failed),  # earlier servers lack `failed`
         ("Active changes", [each for each in changed if each["is_reversible"]], _change),
         (_ACTS, [each for each in changed if not each["is_reversible"]], _act),
         ("Running and next", standing.get("running", ()), _running),

@@ -107,7 +107,8 @@ class NowView(View):
     )
     running: list[RunningView] = Field(description="The other open runs.")
     failed: list[FailedView] = Field(
-        description="Failed runs of the last day whose alert still fires and has no open run, the newest first."
+        description="Failed runs of the last day, the newest first. Their alert still fires, or no alert began them, and "
+        "no open run answers it."
     )
     lost: list[LostView] = Field(description="In the last day, and not back.")
     last_hour: HourView
@@ -186,7 +187,7 @@ class NowApi:
         ]
 
     async def _failed(self, now: datetime, open_runs: Sequence[Run]) -> list[FailedView]:
-        """Return the newest failed run for each playbook and target, if its alert still fires and has no open run."""
+        """Return the newest failed run for each playbook and target, unless its alert resolved or has an open run."""
         failed, _ = await self._history.page(HistoryFilter(status=Status.FAILED, since=now - _DAY), MOST_ENDED, None)
         newest = {(run.playbook, run.target_key): run for run in reversed(failed)}
         alerts = await self.present.alerts_of_runs([run.id for run in newest.values()])
