@@ -20,7 +20,7 @@ _DEEPEST = 8
 
 Fingerprint = Union[int, "Unread", None]
 """None if nothing in the batch can be sampled."""
-_Leaves = List[Any]  # bytes; immutable numbers, texts, types and shapes; tensors on a device
+_Leaves = List[Any]  # bytes; immutable numbers and texts; tensors on a device
 
 
 class Unread:
@@ -59,17 +59,15 @@ def read(value: Fingerprint) -> Optional[int]:
 
 
 def _as_bytes(leaf: Any) -> bytes:
-    if hasattr(leaf, "cpu"):
-        return _bytes_of(leaf.cpu())
-    if hasattr(leaf, "itemsize"):
-        return _name_of(leaf)
-    return leaf.encode(errors="surrogatepass") if isinstance(leaf, str) else repr(leaf).encode()
+    if isinstance(leaf, str):
+        return leaf.encode(errors="surrogatepass")
+    return _bytes_of(leaf.cpu()) if hasattr(leaf, "cpu") else repr(leaf).encode()
 
 
-@lru_cache(maxsize=64)
-def _name_of(dtype: Any) -> bytes:
-    """NumPy computes `repr` slowly."""
-    return repr(dtype).encode()
+@lru_cache(maxsize=256)
+def _form(dtype: Any, shape: Any) -> bytes:
+    """Cached, because NumPy computes `repr` of types slowly."""
+    return f"{dtype!r}\0{shape!r}".encode()
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
@@ -85,7 +83,7 @@ def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
     if kind == _IS_SEQUENCE:
         # Sample long lists, such as of tokens, like tensors.
         count, content = len(value), _NOTHING
-        leaves += (type(value).__name__, count)
+        leaves.append(f"{type(value).__name__}\0{count}")
         for member in value if count <= _WHOLE else value[:: count // _SAMPLED | 1]:
             content = max(content, _walk(member, leaves, depth + 1))
         return content
@@ -146,10 +144,13 @@ def _walk_array(value: Any, leaves: _Leaves, depth: int) -> int:
             return _walk(values.reshape(-1).tolist(), leaves, depth + 1)
     except (TypeError, RuntimeError):  # it needs a gradient, or NumPy does not support its type or device
         return _add_other_tensor(value, leaves)
-    size = values.size
+    size, form = values.size, _form(values.dtype, values.shape)
     # An odd stride reaches all columns of a table whose row length is a power of two.
-    sample = values if size <= _WHOLE else values.flat[:: size // _SAMPLED | 1]
-    leaves += (values.dtype, values.shape, sample.tobytes())
+    if size > _WHOLE:
+        every = size // _SAMPLED | 1
+        # Flat views of contiguous arrays are faster; of others, `reshape` would copy all.
+        values = values.reshape(-1)[::every] if values.flags.c_contiguous else values.flat[::every]
+    leaves += (form, values.tobytes())
     return _ARRAY
 
 
@@ -160,7 +161,7 @@ def _add_other_tensor(value: Any, leaves: _Leaves) -> int:
         tensor = to_local()
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
-    leaves += (tensor.dtype, tuple(value.shape))
+    leaves.append(_form(tensor.dtype, tuple(value.shape)))
     kind = value.device.type
     if kind == "meta":
         return _NOTHING
