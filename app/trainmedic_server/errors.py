@@ -101,6 +101,16 @@ class StoreUnavailable(TrainmedicError):
     """The run store is unreachable or not writable."""
 
 
+class StoreExplained(StoreUnavailable):
+    """The run store fails for a known reason. ``reason`` completes a sentence about the store; it is ours and contains
+    no path or URL.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class StoreSlow(StoreUnavailable):
     """A read of the run store timed out. The store itself responds."""
 

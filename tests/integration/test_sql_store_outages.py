@@ -6,7 +6,7 @@ import asyncio
 import resource
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tests.contract.run_store_values import closed, event
 from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store.database import unavailable
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
@@ -92,7 +93,7 @@ async def test_a_disk_without_room_loses_nothing_acknowledged(file: Path, store:
             store.transact(lambda tx: tx.append([event("large", text="x" * 100_000)])),
             return_exceptions=True,
         )
-        assert [type(outcome) for outcome in outcomes] == [errors.StoreUnavailable] * 2
+        assert [type(outcome) for outcome in outcomes] == [errors.StoreExplained] * 2
         assert failures.count == 2
         await store.transact(lambda tx: tx.append([event("fits")]))
         with pytest.raises(errors.StoreUnavailable):
@@ -227,3 +228,23 @@ async def test_a_caller_that_gave_up_costs_nothing(store: SqlStore) -> None:
     calls[3].cancel()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [index for index, outcome in enumerate(outcomes) if outcome is not None] == [3]
+
+
+@pytest.mark.parametrize(
+    ("statement", "uri", "reason"),
+    [
+        ("INSERT INTO one VALUES (zeroblob(100000))", "file:{}", "its disk is full"),
+        ("INSERT INTO one VALUES (1)", "file:{}?mode=ro", "its file or filesystem is read-only"),
+        ("SELECT * FROM one", "file:{}.other", None),
+    ],
+)
+def test_a_known_reason_of_an_outage_is_named(statement: str, uri: str, reason: str | None, tmp_path: Path) -> None:
+    """By SQLite's own errors. Others have none."""
+    path = tmp_path / "store"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE one (two)")
+    with closing(sqlite3.connect(uri.format(path), uri=True)) as connection:
+        connection.execute("PRAGMA max_page_count = 3")
+        with pytest.raises(sqlite3.Error) as caught:
+            connection.execute(statement)
+    assert getattr(unavailable("it failed", caught.value), "reason", None) == reason

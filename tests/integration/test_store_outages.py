@@ -51,9 +51,12 @@ def no_room(server: Server) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.parametrize("failing", [locked, no_room])
+@pytest.mark.parametrize(
+    ("failing", "told"),
+    [(locked, "does not answer"), (no_room, "cannot be used: its disk fails; it may be full or read-only")],
+)
 def test_a_store_that_cannot_be_written_refuses_deliveries_and_loses_no_outcome(
-    tmp_path: Path, redis_server: RedisServer, failing: object
+    tmp_path: Path, redis_server: RedisServer, failing: object, told: str
 ) -> None:
     """503 with Retry-After and not ready, until it can be written again; then the run goes on where it was."""
     assert callable(failing)
@@ -70,9 +73,10 @@ def test_a_store_that_cannot_be_written_refuses_deliveries_and_loses_no_outcome(
             refused = server.ask("/webhook", delivery("Spike", "other"))
             assert refused.status == 503
             assert int((refused.headers or {})["retry-after"]) > 0
-            assert refused.body["detail"].startswith("The run store does not answer.")
+            assert refused.body["detail"].startswith(f"The run store {told}.")
             ready = server.ask("/ready")
             assert (ready.status, ready.body["store"]["ok"], ready.body["redis"]["ok"]) == (503, False, True)
+            assert ready.body["store"]["detail"] in (f"the run store {told}", "the run store did not answer within 2 s")
             assert server.ask("/history").status == 200
             assert server.ask("/health").status == 200
             time.sleep(0.5)

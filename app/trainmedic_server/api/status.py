@@ -17,7 +17,7 @@ from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, 
 from trainmedic_server.api.pauses import PauseView, pause_views
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.errors import BusExplained, TrainmedicError
+from trainmedic_server.errors import BusExplained, StoreExplained, TrainmedicError
 from trainmedic_server.http import problems
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.limits import ServerLimits
@@ -206,6 +206,8 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
         return Dependency(ok=False, detail=f"{name} did not answer within {seconds:g} s")
     except BusExplained as error:
         return Dependency(ok=False, detail=str(error))
+    except StoreExplained as error:
+        return Dependency(ok=False, detail=f"{name} cannot be used: {error.reason}")
     except TrainmedicError:
         return Dependency(ok=False, detail=f"{name} does not answer")
     return Dependency(ok=True, detail="answers")

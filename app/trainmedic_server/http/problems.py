@@ -138,6 +138,8 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
         case errors.StoreSlow():
             advice = "Use a shorter time (since, until) or fewer filters."
             return _retry_later(f"{str(error)[:1].upper()}{str(error)[1:]}. {advice}", STORE_RETRY_SECONDS)
+        case errors.StoreExplained():
+            return _retry_later(f"The run store cannot be used: {error.reason}.", STORE_RETRY_SECONDS)
         case errors.StoreUnavailable():
             return _retry_later("The run store does not answer.", STORE_RETRY_SECONDS)
         case errors.BusExplained():

@@ -85,6 +85,9 @@ REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
 """Record that blocks a command whose undo arrived first."""
 
 
+_TIME = "%Y-%m-%d %H:%M:%SZ"
+
+
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
@@ -121,7 +124,10 @@ def admit(
     """
     if record is None:
         if now >= command.expires_at:
-            return turn_away(envelope.EXPIRED, "it arrived after its expiry")
+            reason = (
+                f"by this machine's clock it arrived at {now:{_TIME}}, after its expiry at {command.expires_at:{_TIME}}"
+            )
+            return turn_away(envelope.EXPIRED, reason)
         refused = refusal()
         if refused is not None:
             return refused

@@ -40,9 +40,26 @@ def translated(failure: str) -> Iterator[None]:
         raise unavailable(failure, error) from error
 
 
+_REASONS = {
+    "SQLITE_FULL": "its disk is full",
+    "SQLITE_READONLY_DBMOVED": "its file was moved or removed",
+    "SQLITE_READONLY": "its file or filesystem is read-only",
+    "SQLITE_IOERR": "its disk fails; it may be full or read-only",
+    "SQLITE_CORRUPT": "its file is damaged",
+    "SQLITE_NOTADB": "its file is damaged",
+    "SQLITE_CANTOPEN": "its file cannot be opened",
+    "25006": "it is read-only",
+    "53100": "its disk is full",
+}
+"""By SQLite's result code, or its first two parts, and by PostgreSQL's SQLSTATE."""
+
+
 def unavailable(failure: str, error: BaseException) -> errors.StoreUnavailable:
     cause = getattr(error, "orig", None) or error
-    return errors.StoreUnavailable(f"{failure}: {' '.join(str(cause).split())}")
+    text = f"{failure}: {' '.join(str(cause).split())}"
+    name = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None) or ""
+    reason = _REASONS.get(name) or _REASONS.get("_".join(name.split("_")[:2]))
+    return errors.StoreExplained(text, reason) if reason else errors.StoreUnavailable(text)
 
 
 _FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/database"
