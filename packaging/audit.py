@@ -20,19 +20,19 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SERVICES = ("osv", "pypi")
-"""Tried in this order; the first that knows every package decides."""
+"""Databases in order; the first that knows every package decides."""
 OK, VULNERABLE, NOT_CHECKED = 0, 1, 3
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What one database says of one lock."""
+    """One database's result for one lock."""
 
     checked: int
     vulnerable: tuple[str, ...]
     """A line for each vulnerability."""
     not_checked: str
-    """Why not every package was checked; empty where all were."""
+    """Reason why packages were not checked; empty if all were."""
 
     @property
     def status(self) -> int:
@@ -79,7 +79,7 @@ def _audit(lock: Path, service: str) -> Audit:
 
 
 def reading(dependencies: Sequence[dict[str, Any]], service: str) -> Audit:
-    """What pip-audit's list of dependencies says."""
+    """Return the result in pip-audit's list of dependencies."""
     checked = [each for each in dependencies if "skip_reason" not in each]
     vulnerable = tuple(
         f"{each['name']} {each['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no release'}"

@@ -28,7 +28,7 @@ from trainmedic_server.demo.stage import DemoStage
 DOCS = Path(__file__).parents[1] / "docs"
 JOB = FAULTS[FaultKind.DATA].target
 CALM_SECONDS = 25.0
-"""Shown before the fault and after the repair."""
+"""Seconds shown before the fault and after the repair."""
 LONGEST = 240.0
 SAMPLED_EVERY = 0.1
 LARGEST = 150 * 1024
@@ -115,7 +115,7 @@ def wait(stage: DemoStage, is_so: Callable[[], bool], what: str) -> None:
 
 
 def pass_time(stage: DemoStage, seconds: float) -> None:
-    """Let the demo's alerts go on for some seconds."""
+    """Run the demo for some seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         stage.check()

@@ -30,7 +30,7 @@ from packageurl import PackageURL
 ROOT = Path(__file__).parents[1]
 SCHEMA = SchemaVersion.V1_6
 _BUILD_TOOLS = frozenset({"packaging", "setuptools", "wheel"})
-"""Packages of the locks that build our wheels (`wheel` needs `packaging`) and are not needed to run them."""
+"""Packages of the locks that only build our wheels (`wheel` needs `packaging`)."""
 
 Bom = dict[str, Any]
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def of_wheel(package: str) -> Bom:
-    """The pins of the package's lock, as parts of the wheel's distribution."""
+    """Return the pins of the package's lock, as parts of the wheel."""
     project = ROOT if package == "server" else ROOT / package
     about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bom = _cyclonedx("requirements", str(ROOT / "requirements" / f"{package}.txt"))
@@ -80,7 +80,7 @@ def _version(about: Mapping[str, Any]) -> str:
 
 
 def of_image(python: str, root: Path) -> Bom:
-    """Everything that is installed: Python's packages, Python, and Debian's packages."""
+    """Return all that is installed: Python's packages, Python, and Debian's packages."""
     bom = _cyclonedx("environment", python)
     versions = {part["name"]: part["version"] for part in bom["components"]}
     name = "trainmedic" if "trainmedic-server" in versions else "trainmedic-agent"
@@ -100,7 +100,7 @@ def of_image(python: str, root: Path) -> Bom:
 
 
 def debian_packages(root: Path) -> Iterator[dict[str, Any]]:
-    """The packages that dpkg has installed; none where the base is not Debian's."""
+    """Yield dpkg's packages; none on another base than Debian."""
     release = _fields((root / "etc" / "os-release").read_text(encoding="utf-8"), "=")
     distribution = f"{release['ID']}-{release.get('VERSION_ID', '')}".replace('"', "")
     status = root / "var" / "lib" / "dpkg" / "status"
@@ -113,7 +113,7 @@ def debian_packages(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def _fields(text: str, separator: str) -> dict[str, str]:
-    """The fields of lines such as ``Package: bash``; what goes on in a second line is left out."""
+    """Return the fields of lines such as ``Package: bash``, without continuation lines."""
     pairs = (line.partition(separator) for line in text.splitlines() if not line.startswith(" "))
     return {name: value for name, found, value in pairs if found}
 
@@ -122,7 +122,7 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 
 
 def _cyclonedx(*arguments: str) -> Bom:
-    """What CycloneDX's own tool says. It leaves out times and random numbers, so the same parts give the same text."""
+    """Return the output of CycloneDX's tool, without times and random numbers."""
     options = ("--output-reproducible", "--no-validate", "--spec-version", SCHEMA.to_version())
     command = [sys.executable, "-m", "cyclonedx_py", arguments[0], *options, *arguments[1:]]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -141,7 +141,7 @@ def _component(name: str, version: str, url: PackageURL) -> dict[str, Any]:
 
 
 def _assembled(bom: Bom, this: dict[str, Any], components: list[dict[str, Any]]) -> Bom:
-    """The document about `this`, whose parts are `components`."""
+    """Return the document about `this`."""
     parts = sorted(components, key=lambda part: part["bom-ref"])
     depends = {"ref": this["bom-ref"], "dependsOn": [part["bom-ref"] for part in parts]}
     return {

@@ -1,5 +1,6 @@
-"""The node agent: executes commands for its node within its policy. To stay small, it uses none of the server's
-libraries.
+"""The node agent: executes commands for its node within its policy.
+
+It uses none of the server's libraries, to stay small.
 """
 
 __version__ = "0.1.0"

@@ -1,11 +1,11 @@
-"""Admission and execution of a node's commands, with one journaled outcome each. Commands answered without execution:
+"""Admission and execution of a node's commands, with one journaled outcome each.
+
+The receiver's thread admits commands; worker queues' threads execute them. Commands answered without execution:
 
 - ``rejected``: wrong signature or node, or against the policy
 - ``unsupported``: unknown action
 - ``expired``: too late
 - ``failed``: no journal, too many waiting commands, or another agent with the same name
-
-The receiver's thread admits commands; worker queues' threads execute them.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class CommandRunner:
         self._unwritten: dict[str, CommandRecord] = {}
 
     def begin(self, queues: Mapping[str, WorkerQueue]) -> None:
-        """Use these queues, and resume commands of an earlier process, before the first command is read. Raises
-        JournalUnavailable.
-        """
+        """Resume commands of an earlier process, before the first command is read. Raises JournalUnavailable."""
         self._queues = queues
         for command in self._journal.open_commands():
             log.info("resuming interrupted command", extra=command_fields(command))
@@ -92,11 +90,9 @@ class CommandRunner:
         self._context.counters.command("", envelope.REJECTED)
 
     def note_unreadable(self) -> None:
-        """Count a message that is not a command; it gets no reply."""
         self._context.counters.command("", "unreadable")
 
-    def connected(self, client: redis.Redis) -> None:
-        """Do nothing: the journal has the agent's state."""
+    def connected(self, client: redis.Redis) -> None: ...
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command
@@ -210,7 +206,7 @@ class CommandRunner:
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Undo a command that an earlier process may have begun. Return whether certainly no effect is left."""
+        """Undo a command that an earlier process may have begun; return whether certainly no effect is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):

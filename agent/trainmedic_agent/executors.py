@@ -1,7 +1,6 @@
 """Interface between the agent and the code that acts on the node.
 
-One thread per worker queue calls executors with verified, allowed and journaled commands. The return value becomes the
-output of an ``applied`` reply; an exception gives status and reason.
+One thread per worker queue calls executors with verified, allowed and journaled commands.
 
 A command may be executed again (``resumed``) after the agent stopped. So an executor works towards a state that the
 command and its own records define, not relative to the state it finds.
@@ -22,7 +21,7 @@ def _never() -> bool:
 
 
 class AcceptedCommand(Struct, frozen=True):
-    """A journaled command, which the agent will answer.
+    """A journaled command.
 
     - ``resumed``: an earlier process may have begun it
     - ``is_stopping``: the agent is stopping; a long-running executor then raises `CommandInterrupted`
@@ -49,7 +48,7 @@ class Executor(Protocol):
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the command's output as JSON-compatible values.
+        """Return the output as JSON-compatible values.
 
         A command with ``undo_of`` reverts an earlier one that may have had an effect: it was applied, it failed, or the
         executor remembers it (`RemembersEffects`).
@@ -61,13 +60,13 @@ class Executor(Protocol):
 
 
 class PeriodicTask(Protocol):
-    """Recurring work between commands in a worker queue's thread."""
+    """Recurring work in a worker queue's thread."""
 
     @property
     def queue(self) -> str: ...
 
     def due(self) -> float | None:
-        """Return the seconds until the next run: 0 or less for now, None for never."""
+        """Return the seconds until the next run, None for never."""
         ...
 
     def run(self) -> None:
@@ -84,9 +83,8 @@ class RemembersEffects(Protocol):
 
 @runtime_checkable
 class SupportsWithdrawal(Protocol):
-    """A read-only executor. Between pieces of work it checks `AcceptedCommand.is_withdrawn` and raises
-    `CommandWithdrawn`.
-    """
+    """A read-only executor that checks `AcceptedCommand.is_withdrawn` between pieces of work and raises
+    `CommandWithdrawn`."""
 
     @property
     def withdrawal(self) -> str:
@@ -97,7 +95,6 @@ class SupportsWithdrawal(Protocol):
 @runtime_checkable
 class SupportsAbandon(Protocol):
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Revert what an earlier process may have begun of an expired command. It may be sent again with a later
-        deadline.
-        """
+        """Revert what an earlier process may have begun of an expired command, which may be sent again with a later
+        deadline."""
         ...

@@ -1,5 +1,7 @@
-"""Lookup of processes' pods by control group. A container needs ``hostPID``. The kubelet puts the pod's UID into the
-group's name:
+"""Lookup of processes' pods by control group. A container needs ``hostPID``.
+
+The kubelet puts the pod's UID into the group's name:
+
 - ``/kubepods/burstable/pod1a2b…-…/cri-containerd…`` with cgroupfs
 - ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a2b…_….slice/crio-….scope`` with systemd
 - ``/system.slice/containerd.service/kubepods-burstable-pod1a2b…_….slice:cri-containerd:…`` with a mix
@@ -16,7 +18,7 @@ PROC = Path("/proc")
 MOST_PROCESSES = 256
 """Per GPU; others are ignored."""
 MOST_PODS = 32
-"""Per GPU, to bound the presence. Seven MIG instances have fewer."""
+"""Per GPU. Seven MIG instances have fewer."""
 _LONGEST = 16 * 1024
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.

@@ -1,5 +1,4 @@
-"""The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``), applied by
-executors.
+"""The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``).
 
 Reading is always allowed, and so is the undo of a power limit, so that a stricter policy leaves no GPU capped. No other
 action has an undo that could bypass the policy.
@@ -51,8 +50,7 @@ class Policy(Struct, frozen=True):
     - ``allow``: allowed changing actions
     - ``containers``: None: nothing may be removed
     - ``logs``: None: the log reader is not loaded
-    - ``source``: the file, if any
-    - ``digest``: first 12 hexadecimal digits of its SHA-256
+    - ``digest``: first 12 hexadecimal digits of the file's SHA-256
     """
 
     allow: frozenset[str] = frozenset()
@@ -92,7 +90,7 @@ def load(path: Path) -> Policy:
 
 
 def parse(text: str, source: str) -> Policy:
-    """Parse the `text` of the file `source`. Raises ConfigurationError."""
+    """Raises ConfigurationError, naming the file `source`."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         raise ConfigurationError("\n".join(map(str, problems)))

@@ -1,5 +1,6 @@
-"""The agent as a whole: ordered start and clean stop. On a stop no further command begins; running ones have a few
-seconds, or are resumed at the next start.
+"""The agent as a whole: ordered start and clean stop.
+
+On a stop running commands have a few seconds, or are resumed at the next start.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts", "logs")
 STOP_SECONDS = 8.0
-"""Seconds for running commands on a stop. With the three times below it stays under the 20 s after which systemd kills
-the agent (``packaging/systemd``).
+"""Seconds for running commands.
+
+With the three times below it stays under the 20 s after which systemd kills the agent (``packaging/systemd``).
 """
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
@@ -130,7 +132,7 @@ class Agent:
             self._log_reader.start()
 
     def stop(self) -> bool:
-        """Stop everything. Return whether no command was left."""
+        """Stop everything; return whether no command was left."""
         self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
         if self._log_reader is not None:

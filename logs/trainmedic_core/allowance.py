@@ -11,8 +11,6 @@ class TooLarge(Exception):
 
 
 class Allowance:
-    """Remaining allowance of one file."""
-
     def __init__(self) -> None:
         self._left = MOST_PARTS
 

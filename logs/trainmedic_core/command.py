@@ -1,6 +1,7 @@
-"""The command group ``trainmedic``. Distributions register commands under the entry point group
-``trainmedic.commands``. A command's module is imported when it runs, so that ``--help`` does not load the server's
-libraries.
+"""The command group ``trainmedic``.
+
+Commands are entry points in ``trainmedic.commands``. Their modules are imported when they run, so that ``--help`` does
+not load the server's libraries.
 """
 
 from __future__ import annotations
@@ -63,8 +64,6 @@ ABSENT = {
 
 
 class CommandEntry(Struct, frozen=True):
-    """Module that defines a command by its own name, and its help."""
-
     module: str
     help: str
 
@@ -113,7 +112,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the missing distribution or similar commands."""
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
             if commands().keys() == _OWN.keys():
                 ctx.fail(f"{args[0]!r} is not available: no distribution has registered its commands. {_AGAIN}")

@@ -59,13 +59,13 @@ class ValidationFault(Struct, frozen=True):
 
 
 Cure = Callable[[DocumentPath, str, Any], str | None]
-"""Returns how to write a value that was refused with pydantic's error type, or None."""
+"""Returns how to write a value that was refused with pydantic's error type."""
 
 
 def validate(
     model: type[M], document: YamlDocument, tagged: Collection[str] = (), cure: Cure | None = None
 ) -> M | list[FileProblem]:
-    """Return the document as a `model`, or its problems.
+    """Return a `model`, or problems.
 
     `tagged`: keys of lists of steps, in whose paths pydantic inserts the step's kind.
     """
@@ -112,7 +112,7 @@ def faults(
 
 
 class _Place(Struct, frozen=True):
-    """An error's path, the union branches tried on the way, and the value."""
+    """An error's path, the tried union branches, and the value."""
 
     path: DocumentPath
     labels: tuple[str, ...]

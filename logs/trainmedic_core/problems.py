@@ -12,7 +12,7 @@ DocumentPath = tuple[str | int, ...]
 
 
 def entry_of(path: DocumentPath) -> DocumentPath:
-    """Return the part of a path up to its first index, or its first key if it has none."""
+    """Return a path up to its first index, or its first key if it has none."""
     end = next((place for place, part in enumerate(path) if isinstance(part, int)), 0)
     return path[: end + 1]
 
@@ -58,7 +58,6 @@ def did_you_mean(wrong: str, right: Iterable[str], likeness: float = 0.6) -> str
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """Return the value's repr on one line, cut."""
     # Cut before quoting, which takes time proportional to the length.
     return cut(repr(value[:limit] if isinstance(value, str) else value), limit)
 

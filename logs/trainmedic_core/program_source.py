@@ -89,7 +89,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """Its process ID is valid until `kill`, because the source waits for it."""
+    """Forked program. Its process ID is valid until `kill`, because the source waits for it."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source
@@ -111,7 +111,7 @@ class ForkedProgram:
 
 
 def _be_source(connection: socket.socket, programs: Programs, confine: Callable[[], None]) -> None:
-    """Serve until the other end closes. Never returns."""
+    """Serve until the other end closes."""
     status = 1
     try:
         for number in _SIGNALS:

@@ -42,8 +42,9 @@ class SettingSource(Struct, frozen=True):
 
 
 def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """Return the value and its flag or variable, None if not set. Raises ConfigurationError. An absent `flag` is None
-    or an empty tuple; an empty variable counts as unset.
+    """Return the value and its flag or variable, None if not set. Raises ConfigurationError.
+
+    An absent `flag` is None or empty; an empty variable counts as unset.
     """
     if source.family:
         # A member that ends in _FILE stays a path: its user rereads the file, to support rotation.

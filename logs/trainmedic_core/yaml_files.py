@@ -56,8 +56,7 @@ def _unreadable(error: Exception) -> str:
 
 
 def document_files(root: Path) -> Iterator[Path | FileProblem]:
-    """Yield the files of playbooks and log rules at `root`, one directory deep, sorted; or `root` if it is a file.
-    Yields a problem for missing and unreadable paths.
+    """Yield the files of playbooks and log rules at `root`, one directory deep, sorted, and problems.
 
     Names that begin with a dot are drafts of editors, or Kubernetes' ``..data``.
     """

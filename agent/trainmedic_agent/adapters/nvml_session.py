@@ -108,7 +108,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
-        """Like `open`, plus the card's handle. A block without error shows that the card is not lost."""
+        """Like `open`, plus the card's handle. Success shows that the card is not lost."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:

@@ -29,12 +29,11 @@ _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 
 class AccessTimes(Struct, frozen=True):
     lag_ns: int = 0
-    """Maximum lag of an access time that is later than the last change."""
+    """Maximum lag of an access time later than the last change."""
     untraced: tuple[str, ...] = ()
     """Reasons why reads may leave no trace."""
 
     def last_use_ns(self, status: os.stat_result) -> int:
-        """Return the latest possible time of use."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         return changed if status.st_atime_ns <= changed else status.st_atime_ns + self.lag_ns
 
@@ -48,7 +47,7 @@ KEPT = AccessTimes()
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return the reliability below the mount with this ID. `sees_every_process`: `proc` lists all processes."""
+    """Return the reliability below a mount ID. `sees_every_process`: `proc` lists all processes."""
     try:
         own = mounts_of(proc / "self")
     except OSError:
@@ -103,7 +102,7 @@ def _mounts_of_others(proc: Path) -> list[Mount]:
 
 
 def _namespace(process: Path) -> Path | None:
-    """Return a process's mount namespace link. None without permission."""
+    """Return a process's mount namespace; None without permission."""
     try:
         return (process / "ns/mnt").readlink()
     except PermissionError:

@@ -31,8 +31,6 @@ from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
 
 
 class CheckpointRemoval(Struct, frozen=True):
-    """Deleted files and bytes, and why something is left."""
-
     files: int = 0
     bytes: int = 0
     reason: Reason | None = None

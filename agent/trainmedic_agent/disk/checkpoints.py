@@ -1,4 +1,4 @@
-"""Detection of checkpoint directories, and which to keep:
+"""Detection of checkpoint directories, and which to keep.
 
 - **A checkpoint** has a marker of Trainmedic, torch.distributed.checkpoint's index, or a typical name.
 - **Complete**: has a file that is written last, or a file next to it names it or a later one as the latest (DeepSpeed,
@@ -29,7 +29,6 @@ PINNED_MARKER = ".trainmedic-pinned"
 _DISTRIBUTED_INDEX = ".metadata"
 _TRAINER_STATE = "trainer_state.json"
 MARKS_OF_COMPLETENESS = (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)
-"""Files in a checkpoint that are written last."""
 _LATEST = ("latest", "latest_checkpointed_iteration.txt")
 """DeepSpeed ("global_step100"), Megatron ("100")."""
 
@@ -48,7 +47,7 @@ class CheckpointTraits(Struct, frozen=True):
     is_pinned: bool
     best: str | None
     is_known: bool = True
-    """False if a file needed for the decision is unreadable."""
+    """False if a needed file is unreadable."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:

@@ -1,5 +1,6 @@
-"""Execution of a cleaning command: its rules in order, until enough space is free. Errors with one file or root do not
-stop it.
+"""Execution of a cleaning command: its rules in order, until enough space is free.
+
+Errors with one file or root do not stop it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class CleaningRequest(Struct, frozen=True):
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
-    """Percentage of free space at which to stop on a file system, or None."""
+    """Percentage of free space at which to stop, or None."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
     """File systems in need; other roots are skipped. Empty: all roots."""
@@ -120,7 +121,7 @@ class _RuleRun(Struct):
     counters: RuleCounters
     watch: ReadWatch
     cutoff_ns: int
-    """Entries used later are too young; nanoseconds since the epoch."""
+    """Nanoseconds since the epoch; entries used later are too young."""
     considered: int = 0
 
     def apply(self, opened: OpenedRoots) -> None:
@@ -149,7 +150,6 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
-        """Measure the root's free space; record a failure and return False."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:

@@ -1,5 +1,7 @@
-"""Executor of ``disk.clean``. A resumed command's output counts only its second part. A stopping agent ends between two
-files and answers with what it did.
+"""Executor of ``disk.clean``.
+
+A resumed command's output counts only its second part. A stopping agent ends between two files and answers with what it
+did.
 """
 
 from __future__ import annotations

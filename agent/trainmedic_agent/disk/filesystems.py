@@ -28,9 +28,9 @@ from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""Number of checks for late space, and seconds between them; ZFS takes about 5 s."""
+"""Checks for late space, and seconds between them; ZFS takes about 5 s."""
 _MAX_LATE_SPACE_WAITS = 2
-"""Waits per file system, after which another process must be filling it."""
+"""Waits per file system; then another process must be filling it."""
 _BLOCK_BYTES = 512
 
 Inode = tuple[int, int]
@@ -54,7 +54,6 @@ class Root(Struct, frozen=True):
     fd: int
     device: int
     mount: int | None
-    """Mount ID of the root (see `mount_of`)."""
     protected: Inode | None = None
     access_times: AccessTimes = KEPT
 
@@ -71,8 +70,9 @@ class OpenedRoots(Struct, frozen=True):
 def opened_roots(
     paths: tuple[str, ...], owners: frozenset[int], protected: Inode | None = None
 ) -> Iterator[OpenedRoots]:
-    """Yield the roots, closed after the block. `owners` are allowed besides root and the agent's user; `protected`: the
-    agent's state directory.
+    """Yield the roots, closed after the block.
+
+    `owners` are allowed besides root and the agent's user; `protected`: the agent's state directory.
     """
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
@@ -92,12 +92,12 @@ def opened_roots(
 
 
 def open_directory(parent: int, name: str) -> int:
-    """Open a directory without following a link. Raises OSError."""
+    """Open a directory, no link. Raises OSError."""
     return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
 
 
 def mount_of(fd: int) -> int | None:
-    """Return the mount ID, None if not reported. Unlike the device number, it distinguishes bind mounts."""
+    """Return the mount ID, or None. Unlike the device number, it distinguishes bind mounts."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
             return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
@@ -177,7 +177,6 @@ MeasureSpace = Callable[[int], DiskSpace]
 
 
 def measure_space(fd: int) -> DiskSpace:
-    """Return a file system's space. Raises OSError."""
     facts = os.fstatvfs(fd)
     return DiskSpace(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
 
@@ -191,9 +190,7 @@ class Filesystem(Struct):
 
 
 class Filesystems:
-    """File systems of a cleaning by device number, open until `close`. `target`: percentage of free space to reach, or
-    None.
-    """
+    """File systems of a cleaning by device number, open until `close`. `target`: percentage of free space."""
 
     def __init__(self, measure: MeasureSpace, target: float | None, *, dry_run: bool, throttle: Throttle) -> None:
         self._measure = measure

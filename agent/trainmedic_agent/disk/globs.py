@@ -53,7 +53,7 @@ def _matcher(part: str) -> Matcher:
 
 
 class GlobState(Struct, frozen=True):
-    """Positions that several patterns have reached in one directory."""
+    """Positions of several patterns in one directory."""
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]

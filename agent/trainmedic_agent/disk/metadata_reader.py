@@ -1,4 +1,4 @@
-"""Checkpoint metadata, parsed by an unprivileged process (``metadata_child``)."""
+"""Checkpoint metadata, parsed by an unprivileged process."""
 
 from __future__ import annotations
 

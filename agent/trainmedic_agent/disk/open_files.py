@@ -41,8 +41,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def acquire_write_lease(fd: int) -> bool:
-    """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed. Return False if the
-    file is in use. Raises OSError if there is no lease for another reason.
+    """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed.
+
+    Returns False if the file is in use. Raises OSError if there is no lease for another reason.
     """
     # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
     # ignored.
@@ -75,8 +76,9 @@ class FileUsage:
         self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
-        """Return why a file must not be deleted, or None if it cannot be opened until `fd` is closed. `fd` is None if
-        reading is not permitted.
+        """Return why a file must not be deleted; None if it cannot be opened until `fd` is closed.
+
+        `fd` is None if reading is not permitted.
         """
         try:
             if fd is not None:
@@ -190,8 +192,9 @@ class FileUsage:
 
 
 def device_of(path: str) -> int:
-    """Return the device of a ``/proc`` descriptor path without a request to its file system, which may hang or deny
-    access. Raises OSError.
+    """Return the device of a ``/proc`` descriptor path without a request to its file system, which may hang.
+
+    Raises OSError.
     """
     status = ctypes.create_string_buffer(_STATX_BYTES)
     if _libc.statx(_FROM_HERE, os.fsencode(path), _DO_NOT_SYNC, 0, status) < 0:

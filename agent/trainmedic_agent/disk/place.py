@@ -33,7 +33,7 @@ _openat2.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.POINTE
 
 
 def is_in_place(fd: int, path: str) -> bool:
-    """Return whether the absolute `path` leads to `fd` without symbolic links. Raises OSError if unknown."""
+    """Return whether `path` leads to `fd` without symbolic links. Raises OSError if unknown."""
     try:
         there = _open_path(os.fsencode(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Watch for reads by inotify(7), where access times do not record them (``access_times``).
+"""Watch for reads by inotify(7), where access times do not record them.
 
 A directory is watched for `WATCH_SECONDS` (or the rule's ``min_age`` if less) and until its turn. A file opened
 meanwhile is in use, with its matched siblings, such as a training's other shards. An unwatchable directory counts as
@@ -37,7 +37,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadWatch:
-    """Watch for one rule, closed by the caller. `seconds`: the rule's ``min_age``."""
+    """Watch for one rule. `seconds`: the rule's ``min_age``."""
 
     def __init__(self, seconds: float, throttle: Throttle) -> None:
         self._seconds = min(seconds, WATCH_SECONDS)
@@ -70,7 +70,7 @@ class ReadWatch:
         )
 
     def obstacle(self, directory: WalkedDirectory) -> Reason | None:
-        """Return why nothing in a directory may be deleted, or None if nothing was read."""
+        """Return why nothing in a directory may be deleted; None if nothing was read."""
         if not directory.root.access_times.untraced or not self._seconds:
             return None
         self._read_queue()

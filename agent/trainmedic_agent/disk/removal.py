@@ -1,4 +1,4 @@
-"""Deletion, truncation or shrinking of one file, after a final check. A trial run also checks permissions.
+"""Deletion, truncation or shrinking of one file, after a final check.
 
 **Deletion** unlinks the checked file's name in its directory, verified right before (``place``). A process with write
 access has microseconds to replace the file, because Linux cannot unlink by descriptor.
@@ -7,6 +7,8 @@ access has microseconds to replace the file, because Linux cannot unlink by desc
 at their old offset after zeros, so a hole is punched instead.
 
 **Shrinking** punches a hole in all but the last bytes, regardless of writers.
+
+A trial run also checks permissions.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Remover of files. Methods return the freed bytes, or why the file was left."""
+    """Methods return the freed bytes, or why the file was left."""
 
     usage: FileUsage
     age_by: AgeBy
@@ -142,7 +144,6 @@ def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
 
 
 def open_for_reading(parent: int, name: str) -> int | None:
-    """Open the file, None if not permitted. Raises OSError."""
     try:
         return os.open(name, os.O_RDONLY | _OPEN_FILE, dir_fd=parent)
     except PermissionError:
@@ -150,7 +151,6 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
-    """Return why unlinking a file in `parent` would be refused."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY

@@ -1,4 +1,4 @@
-"""Reasons and counters of a rule's output, with up to three escaped example paths per reason."""
+"""Reasons and counters of a rule's output, with up to three example paths per reason."""
 
 from __future__ import annotations
 

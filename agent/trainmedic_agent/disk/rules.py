@@ -56,7 +56,7 @@ class CleaningOperation(StrEnum):
 
 
 _EARLIEST_NS = -(2**63)
-"""The year 1677; earlier times, possible on tmpfs and btrfs, are clamped."""
+"""The year 1677; tmpfs and btrfs allow earlier times."""
 
 
 class AgeBy(StrEnum):
@@ -65,8 +65,9 @@ class AgeBy(StrEnum):
     MODIFIED = "modified"
 
     def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
-        """Return the time from which an entry's age counts, in nanoseconds since the epoch. For a directory it is the
-        last write: searching and renaming change the others.
+        """Return the time from which an entry's age counts, in nanoseconds since the epoch.
+
+        For a directory it is the last write: searching and renaming change the others.
         """
         if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
             used = facts.st_mtime_ns
@@ -93,7 +94,7 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes that ``do: shrink`` keeps at the end. None for other rules."""
+    """Bytes that ``do: shrink`` keeps at the end."""
 
     def allows_size(self, stored: int) -> bool:
         is_too_small = self.min_size is not None and stored < self.min_size
@@ -108,7 +109,6 @@ class CleaningPolicy(Struct, frozen=True):
     max_files: int = DEFAULT_MAX_FILES
     """Per command, including files in checkpoints."""
     max_bytes: int | None = None
-    """None for no limit."""
 
 
 class CleaningInvalid(ConfigurationError):
@@ -118,7 +118,7 @@ class CleaningInvalid(ConfigurationError):
 
 
 def read_cleaning(section: object) -> CleaningPolicy:
-    """Parse the part ``cleaning``, empty for None. Raises CleaningInvalid."""
+    """Parse the part, empty for None. Raises CleaningInvalid."""
     reader = MappingReader(("cleaning",), section if section is not None else {})
     reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})

@@ -66,7 +66,7 @@ class _OldestFiles(Struct):
     after: bytes
     """Files up to this key were in earlier batches."""
     bound: bytes | None = None
-    """Files from this key on are too young. None while all fit."""
+    """Files from this key on are too young; None while all fit."""
     _packed: list[bytes] = field(default_factory=list)
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0
@@ -210,8 +210,7 @@ class CheckpointSearch(_Search):
 
     def find(self) -> list[MatchedCheckpoint]:
         """Return matching checkpoints, oldest first; none if the throttle ended the search: the newest are then
-        unknown.
-        """
+        unknown."""
         for index, root in enumerate(self.roots):
             self._search_root(index, root)
         if self._count > MAX_CHECKPOINTS:

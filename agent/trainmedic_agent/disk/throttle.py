@@ -42,7 +42,6 @@ _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
 
 
 def seconds_waited_for_core() -> float:
-    """Return the seconds in which this thread was ready but not running; 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -51,9 +50,8 @@ def seconds_waited_for_core() -> float:
 
 
 def seconds_stalled_for_disk() -> float:
-    """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)). Without PSI, return the time
-    itself.
-    """
+    """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)); without PSI the time
+    itself."""
     try:
         with open("/proc/pressure/io", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rpartition("total=")[2]) / 1e6
@@ -115,7 +113,6 @@ class Throttle:
 
 
 def take_low_priority() -> None:
-    """Lower this thread's CPU and I/O priority; a refusal is logged."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         _take_last_io_priority()

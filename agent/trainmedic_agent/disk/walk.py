@@ -1,6 +1,4 @@
-"""Streaming walk that never leaves its root's file system and mount: each directory is opened by name in its open
-parent.
-"""
+"""Streaming walk that never leaves its root's mount: each directory is opened by name in its open parent."""
 
 from __future__ import annotations
 
@@ -43,8 +41,9 @@ class WalkedDirectory(Struct, eq=False):
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """Open the directory now at this path, possibly another one, so callers compare each entry. The caller closes
-        it. Raises OSError.
+        """Open the directory now at this path, possibly another one, so callers compare each entry and close it.
+
+        Raises OSError.
         """
         fd = os.dup(self.root.fd)
         for name in self.names():
@@ -123,7 +122,6 @@ class Walk(Struct, frozen=True):
             self.skip(Reason.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
-        """Return whether a subdirectory was entered."""
         name = entry.name.removeprefix(DELETING)
         is_matched, globs = level.globs.accepts(name), level.globs.below(name)
         if not is_matched and globs is None:

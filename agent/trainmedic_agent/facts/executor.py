@@ -1,5 +1,6 @@
-"""Executor of ``node.facts``, in its own worker queue: measuring takes half a second. Unreadable parts are listed in
-``problems``.
+"""Executor of ``node.facts``.
+
+It has its own worker queue: measuring takes half a second. Unreadable parts are listed in ``problems``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPU readings as plain values, for ``node.facts`` and presence."""
+"""GPU readings as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU, memory and disk facts from ``/proc`` and ``statvfs``, without network file systems, which can block."""
+"""CPU, memory and disk facts, without network file systems, which can block."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
 def disks(
     paths: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
 ) -> dict[str, dict[str, Any]]:
-    """Return by mount point local disks, root, shared memory, and the mounts of `paths`."""
+    """Return local disks, root, shared memory, and the mounts of `paths`, by mount point."""
     mounts = _mounts(proc)
     listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
@@ -113,7 +113,7 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
 
 
 def _mounts(proc: Path) -> dict[str, str]:
-    """Return file system types by mount point (proc_pid_mountinfo(5))."""
+    """Return file system types by mount point."""
     kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -135,7 +135,7 @@ def _device(mount: str) -> int:
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """Return the percentage of the last 10 s in which tasks waited for the resource."""
+    """Return the percentage of the last 10 s in which tasks waited."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}

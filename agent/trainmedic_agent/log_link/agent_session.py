@@ -54,8 +54,6 @@ class ReadingParts(Protocol):
 
 
 class AgentSession:
-    """One link, from `greeted` to its end."""
-
     def __init__(self, stream: FrameStream) -> None:
         self.stream = stream
         self._changed = threading.Condition()

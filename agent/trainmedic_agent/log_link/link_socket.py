@@ -1,6 +1,5 @@
 """Socket in the state directory to which the reader connects, protected by its mode and the peer's user
-(``SO_PEERCRED``).
-"""
+(``SO_PEERCRED``)."""
 
 from __future__ import annotations
 

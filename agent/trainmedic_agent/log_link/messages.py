@@ -45,7 +45,7 @@ class RulesNow(Struct, frozen=True, tag="rules"):
 
 
 class GpusNow(Struct, frozen=True, tag="gpus"):
-    """UUIDs of the node's GPUs by normalised PCI address."""
+    """GPU UUIDs by normalised PCI address."""
 
     uuids: dict[str, str]
 

@@ -1,4 +1,4 @@
-"""Greeting of a new reader, and updates about the node: GPU addresses and the log store's credential.
+"""Greeting of a new reader, and updates: GPU addresses and the log store's credential.
 
 Reading them can be slow, so they have their own thread.
 """

@@ -25,7 +25,7 @@ SETTLED_SECONDS = 60.0
 CONNECT_SECONDS = 60.0
 """Seconds in which a child must connect."""
 STOPPED_SECONDS = 2.0
-"""Maximum time stopped by a signal."""
+"""Maximum seconds stopped by a signal."""
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 1.0
@@ -40,7 +40,7 @@ class ReaderSupervisor:
         counters: AgentCounters,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`started` starts the reader as a child, None if something else does."""
+        """`started` starts the reader as a child; None if something else does."""
         self._link = link
         self._started = started
         self._counters = counters
@@ -56,7 +56,7 @@ class ReaderSupervisor:
 
     @property
     def restarts(self) -> int:
-        """Restarts or reconnections of the reader since the agent started."""
+        """Restarts or reconnections of the reader."""
         return max((self._starts if self._started is not None else self._link.generation) - 1, 0)
 
     def start(self) -> None:

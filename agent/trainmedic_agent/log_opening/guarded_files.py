@@ -56,7 +56,7 @@ class _Way:
         return self.steps[-1]
 
     def bind(self, rights: Rights, begin: int) -> None:
-        """Add a user who must be able to walk the path. Raises PermissionError if there are too many."""
+        """Add a user. Raises PermissionError if there are too many."""
         if any(bound.rights == rights and bound.begin <= begin for bound in self.bounds):
             return
         if len(self.bounds) == _MOST_USERS:
@@ -75,7 +75,7 @@ class GuardedFiles:
         switch: ThreadRights | None = None,
         own_uid: int | None = None,
     ) -> None:
-        """`tops` are the policy's paths. Without `switch`, file modes are compared."""
+        """`tops`: the policy's paths. Without `switch`, file modes are compared."""
         self._tops = tuple(tops)
         self._users = users if users is not None else UserDatabase()
         self._switch = switch
@@ -180,7 +180,6 @@ class GuardedFiles:
             return reopened(way.end.fd, flags)
 
     def _check(self, way: _Way, bound: _Bound, wanted: int) -> None:
-        """Raise OSError if a user cannot walk to the end with this access."""
         steps = way.steps[bound.begin :]
         if self._switch is None or bound.rights.uid is None:
             for step in steps:

@@ -111,12 +111,12 @@ class FrameReader:
         self._answers = msgspec.msgpack.Decoder(OpenerAnswer)
 
     def request(self) -> tuple[Request, int | None] | None:
-        """Return the next request and its descriptor, None at the end. Raises OSError, FrameError."""
+        """Return the next request and its descriptor; None at the end. Raises OSError, FrameError."""
         frame = self._frame()
         return None if frame is None else (_decoded(self._requests, *frame), frame[1])
 
     def answer(self) -> tuple[OpenerAnswer, int | None] | None:
-        """Return the next answer and its descriptor, None at the end. Raises OSError, FrameError."""
+        """Return the next answer and its descriptor; None at the end. Raises OSError, FrameError."""
         frame = self._frame()
         return None if frame is None else (_decoded(self._answers, *frame), frame[1])
 

@@ -1,4 +1,4 @@
-"""`NodeFiles` with this process's own rights, for processes that serve one user, such as ``trainmedic diagnose``."""
+"""`NodeFiles` with this process's own rights, for one user's programs such as ``trainmedic diagnose``."""
 
 from __future__ import annotations
 

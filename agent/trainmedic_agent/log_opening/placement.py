@@ -39,7 +39,7 @@ def writers(step: WayStep, users: UserDatabase) -> Rights | None:
 
 
 def placers(parent: WayStep, child: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to all users, except both owners, who could have placed `child` in `parent`, or None."""
+    """Return the rights common to all users, except both owners, who could have placed `child`, or None."""
     others = writers(parent, users)
     if others is None or not stat.S_ISDIR(child.facts.st_mode):
         return others

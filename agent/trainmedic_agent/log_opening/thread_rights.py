@@ -37,8 +37,6 @@ class _Header(ctypes.Structure):
 
 
 class ThreadRights:
-    """Switch of a thread's file access rights, if `may_be_used`."""
-
     def __init__(self) -> None:
         """Raises OSError on an unknown machine type."""
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +46,7 @@ class ThreadRights:
         self._setgroups_number = number
 
     def may_be_used(self) -> bool:
-        """Return whether the thread has CAP_SETUID and CAP_SETGID, and the user nobody is mapped."""
+        """Return whether the thread has CAP_SETUID and CAP_SETGID, and nobody is mapped."""
         try:
             effective = self._read()[0]
             if effective & _NEEDED != _NEEDED:
@@ -76,7 +74,7 @@ class ThreadRights:
 
     @contextmanager
     def using(self, rights: Rights) -> Iterator[None]:
-        """Access files as this user in this thread during the block. Raises OSError."""
+        """Access files as this user in this thread. Raises OSError."""
         before = (self._read(), os.getgroups(), self._libc.setfsgid(_NO_ID), self._libc.setfsuid(_NO_ID))
         try:
             self._take(rights, before[0])
@@ -116,7 +114,7 @@ class ThreadRights:
             raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
 
     def _read(self) -> list[int]:
-        """Return the thread's capabilities: effective, permitted, inheritable, low words first."""
+        """Return the effective, permitted and inheritable capabilities, low words first."""
         header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
         if self._libc.capget(ctypes.byref(header), data) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")

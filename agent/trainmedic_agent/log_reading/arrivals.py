@@ -1,4 +1,4 @@
-"""Arrival times of log bytes, for lines without a timestamp, stored in the reader's database.
+"""Arrival times of log bytes, for lines without a timestamp.
 
 Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. If a file has
 too many chunks of blocks, two neighbours are merged with half their blocks, so that a block's duration stays roughly
@@ -206,7 +206,6 @@ class ArrivalIndex:
             self._forget(key)
 
     def of(self, key: FileKey, size: int) -> FileArrivals | None:
-        """Return the arrivals of a file of `size` bytes, or None."""
         with self._lock:
             seen = self._files.get(key)
             if seen is None or seen.size > size:

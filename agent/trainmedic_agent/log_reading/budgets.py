@@ -35,7 +35,7 @@ class BudgetOwner(Struct, frozen=True):
 
 NODE_ITSELF = BudgetOwner(None)
 UNKNOWN_USER = -1
-"""User of a job whose owner is no longer known; not `NODE_ITSELF`, whose turns no job may use."""
+"""User of a job without a known owner; not `NODE_ITSELF`, whose turns no job may use."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
@@ -52,9 +52,8 @@ class FairTurns:
         most_waiting: float = math.inf,
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
-        """A turn counts at most `most_waiting` times its thread's `processor` seconds, because a busy machine can
-        interrupt any turn.
-        """
+        """A turn counts at most `most_waiting` times its thread's `processor` seconds: a busy machine can interrupt any
+        turn."""
         self._monotonic = monotonic
         self._most_waiting = most_waiting
         self._processor = processor
@@ -63,7 +62,7 @@ class FairTurns:
         self._faded_at = monotonic()
 
     def used_by(self, uid: int | None) -> float:
-        """Return a user's used seconds, halved every `HALF_LIFE`."""
+        """Return a user's seconds, halved every `HALF_LIFE`."""
         return self._users.get(uid, 0.0)
 
     def turns(
@@ -134,10 +133,10 @@ class HourlyBudget:
         self._most = most
         self._monotonic = monotonic
         self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """By owner: the remainder and its time."""
+        """The remainder and its time, by owner."""
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
-        """Use `count` if the owner has it left, and return whether it had. `NODE_ITSELF` is unlimited."""
+        """Use `count` if the owner has it left; return whether it had. `NODE_ITSELF` is unlimited."""
         if owner == NODE_ITSELF:
             return True
         now = self._monotonic()

@@ -1,4 +1,4 @@
-"""Record of what budgets dropped, for presence and metrics. Thread-safe."""
+"""Record of data that budgets dropped, for presence and metrics. Thread-safe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class CutRecord:
             self._put(owner, what, count, is_sum=False)
 
     def totals(self) -> dict[str, int]:
-        """Return how often each budget has cut since the process started."""
         with self._lock:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
@@ -64,7 +63,6 @@ class CutRecord:
         ]
 
     def presence(self) -> dict[str, Any]:
-        """Return the part of the presence, empty without cuts."""
         cuts = self.cuts()
         return {"cuts": [cut.plain() for cut in cuts]} if cuts else {}
 

@@ -40,8 +40,9 @@ class LookPlace(Struct, frozen=True):
 
 
 class DirectoryLook:
-    """One look at a directory and what is below it. `known` are files followed under any name. Without `owner`, files
-    belong to their users.
+    """One look at a directory and all below it.
+
+    `known` are files followed under any name. Without `owner`, files belong to their users.
     """
 
     def __init__(

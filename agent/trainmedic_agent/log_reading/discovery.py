@@ -1,8 +1,7 @@
 """Search for log files below the policy's directories, without following symbolic links.
 
-``finders`` identify logs and owners. Each job's directory is a unit (``scan_units``), scanned as often as its cost
-allows. Users take turns by used time, and a user's jobs by waiting time. A thread of its own looks at large jobs
-(``job_look``).
+Each job's directory is a unit (``scan_units``), scanned as often as its cost allows. Users take turns by used time, and
+a user's jobs by waiting time. A thread of its own looks at large jobs (``job_look``).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Scan(Struct, frozen=True):
     """Flight recorder dumps, which are not logs."""
     is_cut: bool = False
     late: int = 0
-    """Jobs whose directories were not scanned completely, for lack of time."""
+    """Jobs whose directories were not scanned completely in time."""
     is_behind: bool = False
     """True if the next scan should follow soon, because small jobs are late."""
     errors: int = 0
@@ -105,7 +104,7 @@ class Discovery:
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)
-        """The large jobs' looks, which `scan` with a time leaves to another thread."""
+        """Looks at large jobs, which `scan` with a time leaves to another thread."""
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._is_behind = False
@@ -245,7 +244,7 @@ class Discovery:
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 
     def _take(self, looked: Looked, units: int) -> bool:
-        """Take the result of a look. Return whether the job's entries are cut."""
+        """Take a look's result; return whether the job's entries are cut."""
         unit, budget = looked.unit, looked.budget
         if looked.is_stopped:
             return False  # earlier results still hold, and the next look is due

@@ -41,7 +41,7 @@ CLOSED_AFTER = 3600.0
 _GONE_AFTER = 60.0
 """Seconds until a deleted file is closed, to free its disk space."""
 ROUND_SECONDS = 0.5
-"""The next round begins with the least served."""
+"""Seconds of a round; the next begins with the least served."""
 _SECONDS_A_BYTE = 4e-7
 """Rules process about 35,000 lines of 70 bytes per second."""
 _BUSY_SECONDS = 60.0
@@ -67,7 +67,7 @@ class Followed(Protocol):
         ...
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Process new data. Return whether there is more. Raises OSError."""
+        """Process new data; return whether there is more. Raises OSError."""
         ...
 
     def known(self) -> KnownFile: ...
@@ -161,7 +161,6 @@ class FileFollowing(Generic[FollowedT]):
         self._unopened: dict[_FileKey, UnreadReason] = {}
         """Files of the last scan that could not be opened."""
         self._refused: Counter[UnreadReason] = Counter()
-        """Files that the last scan and the shares left out."""
         self._known: dict[tuple[int, int], KnownFile] = {}
         self._missing: dict[tuple[int, int], float] = {}
         self._is_first = positions.is_first
@@ -174,7 +173,6 @@ class FileFollowing(Generic[FollowedT]):
             return {*self._followed, *self._known}
 
     def found(self, scan: Scan) -> None:
-        """Pass a scan to the next `read`. Thread-safe."""
         with self._lock:
             self._scan = scan
 
@@ -183,7 +181,7 @@ class FileFollowing(Generic[FollowedT]):
         return list(self._followed.values())
 
     def read(self) -> bool:
-        """Open and read for up to `ROUND_SECONDS`. Return whether there is more."""
+        """Open and read for up to `ROUND_SECONDS`; return whether there is more."""
         if not self._positions.can_take:
             return False
         with self._lock:
@@ -307,7 +305,7 @@ class FileFollowing(Generic[FollowedT]):
         return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
 
     def _follow(self, key: _FileKey, wanted: _Wanted) -> FollowedT | None:
-        """Open the file. Return None if the next scan must ask again."""
+        """Open the file; None if the next scan must ask again."""
         found = wanted.found
         self._unopened.pop(key, None)
         try:

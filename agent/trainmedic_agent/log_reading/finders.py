@@ -1,6 +1,6 @@
 """Identification of logs and their origin: by policy pattern, job layout or kubelet layout.
 
-A finder states which entries of a directory to enter and which are logs. It opens nothing.
+A finder opens nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STREAM_SOURCES = {
 
 class Finder(Protocol):
     def enter(self, name: str) -> Finder | None:
-        """Return the finder for a subdirectory, None to skip it."""
+        """Return a subdirectory's finder, None to skip it."""
         ...
 
     def origin(self, name: str) -> Origin | None:
@@ -166,5 +166,5 @@ class NamedFiles(Struct, frozen=True):
 
 
 def readable(name: str) -> str:
-    r"""Bytes that are not UTF-8 become ``\xe4``."""
+    r"""Escape bytes that are not UTF-8 as ``\xe4``."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -25,7 +25,7 @@ class FindingQueue:
     def __init__(self) -> None:
         self._turns = 0
         self._served: dict[BudgetOwner, int] = {}
-        """By user and job with waiting findings: number of their last turn."""
+        """Number of the last turn, by user and job with waiting findings."""
 
     def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
         row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()
@@ -77,6 +77,7 @@ class FindingQueue:
     @staticmethod
     def make_room(connection: sqlite3.Connection, most_bytes: int) -> int:
         """Delete findings down to `most_bytes`: the oldest of the largest job of the largest user. Return their number.
+
         Their numbers are skipped.
         """
         ((total,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")

@@ -84,11 +84,10 @@ class FollowedFile:
         return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
 
     def begin(self) -> None:
-        """Record soon that it is read. Raises OSError."""
         self._runner.begin(self)
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Read new data. Return whether there is more. Raises OSError."""
+        """Read new data; return whether there is more. Raises OSError."""
         counters = self._counters
         if not self.file.look():
             self._begin_again(now)
@@ -192,7 +191,6 @@ def microseconds(at: datetime) -> int:
 
 
 def known_file(kept: Mapping[str, Any]) -> KnownFile | None:
-    """Return a stored file's state, None if of another version."""
     try:
         place = kept["place"]
         return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])

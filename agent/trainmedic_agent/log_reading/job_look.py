@@ -1,6 +1,6 @@
-"""Looks at jobs' directories, and the thread for large ones (`LargeLooks`).
+"""Looks at jobs' directories, and the thread for large ones.
 
-A look changes only the unit's sources files. The scanning thread takes the results (`Discovery`).
+A look changes only the unit's sources files. The scanning thread takes the results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FoundFile, Sc
 log = logging.getLogger(__name__)
 
 OLD_SECONDS = 6 * 3600.0
-"""A job not written for this long is scanned every `_OLD_EVERY` seconds."""
+"""Seconds; a job not written for this long is scanned every `_OLD_EVERY`."""
 _OLD_EVERY = 60.0
 _IDLE_SECONDS = 0.5
 _log_limit = LogLimit()
@@ -84,8 +84,6 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
 
 
 class LargeLooks:
-    """Due large jobs and the results of looks."""
-
     def __init__(self, files: NodeFiles, most_entries: int) -> None:
         self._files = files
         self._most_entries = most_entries
@@ -108,7 +106,6 @@ class LargeLooks:
         known: Collection[FileKey],
         is_stopping: Callable[[], bool],
     ) -> None:
-        """Replace the jobs to look at."""
         with self._lock:
             self._waiting, self._known, self._is_stopping = due, known, is_stopping
 
@@ -122,7 +119,7 @@ class LargeLooks:
     # --- called by the thread for large jobs ---
 
     def look(self) -> float:
-        """Look at the next job. Return the seconds until the next call."""
+        """Look at the next job; return the seconds until the next call."""
         with self._lock:
             known, is_stopping = self._known, self._is_stopping
             waiting = {

@@ -1,5 +1,6 @@
-"""The kernel's log of this boot, from ``/dev/kmsg`` or the journal; ``files`` follows files such as ``kern.log``. A
-line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
+"""The kernel's log of this boot, from ``/dev/kmsg`` or the journal.
+
+A line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ class KernelStream:
         return excerpt_of(before, after) if after and recent[len(before)][0] == place else None
 
     def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> bool:
-        """Read new lines. Return whether there may be more. Raises OSError."""
+        """Read new lines; return whether there may be more. Raises OSError."""
         lost = self.reader.lost
         placed = self.reader.read()
         counters.add_kernel_lines_lost(self.reader.lost - lost)
@@ -257,7 +258,6 @@ class KernelStream:
 
 
 def retimed(raw: bytes, since_boot: float) -> bytes:
-    """Replace the kernel's time if it differs much."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _FAR_OFF:
@@ -273,7 +273,7 @@ def _text(raw: bytes) -> bytes:
 
 
 def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
-    """Return how to read the kernel's log: by the policy, else the first way that works."""
+    """Return the policy's way to read the kernel's log, else the first that works."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
     with contextlib.suppress(OSError):

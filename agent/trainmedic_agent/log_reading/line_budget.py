@@ -32,7 +32,7 @@ class LinesOfJobs:
 
 
 class LineBudget:
-    """Bound of one file's lines per second, averaged over ten seconds. None for none."""
+    """Bound of one file's lines per second, averaged over ten seconds."""
 
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second

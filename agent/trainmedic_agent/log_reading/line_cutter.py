@@ -12,15 +12,15 @@ PlacedLine = tuple[int, bytes]
 
 
 class LineCutter:
-    """Splitter of pieces from `offset` on into lines of at most `longest` bytes. `is_skipping`: the next bytes are the
-    rest of a returned line.
+    """Splitter of pieces from `offset` on into lines of at most `longest` bytes.
+
+    `is_skipping`: the rest of a returned line follows.
     """
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
         self.offset = offset
         self.is_skipping = is_skipping
         self.left_out = 0
-        """Dropped bytes of overlong lines."""
         self._begun = b""
         self._longest = longest
 
@@ -49,7 +49,7 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
-        """Return the unfinished line at the end, if any, because the file ends there."""
+        """Return the unfinished line at the file's end."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)

@@ -1,4 +1,4 @@
-"""Counters of log reading, shown by ``log_metrics``. Thread-safe."""
+"""Counters of log reading. Thread-safe."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ class LogCounters:
         """True if users' rights open files, False if file modes are compared."""
         self.rules = ""
         self.problem = ""
-        """Reason why no lines are processed now, else empty."""
+        """Reason why no lines are processed now."""
 
     def lines(self, source: str, count: int) -> None:
         with self._lock:
             self._lines[source] += count
 
     def lines_left_out(self, source: str, count: int) -> None:
-        """Count lines read but not processed."""
         with self._lock:
             self._lines_left_out[source] += count
 

@@ -41,13 +41,13 @@ class FilePosition(Struct, frozen=True):
     """When the agent found it, or saw it truncated, in microseconds since 1970."""
     offset: int = 0
     is_skipping: bool = False
-    """True if the next bytes are the rest of a returned line."""
+    """True if the rest of a returned line follows."""
     head: bytes = b""
     """First bytes of the file, at most 256."""
     tail: bytes = b""
     """Last bytes before `offset`, at most 64."""
     written_ns: int = 0
-    """Last write of the file as read, in nanoseconds since 1970."""
+    """Last write as read, in nanoseconds since 1970."""
 
     @property
     def generation(self) -> str:
@@ -132,7 +132,7 @@ class GrowingFile:
         os.close(self._fd)
 
     def look(self) -> bool:
-        """Check for new data. Return False if the file was truncated or replaced. Raises OSError."""
+        """Check for new data; False if the file was truncated or replaced. Raises OSError."""
         facts = os.fstat(self._fd)
         if (facts.st_size, file_times.written_ns(facts)) == (self._size, self._written_ns):
             return True
@@ -175,7 +175,7 @@ class GrowingFile:
         self._size = self._written_ns = -1
 
     def start_at(self, offset: int) -> None:
-        """Continue at the first line after `offset`. Skipped bytes count as dropped."""
+        """Continue at the first line after `offset`, counting skipped bytes as dropped."""
         if offset > self._cutter.offset:
             self.left_out += offset - self._cutter.offset
             self._cutter = self._cutter_at(offset, is_skipping=True)
@@ -220,8 +220,9 @@ class GrowingFile:
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
-        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines. Raises
-        OSError.
+        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines.
+
+        Raises OSError.
         """
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))

@@ -1,5 +1,6 @@
-"""The policy's part ``logs``, which commands and jobs cannot extend. A job's named files are read below ``roots`` or
-``paths``. Every agent loads this module, so it has few imports.
+"""The policy's part ``logs``, which commands and jobs cannot extend.
+
+A job's named files are read below ``roots`` or ``paths``. The module has few imports because every agent loads it.
 """
 
 from __future__ import annotations
@@ -76,9 +77,7 @@ class LogsPolicy(Struct, frozen=True):
 
 
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
-    """Parse the policy's part ``logs`` and append what is wrong with it to `faults`. After a fault the result must not
-    be used.
-    """
+    """Parse the part and append what is wrong to `faults`, after which the result must not be used."""
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
     reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(

@@ -137,7 +137,7 @@ class LogStore:
     # --- rules ---
 
     def rules(self) -> tuple[datetime, bytes] | None:
-        """Return the last valid rules and their time, or None."""
+        """Return the last valid rules and their time."""
         text = self._value(_RULES)
         if text is None:
             return None
@@ -222,7 +222,7 @@ class LogStore:
 
 
 def _numbered(body: bytes, number: int) -> bytes | None:
-    """Return the update with its number, None if unreadable, as users' directory names can make it."""
+    """Return the update with its number; None if unreadable, as users' directory names can make it."""
     try:
         return finding_codec.encode(replace(finding_codec.decode(body), number=number))
     except EnvelopeError:

@@ -32,8 +32,6 @@ KEY = "pstore"
 
 
 class _Record:
-    """Its position states that it was read."""
-
     key = KEY
 
     def __init__(self, origin: Origin, raw: bytes, read: Sequence[str]) -> None:
@@ -56,7 +54,7 @@ def read_records(
     tops: Sequence[str] = DIRECTORIES,
     files: NodeFiles = OwnFiles(),
 ) -> int:
-    """Process every unread record and return their number. `kept`: the stored state."""
+    """Process unread records; return their number. `kept`: the stored state."""
     read = [str(name) for name in kept.get("read", ())]
     count = 0
     for path, written_at in list(_records(tops, files))[:_MOST_RECORDS]:

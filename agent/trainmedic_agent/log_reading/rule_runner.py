@@ -29,7 +29,7 @@ from trainmedic_logs.lines.tracker import FindingTracker
 log = logging.getLogger(__name__)
 
 EXCERPT_SECONDS = 3.0
-"""Wait for the lines after a finding. The finding itself is sent at once."""
+"""Seconds for the lines after a finding, which itself is sent at once."""
 _COMMIT_EVERY = 5.0
 _LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
@@ -38,7 +38,7 @@ _MOST_UNWRITTEN = 2000
 
 
 _MOST_HELD = 32
-"""Excerpts held for findings that must last first; the oldest are dropped."""
+"""Excerpts held for findings that must last first."""
 
 
 class ReadStream(Protocol):
@@ -49,7 +49,7 @@ class ReadStream(Protocol):
     def stream(self) -> LineStream: ...
 
     def place_json(self) -> Mapping[str, Any]:
-        """Return where reading resumes after a restart. Raises OSError."""
+        """Return the place to resume reading after a restart. Raises OSError."""
         ...
 
     def excerpt(self, place: int) -> Excerpt | None:
@@ -82,7 +82,6 @@ class RuleRunner:
         self._has_begun = False
         self._committed_at = self._ticked_at = monotonic()
         self.is_first = store.is_new
-        """True if no log was read on this node before this process."""
         self.has_findings = threading.Event()
 
     @property
@@ -101,7 +100,7 @@ class RuleRunner:
         self._counters.rules = rule_set.version
 
     def prefilter(self, source: str) -> Prefilter | None:
-        """Return a filter of lines that no rule can match, None without rules."""
+        """Return a filter of lines that no rule can match."""
         with self._lock:
             return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 

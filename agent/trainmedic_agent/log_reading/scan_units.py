@@ -1,7 +1,7 @@
 """Scan units: job directories with owner, last result and next scan time.
 
 Each look is bounded by entries and seconds. A unit that exceeds the bounds of a small one is looked at rarely, in
-another thread (``large_looks``), so that it delays only its own logs.
+another thread, so that it delays only its own logs.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ class ScanUnit(Struct):
         self.due = ended + wait
 
     def quiet_seconds(self, now: float) -> float:
-        """Return the seconds since the last known write. `now` is UNIX time."""
         return now - self.written_ns / 1e9
 
     @property
@@ -161,7 +160,7 @@ class UnitTable:
         self._files = files
 
     def renew(self, path: str, present: Sequence[tuple[str, Finder]], *, may_be_renamed: bool) -> None:
-        """Make the units match the directories `present` at `path`. Raises OSError, LogRefused."""
+        """Make the units match the directories `present`. Raises OSError, LogRefused."""
         self._may_be_renamed = may_be_renamed
         units, finders = self.by_name, dict(present)
         for name in [name for name in units if name not in finders]:
@@ -229,7 +228,7 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tup
 
 
 def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
-    """Drop the oldest files of each user's largest units down to `most` per user. Return counts by owner."""
+    """Drop the oldest files of each user's largest units down to `most` per user; return counts by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:

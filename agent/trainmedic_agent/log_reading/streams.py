@@ -37,7 +37,7 @@ class PendingExcerpt(Struct, frozen=True):
 
 class LineStream:
     def __init__(self, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]) -> None:
-        """`kept` is the earlier `to_json`, or empty. Raises TypeError, ValueError if invalid."""
+        """`kept`: the earlier `to_json`, or empty. Raises TypeError, ValueError if invalid."""
         self.origin = origin
         self.owner: BudgetOwner = NODE_ITSELF
         self.excerpts = [
@@ -61,7 +61,6 @@ class LineStream:
         return self._assembler.oldest_place
 
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
-        """Return the lines for the rules, without those that the prefilter skips."""
         fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
         if not fresh:
             return []
@@ -69,12 +68,10 @@ class LineStream:
         return self._assembler.feed_many(fresh, arrived, prefilter)
 
     def flush(self, now: datetime | None) -> list[Line]:
-        """Return blocks that have waited long enough, or all if `now` is None."""
         return self._assembler.flush(now)
 
 
 def excerpt_of(before: Sequence[bytes], after: Sequence[bytes]) -> Excerpt | None:
-    """Return the masked excerpt from lines before and after."""
     if not after:
         return None
     kept = before[-MOST_AROUND:]

@@ -1,5 +1,6 @@
-"""Matching lines of one file. The start follows from arrival times, then from timestamps of lines that arrived
-together. Holes are skipped.
+"""Matching lines of one file.
+
+The start follows from arrival times, then from timestamps of lines that arrived together. Holes are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """Return the open file's creation time, from statx(2), or None."""
+    """Return the file's creation time (statx(2)), or None."""
     statx = _statx()
     if statx is None:
         return None
@@ -59,7 +60,7 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""At the end of a file without timestamps and arrival times."""
+"""Bytes at the end of a file without timestamps and arrival times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
 """Bytes from which on lines that arrived in time are checked for old timestamps."""
@@ -196,8 +197,9 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _after_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which lines state times before `since`: a copied file arrives late. All
-        lines there must be old, because several processes can write a file.
+        """Return a place from `low` on before which lines state times before `since`: a copied file arrives late.
+
+        All lines there must be old, because several processes can write a file.
         """
         high = self._size
         while high - low > _NEAR:

@@ -18,7 +18,7 @@ _MOST_KERNEL_LINES = 200_000
 
 
 class KernelLines(WantedLines):
-    """Lines of this boot. A place is a line's number."""
+    """Lines of this boot; a place is a line's number."""
 
     def __init__(
         self,
@@ -35,8 +35,7 @@ class KernelLines(WantedLines):
             self._lines += more
         self.go_to(places.get(KERNEL, FilePlace()))
 
-    def close(self) -> None:
-        """Do nothing: all was read at the start."""
+    def close(self) -> None: ...
 
     def go_to(self, place: FilePlace) -> None:
         self.line_place = place

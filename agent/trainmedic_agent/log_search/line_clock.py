@@ -1,5 +1,7 @@
-"""Times of a file's lines, in order. A line has the time it states, unless it arrived long before or after. A line
-without one is between its timed neighbours, and within the arrival interval of its bytes.
+"""Times of a file's lines, in order.
+
+A line has the time it states, unless it arrived long before or after. A line without one is between its timed
+neighbours, and within the arrival interval of its bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class LineTime(NamedTuple):
     error: float | None = None
     """Seconds between `at` and the farther bound."""
     is_vague: bool = False
-    """True if the bounds are too far apart for a search, without a timed neighbour."""
+    """True if the bounds are too far apart for a search."""
 
 
 class LineClock:
@@ -68,6 +70,7 @@ class LineClock:
 
     def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
         """Detect the zone of times without one from the lines' arrival: a container's may differ from its node's.
+
         `lines`: end offsets with stated times.
         """
         votes: Counter[int] = Counter()
@@ -93,7 +96,8 @@ class LineClock:
             self._is_learned = True
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
-        """Return the time stated by the line ending at `end`, and how it is known. None if it states none of its own.
+        """Return the time stated by the line ending at `end`, and how it is known, or None.
+
         `at`: a time with a certain zone.
         """
         if at is None and stated is None:

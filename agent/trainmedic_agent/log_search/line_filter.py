@@ -71,11 +71,11 @@ class LineFilter(Struct, frozen=True):
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
     likely: LikelyLines | None = None
-    """None if the pattern's required text is unknown."""
+    """None if every line must be checked."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:
-        """Raises ValueError if the pattern is not valid RE2."""
+        """Raises ValueError unless the pattern is valid RE2."""
         until = min(query.until, _LATEST) if query.until is not None else None
         query = replace(query, since=min(max(query.since, _EARLIEST), _LATEST), until=until)
         pattern = SearchPattern(query.grep) if query.grep else None
@@ -83,7 +83,6 @@ class LineFilter(Struct, frozen=True):
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def is_out(self, level: LogLevel, moment: LineTime) -> bool:
-        """Return whether level or time certainly exclude a line."""
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:

@@ -1,5 +1,6 @@
-"""Matching lines of a gzip file, decompressed piecewise up to `MOST_UNPACKED` bytes. Offsets count uncompressed
-bytes.
+"""Matching lines of a gzip file, decompressed piecewise up to `MOST_UNPACKED` bytes.
+
+Offsets count uncompressed bytes.
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ class OlderPart(NamedTuple):
 
 
 class Rotations:
-    """Finder for one answer; lists each directory once."""
-
     def __init__(self, files: NodeFiles, seconds: float) -> None:
         """List no further directory after `seconds`."""
         self._files = files

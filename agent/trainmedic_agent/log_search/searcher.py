@@ -65,9 +65,9 @@ class LogPage(Struct, frozen=True):
     places: Places
     is_end: bool
     notes: Sequence[str] = field(default=())
-    """Notes for the user, such as files not searched, or lines out of order."""
+    """Notes for the user, such as files not searched."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """By attribute: lines and files excluded because it is unknown."""
+    """Lines and files excluded because an attribute is unknown, by attribute."""
     job_files: int = 0
 
 

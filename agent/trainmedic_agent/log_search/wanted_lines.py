@@ -1,5 +1,6 @@
-"""Matching lines of one stream from a place on, with times. Secrets are masked first, so that no query can find
-them.
+"""Matching lines of one stream from a place on, with times.
+
+Secrets are masked first, so that no query can find them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PROBED_LINES = 256
 
 
 class ReadBudget:
-    """Bytes and time for one answer; `is_stopping` ends it at once."""
+    """Bytes and time for one answer; `is_stopping` ends it."""
 
     def __init__(self, most_bytes: int, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._is_stopping = is_stopping
@@ -57,7 +58,7 @@ class ReadBudget:
 class FilePlace(NamedTuple):
     offset: int = 0
     is_skipping: bool = False
-    """True if the next bytes are the rest of a read line."""
+    """True if the rest of a read line follows."""
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
@@ -87,19 +88,17 @@ class WantedLines(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> FilePlace:
-        """Place after the last returned or skipped line."""
+    def place(self) -> FilePlace: ...
 
     @abstractmethod
-    def go_to(self, place: FilePlace) -> None:
-        """Continue at this place."""
+    def go_to(self, place: FilePlace) -> None: ...
 
     @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
     def _read(self) -> bool:
-        """Queue more lines. Return False without any now, or if the budget is spent. Raises OSError."""
+        """Queue more lines; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
         """Raises OSError."""
@@ -107,12 +106,11 @@ class WantedLines(ABC):
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """Lines excluded because an attribute is unknown, by attribute."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 
     def next(self) -> FoundLine | None:
-        """Return the next match, None at the end or without budget. Raises OSError."""
+        """Return the next match; None at the end or without budget. Raises OSError."""
         until = self._wanted.query.until
         while not self._budget.is_stopped:
             if not self._waiting and not self._read():

@@ -1,5 +1,6 @@
-"""Lines as store entries with unique times, labels and masked secrets. A store merges lines with the same time and
-text, so each line of a file gets its own nanosecond, the same after a kill.
+"""Lines as store entries with unique times, labels and masked secrets.
+
+A store merges lines with the same time and text, so each line of a file gets its own nanosecond, the same after a kill.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StoreEntry(Struct, frozen=True):
     place: int
     """Offset from which to read again, with the right masking."""
     turn: int = 0
-    """Truncations so far; earlier ones' places are invalid."""
+    """Truncations so far; earlier places are invalid."""
     lost: LostReason | None = None
 
     @property
@@ -130,7 +131,7 @@ class EntryMaker:
 
 
 def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
-    """Return the line's own time, and how it is known. None if the arrival counts."""
+    """Return the line's own time, and how it is known; None if the arrival counts."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE
     at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None

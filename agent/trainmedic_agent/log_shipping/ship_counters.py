@@ -15,7 +15,7 @@ class LostReason(StrEnum):
     """Behind other lines with the same labels."""
     TOO_NEW = "too_new"
     TOO_LARGE = "too_large"
-    """Longer than the agent ships, or than the store accepts."""
+    """Longer than agent or store accept."""
     TOO_MANY_JOBS = "too_many_jobs"
     REFUSED = "refused"
     """For a reason in the agent's log."""
@@ -41,11 +41,11 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """Counted by reading, and not shown again."""
+        """Refused lines, counted by reading."""
         self.behind = 0
         """Bytes that the store does not have."""
         self.problem = ""
-        """Reason why the store accepts nothing now, else empty."""
+        """Reason why the store accepts nothing now."""
 
     def shipped(self, lines: Mapping[str, int]) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The policy's part ``logs.ship``. Every agent loads this module, so it has few imports."""
+"""The policy's part ``logs.ship``, with few imports because every agent loads it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ShipPolicy(Struct, frozen=True):
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
-    """Parse ``ship`` of ``logs``, None if lines are not shipped."""
+    """Parse ``ship``; None if lines are not shipped."""
     raw = section.get("ship") if isinstance(section, Mapping) else None
     if raw is None or raw is False:
         return None

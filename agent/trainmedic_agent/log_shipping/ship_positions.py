@@ -21,14 +21,14 @@ class ShippedSource(Protocol):
     def key(self) -> str: ...
 
     def place_json(self) -> Mapping[str, Any]:
-        """Return where reading resumes after a restart. Raises OSError."""
+        """Return the place to resume reading after a restart. Raises OSError."""
         ...
 
     def state(self) -> Mapping[str, Any]: ...
 
 
 class ShipPositions:
-    """Stored by `settle` in one transaction. Not thread-safe."""
+    """Positions stored by `settle`. Not thread-safe."""
 
     can_take = True
 
@@ -51,11 +51,10 @@ class ShipPositions:
     def forget(self, key: str) -> None:
         self._forgotten.add(key)
 
-    def hurry(self) -> None:
-        """Do nothing between two files."""
+    def hurry(self) -> None: ...
 
     def settle(self, sources: Iterable[ShippedSource], now: datetime) -> None:
-        """Store changes. After a failure, a restart ships more lines again."""
+        """Store changes in one transaction. After a failure, a restart ships more lines again."""
         texts: dict[str, str] = {}
         for source in sources:
             try:

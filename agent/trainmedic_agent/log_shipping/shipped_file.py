@@ -1,4 +1,7 @@
-"""A file whose lines are shipped, read on demand. The position is the oldest line that the store has not accepted."""
+"""A file whose lines are shipped.
+
+The position is the oldest line that the store has not accepted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
 _MOST_PIECES = 64
 """Pieces read at once while none completes a line."""
 _HELD_SECONDS = 600.0
-"""Seconds that a deleted file is kept open for the store, and uses disk space."""
+"""Seconds that a deleted file is kept open, and uses disk space."""
 
 
 class ShippedFile:
@@ -139,7 +142,6 @@ class ShippedFile:
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
-        """Return whether lines were read."""
         for _ in range(_MOST_PIECES):
             if not self.file.has_more:
                 return False

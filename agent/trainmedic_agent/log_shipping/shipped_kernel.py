@@ -32,7 +32,6 @@ class ShippedKernel:
         last: int,
         counters: ShipCounters,
     ) -> None:
-        """`last`: an earlier process's last entry, in nanoseconds."""
         self.reader = reader
         self._origin = origin
         self._booted_at = booted_at
@@ -75,7 +74,6 @@ class ShippedKernel:
         return {"at": self._at}
 
     def _read(self) -> bool:
-        """Return whether lines were read."""
         placed = self.reader.read()
         self._counters.lose_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
         self._lost = self.reader.lost

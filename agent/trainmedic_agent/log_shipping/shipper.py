@@ -44,7 +44,7 @@ MOST_BYTES = 1024 * 1024
 """Bytes per push, uncompressed."""
 _LEAST_BYTES = 16 * 1024
 MOST_JOBS = 100
-"""Per hour: each adds labels. Lines of further jobs are dropped."""
+"""Per hour: each adds labels. Further jobs' lines are dropped."""
 _JOB_SECONDS = 3600.0
 _SETTLE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
@@ -57,7 +57,7 @@ Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
-    """The shipping part of the reader. Call `start` and `stop` once each."""
+    """The reader's shipping. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class LogShipping:
         return self.counters.families()
 
     def round(self) -> float:
-        """Poll all files and push a batch. Return the seconds until the next round."""
+        """Poll all files and push a batch; return the seconds until the next round."""
         began = self._monotonic()
         self._following.read()
         self._look_at_kernel(began)
@@ -187,7 +187,6 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
-        """Take the next entries of all sources by time."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -263,7 +262,6 @@ class LogShipping:
         return False
 
     def _piece(self) -> list[tuple[Source, StoreEntry]]:
-        """Return the beginning of the batch that fits."""
         piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:

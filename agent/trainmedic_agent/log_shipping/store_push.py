@@ -1,5 +1,6 @@
-"""Client of Loki's push API, also VictoriaLogs'. Loki accepts a push's other lines, but refuses an invalid push
-completely.
+"""Client of Loki's push API, also VictoriaLogs'.
+
+Loki accepts a push's other lines, but refuses an invalid push completely.
 """
 
 from __future__ import annotations
@@ -64,10 +65,7 @@ class Answer(Struct, frozen=True):
 
 
 class StorePush:
-    """Persistent connection. Not thread-safe."""
-
     def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
-        """`access` returns the store's current credentials."""
         parts = urlsplit(policy.url)
         self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port
@@ -94,7 +92,6 @@ class StorePush:
         return answer_of(answer.status, text, len(entries), answer.headers.get("Retry-After"))
 
     def _posted(self, body: bytes) -> tuple[http.client.HTTPResponse, str]:
-        """Raises OSError, ValueError, HTTPException."""
         headers = self._headers()
         self._was_used = self._connection is not None
         if self._connection is None:
@@ -120,7 +117,7 @@ class StorePush:
         return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
 
     def _headers(self) -> dict[str, str]:
-        """Raises OSError if credential files cannot be read."""
+        """Raises OSError for unreadable credential files."""
         access = self._access()
         if access.problem:
             raise OSError(access.problem)
@@ -174,8 +171,9 @@ def answer_of(status: int, text: str, count: int, retry_after: str | None = None
 
 
 def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
-    """Return by reason how many of `count` lines were rejected. A long answer of Loki lists only some, and ends with
-    the total.
+    """Return by reason how many of `count` lines were rejected.
+
+    Loki's long answer lists only some, and ends with the total.
     """
     lost: Counter[LostReason] = Counter()
     for number, like in _LIKE.findall(text):

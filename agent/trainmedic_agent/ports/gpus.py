@@ -1,5 +1,7 @@
-"""Port to the node's GPUs. Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Methods
-are thread-safe, do not wait for other threads' calls, and raise only `trainmedic_agent.errors.GpuError`.
+"""Port to the node's GPUs.
+
+Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Methods are thread-safe, do not wait
+for other threads' calls, and raise only `trainmedic_agent.errors.GpuError`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ class GpuInfo(Struct, frozen=True):
 
     - ``index``: number on the node, from 0; may change when the driver is reloaded
     - ``uuid``: the driver's ``GPU-…``, constant
-    - ``name``: ``NVIDIA H100 80GB HBM3``
     - ``pci_address``: ``0000:18:00.0``
     """
 
@@ -30,7 +31,7 @@ class Inventory(Struct, frozen=True):
 
     - ``gpus``: those that respond, by index
     - ``problems``: a sentence for the driver, and for each silent GPU or one of another agent
-    - ``driver``: its version. None without a driver
+    - ``driver``: its version
     """
 
     gpus: tuple[GpuInfo, ...] = ()
@@ -44,7 +45,6 @@ class PowerLimits(Struct, frozen=True):
     - ``limit_mw``: configured
     - ``enforced_mw``: effective, the lowest of several limiters
     - ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, a restart of this process
-    - ``draw_mw``: current draw
     """
 
     limit_mw: int
@@ -80,7 +80,7 @@ class RemappedRows(Struct, frozen=True):
 
 
 class GpuReading(Struct, frozen=True):
-    """Readings of a GPU at one moment, None if unsupported. Names end with the unit.
+    """Readings of a GPU at one moment, None if unsupported.
 
     - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was read or written
     - ``slowdown_celsius``: temperature at which the chip throttles
@@ -140,7 +140,7 @@ RECOVERY_ACTIONS: Mapping[int, str] = {
     6: "bus_reset",
     7: "system_reboot",
 }
-"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t); unknown numbers become "unknown"."""
+"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t)."""
 
 
 @overload
@@ -156,12 +156,14 @@ def in_watts(milliwatts: int | None) -> float | None:
 
 class Gpus(Protocol):
     def inventory(self) -> Inventory:
-        """Return the current GPUs. Never raises: errors are in ``problems``."""
+        """Never raises: errors are in ``problems``."""
         ...
 
     def find(self, name: str) -> GpuInfo:
         """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
-        index. Raises GpuAbsent, NotSupported for a MIG instance.
+        index.
+
+        Raises GpuAbsent, NotSupported for a MIG instance.
         """
         ...
 
@@ -172,15 +174,15 @@ class Gpus(Protocol):
         ...
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        """Return its compute processes' IDs in the node's process namespace."""
+        """Return its compute processes' IDs in the node's namespace."""
         ...
 
     def read(self, uuid: str) -> GpuReading:
-        """Return all readings. Raises GpuLost, GpuAbsent or DriverAbsent without any."""
+        """Raises GpuLost, GpuAbsent or DriverAbsent without any reading."""
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
-        """Return counts of XID errors by UUID and code since this process started, with lost GPUs. Never raises."""
+        """Return XID errors by UUID and code since this process started, with lost GPUs. Never raises."""
         ...
 
     def close(self) -> None: ...

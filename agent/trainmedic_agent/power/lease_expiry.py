@@ -1,4 +1,4 @@
-"""Periodic task in the worker queue ``gpu`` that ends expired caps and verifies active limits."""
+"""Periodic task that ends expired caps and verifies active limits."""
 
 from __future__ import annotations
 

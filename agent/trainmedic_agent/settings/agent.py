@@ -1,4 +1,7 @@
-"""Settings of the agent, from flags and environment variables. A test compares ``docs/reference/settings.md``."""
+"""Settings of the agent, from flags and environment variables.
+
+A test compares ``docs/reference/settings.md``.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +54,11 @@ class AgentSettings:
     """Files are read again each time."""
 
     def find_redis(self) -> str | None:
-        """Return the configured Redis URL, or one that a server stored, or None."""
+        """Return the configured Redis URL, or one that a server stored."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
 
     @property
     def signer(self) -> Signer | None:
-        """Signer whose key files are reread while the agent runs."""
         if self.read_keys is not None:
             return Signer(self.read_keys)
         if self.signing_key is None:
@@ -232,8 +234,9 @@ _OF_OTHER_PROGRAMS = frozenset(
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
-    """Load the settings from `flags` (by field name, None if not given) and `environ`. Raises ConfigurationError with
-    every invalid one.
+    """Load the settings. Raises ConfigurationError with every invalid one.
+
+    `flags`: by field name, None if not given.
     """
     values: dict[str, Any] = {}
     mistakes: list[str] = []

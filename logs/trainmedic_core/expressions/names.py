@@ -10,7 +10,7 @@ from trainmedic_core.problems import did_you_mean
 
 
 def unknown(tree: SyntaxTree, names: Collection[str]) -> list[str]:
-    """Return an error for each name in `tree` that is not in `names`. Raises Malformed."""
+    """Return an error for each unknown name. Raises Malformed."""
     return [unknown_name(name, names) for name in sorted(template_syntax.free_names(tree) - set(names))]
 
 

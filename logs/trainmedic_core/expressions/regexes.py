@@ -1,5 +1,6 @@
-"""Regular expressions of RE2, as in Go and Alertmanager. It never backtracks: a match costs at most text length times
-pattern size, both limited here.
+"""Regular expressions of RE2, as in Go and Alertmanager.
+
+It never backtracks: a match costs at most text length times pattern size, both limited here.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class Found(Struct, frozen=True):
 
 
 class Pattern:
-    """Compiled pattern that matches whole values."""
+    """Pattern for whole values."""
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError with the reason."""
         self._compiled = _compiled(pattern, LARGEST_PROGRAM, never_capture=True)
 
     def matches(self, value: str) -> bool:
-        """Return whether the whole value matches. Raises ValueTooLong."""
+        """Raises ValueTooLong."""
         text = _bytes(value)
         if len(text) * self._compiled.programsize > MOST_WORK:
             raise ValueTooLong(f"it has {len(value)} characters, too many for this regular expression")
@@ -49,7 +50,7 @@ class Pattern:
 
 
 class SearchPattern:
-    """Compiled pattern to search for within a line."""
+    """Pattern to search for within a line."""
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError with the reason."""
@@ -65,7 +66,7 @@ class SearchPattern:
         return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
 
     def spans(self, line: bytes, most: int) -> list[tuple[int, int]]:
-        """Return start and end bytes of the first `most` non-empty matches."""
+        """Return start and end bytes of non-empty matches."""
         places = ((match.start(), match.end()) for match in self._compiled.finditer(line))
         return list(itertools.islice(((start, end) for start, end in places if end > start), most))
 

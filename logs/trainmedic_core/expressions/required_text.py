@@ -14,7 +14,7 @@ _FOLDED = re.compile(r"[ksKS]|[^\x00-\x7f]")
 
 
 def required_patterns(expression: str) -> list[bytes] | None:
-    r"""Return patterns for ``ByteSearch``; every UTF-8 match contains one of them.
+    r"""Return patterns for ``ByteSearch``, of which every match contains one.
 
     None if unknown: groups, sets and counts are not understood.
     """

@@ -63,7 +63,7 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""Readable members of values other than mappings. Only `join` and `replace` can produce more than their input."""
+"""Readable members. Only `join` and `replace` can produce more than their input."""
 
 _EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
@@ -94,7 +94,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Members of mappings precede methods, so that a label ``items`` is readable."""
+    """Environment in which members of mappings precede methods, so that a label ``items`` is readable."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -177,7 +177,7 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
-    """Count what a text method costs beyond its operands' length."""
+    """Count a text method's cost beyond its operands' length."""
     for part in args[:1]:
         if method == "join":
             meter.spend_on_text(len(text) * len(part))
@@ -191,8 +191,9 @@ def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Seque
 
 
 def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
-    """Return a filter or test that counts input and output, and turns iterators into lists. Jinja never calls it at
-    compile time, because it takes the context.
+    """Return a filter or test that counts input and output, and turns iterators into lists.
+
+    Jinja never calls it at compile time, because it takes the context.
     """
     wanted = getattr(function, "jinja_pass_arg", None)
 
@@ -303,7 +304,7 @@ def _number(value: Any) -> int | float:
 
 
 def _time(value: Any) -> float:
-    """Return a time with its zone as Unix seconds."""
+    """Convert a time with a zone to Unix seconds."""
     if isinstance(value, jinja2.Undefined):
         str(value)
     try:
@@ -331,7 +332,6 @@ def _concatenate(values: list[Any]) -> str:
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Count an output value."""
     work_meter.current().weigh(value)
     return value
 

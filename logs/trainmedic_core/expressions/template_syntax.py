@@ -44,10 +44,10 @@ class Malformed(Exception):
 class SyntaxTree(NamedTuple):
     text: str
     root: nodes.Template
-    """An expression is wrapped in a template that outputs it."""
+    """Outputs the expression, if it is one."""
     every: Sequence[nodes.Node]
     is_expression: bool
-    """It was read as an expression, without braces."""
+    """True if read without braces."""
 
     @property
     def expression(self) -> nodes.Expr | None:
@@ -73,7 +73,7 @@ def parse_template(text: str) -> SyntaxTree:
 
 
 _TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
-"""Templates in use, by text and whether it is an expression, because playbooks repeat texts."""
+"""Templates in use, because playbooks repeat texts."""
 
 
 def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:
@@ -251,7 +251,6 @@ def _count(tree: nodes.Node) -> int:
 
 
 def _weighed(expression: nodes.Expr) -> nodes.Expr:
-    """Count an operand with all its contents."""
     return expression if isinstance(expression, nodes.Const) else _filtered(sandbox.WEIGH, expression)
 
 

@@ -39,11 +39,10 @@ class Moment(Struct, frozen=True):
     error: float = 0.0
     """Maximum difference from other clocks, in seconds."""
     clock: str = ""
-    """Times of one clock are ordered regardless of the error. Empty if unknown."""
+    """Times of one clock are ordered regardless of the error."""
 
     @property
     def is_known(self) -> bool:
-        """Return whether the error is small enough."""
         return self.error < _USELESS
 
     def is_before(self, other: Moment, by: float = 0.0) -> bool:
@@ -107,7 +106,6 @@ def clock_of(finding: Finding) -> str:
 
 
 def evidence_of(finding: Finding, why: str) -> Evidence:
-    """Return a finding as evidence, without guessed times."""
     origin = finding.origin
     at = finding.first_at if moment_of(finding).is_known else None
     return Evidence(why, finding.line, origin.source, origin.node, rank_of(finding), at, finding.rule)

@@ -49,6 +49,7 @@ _OF_PROGRAMS = re.compile(
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
 """Lines of programs in a kernel log file: by the name in syslog and journal formats, else by the facility number.
+
 Userspace OOM killers are kept.
 """
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
@@ -82,7 +83,6 @@ class Collector:
         self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
-        """Take a stream's lines; `written` is its last modification."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
         elif origin.rank is not None:
@@ -112,7 +112,6 @@ class Collector:
             self._keep(finding)
 
     def line(self, line: Line) -> None:
-        """Take a line with a certain time."""
         self._take(line, is_known=True)
 
     def exit(self, ended: Exit) -> None:
@@ -127,7 +126,6 @@ class Collector:
         self._world_size = max(size, self._world_size or 0)
 
     def facts(self, **more: Any) -> Facts:
-        """Return the facts so far, with `more` members of `Facts`."""
         tables = [ended for origin, lines in self._tables.items() for ended in _table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
@@ -185,7 +183,7 @@ class Collector:
         self._cleared_at = len(self._findings)
 
     def _found(self, line: Line) -> list[Finding]:
-        """Match with the rules of several sources, because one file may mix training, launcher and Slurm lines."""
+        """Match with several sources' rules, because one file may mix training, launcher and Slurm lines."""
         sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
         if self._tracker.matcher.is_quiet(line, sources):
             return []
@@ -269,8 +267,7 @@ class Collector:
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
     """Put a kernel line into a stream of its minute and process, so that it makes a finding of its own, unless the rule
-    counts lines or waits for an end.
-    """
+    counts lines or waits for an end."""
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
         return line
@@ -300,8 +297,9 @@ def _table(origin: Origin, lines: list[str]) -> list[Exit]:
 
 
 def _placed(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
-    """Set whether the node is certain: by the log's location, or stated by its own launcher. Lines in a training's log
-    may be forged.
+    """Set whether the node is certain: by the log's location, or stated by its own launcher.
+
+    Lines in a training's log may be forged.
     """
     by_launcher = origin.source == "launcher" and origin.rank is None and ended.teller == "torchrun"
     return replace(ended, at=at, is_node_sure=by_launcher or (bool(origin.node) and ended.node == origin.node))

@@ -56,7 +56,6 @@ class NotJoined(Struct, frozen=True):
 
 
 def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
-    """Return the collective in a watchdog's line, or None."""
     match = _WAIT.search(text)
     if match is None:
         return None
@@ -66,7 +65,6 @@ def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
 
 
 def not_joined(text: str) -> NotJoined | None:
-    """Return the missing ranks by a desync report, or None."""
     match = _DID_NOT_JOIN.search(text)
     if match is None or match["last"] is None:
         return None
@@ -95,7 +93,6 @@ def differing(lines: CollectiveLines) -> Iterator[Attribution]:
 
 
 def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWait]]:
-    """Return each rank's first wait per group."""
     groups: dict[str, dict[int, CollectiveWait]] = defaultdict(dict)
     for wait in waits:
         groups[wait.group].setdefault(wait.rank, wait)
@@ -103,7 +100,7 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the minority's ranks, all without a majority, or None if they agree."""
+    """Return the minority's ranks, all without a majority, None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)

@@ -34,7 +34,6 @@ _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute by kernel and fabric manager lines."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
@@ -103,7 +102,6 @@ def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
-    """Return whether certainly no rank ran there."""
     return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
@@ -178,7 +176,6 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
 
 
 def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
-    """Return whether the kill coincides with the job's end."""
     killed, ended = moment_of(finding), relevant.ended
     return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
 
@@ -260,7 +257,6 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute to nodes that fell silent before."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):

@@ -1,4 +1,4 @@
-"""Ends of processes: parsing of launcher output, and interpretation."""
+"""Ends of processes in launcher output, and their meaning."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 class Exit(Struct, frozen=True):
     teller: str
     """Reporter: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and
-    others.
-    """
+    others."""
     code: int | None = None
     """None after a signal, or if unknown."""
     signal: int | None = None
@@ -78,7 +77,6 @@ def reported(status: int, rank: int | None, line: str, node: str = "", pid: int 
 
 
 def meaning(ended: Exit) -> tuple[CauseClass, str]:
-    """Return the cause that such an end indicates, explained."""
     match ended.signal:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
             return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
@@ -109,8 +107,9 @@ _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:
-    """Parse any release's torchrun failure table, printed on `node`. It lists one node's processes; the first by time
-    is the root cause.
+    """Parse any release's torchrun failure table, printed on `node`.
+
+    It lists one node's processes; the first by time is the root cause.
     """
     exits: list[Exit] = []
     is_first = False
@@ -200,7 +199,9 @@ _SLURM_WORDS = {
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
     """Parse the ends in a line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
-    message. Slurm's tasks count as ranks.
+    message.
+
+    Slurm's tasks count as ranks.
     """
     tail, text = text[-200:], text[:_LONGEST_LINE]
     if match := _ELASTIC.search(text):
@@ -262,7 +263,6 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
 
 
 def call_stack(raw: bytes) -> str:
-    """Return such a file's traceback, or ""."""
     try:
         return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -45,7 +45,6 @@ class Facts(Struct, frozen=True):
     """All ranks and nodes; in order per stream."""
     exits: Sequence[Exit] = ()
     recorder: Reading | None = None
-    """Combined flight recorder dumps; None without dumps."""
     refused_dumps: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
@@ -54,11 +53,11 @@ class Facts(Struct, frozen=True):
     loss_rise: LossRise | None = None
     throughput_drop: ThroughputDrop | None = None
     began_at: datetime | None = None
-    """First job line with a time; None if unknown or if the log begins with a fault."""
+    """First job line with a time; None if the log begins with a fault."""
     outlived: frozenset[str] = frozenset()
     """IDs of findings that the training survived."""
     followed: Mapping[str, int] = field(default_factory=dict)
-    """By finding ID: ordinary lines that its rank or stream printed later."""
+    """Ordinary lines that the rank or stream printed later, by finding ID."""
     excused: frozenset[str] = frozenset()
     """IDs of exceptions that the program announced to ignore."""
     knows_what_was_read: bool = True
@@ -69,7 +68,7 @@ class Facts(Struct, frozen=True):
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that disappeared, with the time, as the server sees them."""
     healthy_shapes: frozenset[str] = frozenset()
-    """Shapes (`Finding.shape`) that successful attempts print too."""
+    """Shapes that successful attempts print too."""
     earlier: Sequence[Earlier] = ()
     collectives: CollectiveLines = field(default_factory=CollectiveLines)
     used_nccl: bool = True
@@ -100,8 +99,9 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Ranks whose unread output may matter. If it is unknown what was read, torchrun's ended ranks count as
-        read.
+        """Ranks whose unread output may matter.
+
+        If it is unknown what was read, torchrun's ended ranks count as read.
         """
         if self.knows_what_was_read:
             return self.silent_ranks
@@ -110,7 +110,6 @@ class Facts(Struct, frozen=True):
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
-        """Ranks without any known line, ascending."""
         known = self.recorder.silent if self.recorder else ()
         count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
         lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
@@ -118,7 +117,6 @@ class Facts(Struct, frozen=True):
 
     @property
     def progressed_at(self) -> datetime | None:
-        """Last completed step of any rank, or None."""
         own = [known.last_step_at for known in self.ranks.values() if known.last_step_at is not None]
         return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
 

@@ -135,8 +135,9 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """Return whether `other` is a later line of the same message. Exceptions are excluded: their rules match all
-    programs.
+    """Return whether `other` is a later line of the same message.
+
+    Exceptions are excluded: their rules match all programs.
     """
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
@@ -245,7 +246,6 @@ def _were_ended_with_others(ranks: frozenset[int], facts: Facts) -> bool:
 
 
 def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether a scheduler states a reason and no process failed before."""
     if leading.cause is CauseClass.PREEMPTION or any(each.is_failure and not each.is_victims for each in facts.exits):
         return False
     return any(finding.fields.get("why", "").strip() for finding in relevant.stopped)

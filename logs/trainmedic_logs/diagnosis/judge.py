@@ -33,7 +33,6 @@ _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
-    """Return the verdict on an attempt, even without a failure."""
     if facts.has_ended_well and not facts.is_known_to_fail:
         not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
         if not_numbers:
@@ -180,14 +179,15 @@ def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bo
 
 
 def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
-    """Return whether a process that printed an exception, which it may have caught, was ended by SIGKILL."""
+    """Return whether SIGKILL ended a process that printed an exception, which it may have caught."""
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
-    """Return whether the kernel's statement explains the job's different error. A lost GPU or machine causes any error;
-    others only errors of their kind.
+    """Return whether the kernel's statement explains the job's different error.
+
+    A lost GPU or machine causes any error; others only errors of their kind.
     """
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:

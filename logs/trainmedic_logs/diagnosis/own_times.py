@@ -1,4 +1,4 @@
-"""Step times, data waiting times, throughput and loss from a job's log."""
+"""Step times, throughput and loss from a job's log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class OwnTimes(Struct):
             self._compare(loss, text)
 
     def _compare(self, loss: float, text: str) -> None:
-        """Compare the loss with the lowest one."""
         lowest = self.lowest = loss if self.lowest is None else min(self.lowest, loss)
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
@@ -62,7 +61,6 @@ class OwnTimes(Struct):
         return RankStep(data, max(whole - data, 0.0), 0.0)
 
     def drop(self) -> ThroughputDrop | None:
-        """Return a large drop below the usual throughput, or None."""
         for rates in self.rates.values():
             if len(rates) < _FEWEST + _LAST:
                 continue

@@ -34,7 +34,6 @@ class RankSeen(Struct):
             self.last_line_at = at
 
     def on(self, node: str, said: object) -> None:
-        """Take the node of its log, else the stated one."""
         if node and not self.is_node_sure:
             self.node, self.is_node_sure = node, True
         elif not self.node and isinstance(said, str):

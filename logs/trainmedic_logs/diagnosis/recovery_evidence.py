@@ -16,7 +16,7 @@ from trainmedic_logs.lines.line import Line
 from trainmedic_logs.lines.progress import ProgressReader
 
 _STEPS = 3
-"""In a stream of several ranks, others complete at most their current step."""
+"""Steps: in a stream of several ranks, others complete at most their current one."""
 _WHILE = timedelta(seconds=120)
 """An ending process prints for seconds, not this long."""
 _ENDING = re.compile(
@@ -73,8 +73,9 @@ class RecoveryEvidence(Struct):
     _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
 
     def chapter(self, line: Line) -> int:
-        """Return the chapter of the line's rank. Proof of recovery begins a new one, in which equal lines are new
-        findings.
+        """Return the chapter of the line's rank.
+
+        Proof of recovery begins a new one, in which equal lines are new findings.
         """
         return self._chapters[line.origin.stream, line.origin.rank]
 
@@ -82,7 +83,6 @@ class RecoveryEvidence(Struct):
         return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
-        """Return and forget the outlived findings."""
         gone, self.outlived = self.outlived, set()
         for each in gone:
             self.followed.pop(each, None)
@@ -90,7 +90,6 @@ class RecoveryEvidence(Struct):
         return gone
 
     def found(self, line: Line, findings: list[Finding]) -> None:
-        """Take a line with its findings."""
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
@@ -183,7 +182,6 @@ class RecoveryEvidence(Struct):
 
 
 def _is_excused(finding: Finding, announced: str) -> bool:
-    """Return whether the program announced to continue."""
     if finding.cause is CauseClass.NUMERICS:
         return not _RAISED.match(finding.line) and bool(_LEFT_OUT.search(announced))
     return bool(finding.fields.get("exception") and _EXCUSED.search(announced))

@@ -60,7 +60,7 @@ class ReportedEnd(Struct, frozen=True):
 
 
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
-    """Read a reported end; missing or invalid members count as unknown."""
+    """Read a reported end; invalid members count as unknown."""
     return ReportedEnd(
         job,
         at,

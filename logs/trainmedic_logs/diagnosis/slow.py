@@ -1,7 +1,7 @@
 """Diagnosis of slow jobs: the part of a step and the rank that lose the time.
 
-A rank reports three parts of a step: waiting for its batch (data), computing, waiting for other ranks (wait). Lost time
-is data, wait, and computing beyond other ranks; a cause must explain 80 % of it.
+A step's parts are waiting for its batch (data), computing, and waiting for other ranks (wait). Lost time is data, wait,
+and computing beyond other ranks; a cause must explain 80 % of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ThroughputDrop(Struct, frozen=True):
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer reports waits for data, without a rank."""
+    """Return the verdict on a job whose trainer reports waits for data."""
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
@@ -84,8 +84,9 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
 
 
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
-    """Return the verdict by each rank's parts, `unknown` without ranks or times, or if steps are as fast as
-    `baseline_s`, the healthy step time in seconds.
+    """Return the verdict by each rank's parts.
+
+    `unknown` without ranks or times, or if steps are as fast as `baseline_s`, the healthy step time in seconds.
     """
     if not parts or not (step := median(each.step for each in parts.values())) > 0:
         return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=(_PARTS,))

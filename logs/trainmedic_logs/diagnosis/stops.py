@@ -18,7 +18,6 @@ _BY_SOMEBODY = re.compile(r"death signal|got signal: ")
 
 
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield evidence of a requested end, if nothing failed."""
     worths = [(_confidence_of(finding), finding) for finding in relevant.stopped]
     told = sorted(((w, f) for w, f in worths if w is not None), key=lambda each: list(Confidence).index(each[0]))
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]

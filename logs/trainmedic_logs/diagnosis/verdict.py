@@ -79,7 +79,6 @@ class Verdict(Struct, frozen=True):
     """Shares of a slow job's step, 0 to 1."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the JSON form, for the API and `--output json`."""
         return {
             "cause": self.cause.value,
             "node": self.node,

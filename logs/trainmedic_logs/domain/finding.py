@@ -1,5 +1,6 @@
-"""Finding of a log rule. A match is an observation, not a cause; its role says what it can mean. Only ``finding_codec``
-checks bounds.
+"""Finding of a log rule.
+
+A match is an observation, not a cause; its role says what it can mean.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class TimeSource(StrEnum):
 
 class Origin(Struct, frozen=True):
     source: Annotated[str, Meta(min_length=1, max_length=64)]
-    """``training``, ``launcher``, ``kernel``, ``slurm``, ``fabric-manager``, or a name of the policy."""
+    """``training``, ``launcher``, ``kernel``, ``slurm``, ``fabric-manager``, or a policy's."""
     node: _Name = ""
     """Empty for files of unknown origin."""
     job: _Name | None = None
@@ -129,7 +130,7 @@ class Excerpt(Struct, frozen=True):
     at: Annotated[int, Meta(ge=0)]
     """Index of the finding's line."""
     number: Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)] = 0
-    """Of `lines[0]` in the stream, from 1; 0 if unknown."""
+    """Number of `lines[0]` in the stream, from 1; 0 if unknown."""
 
     def within(self, most_bytes: int = LARGEST_EXCERPT) -> Excerpt:
         """Cut to `most_bytes`, farthest lines first."""

@@ -1,5 +1,6 @@
-"""JSON codec of findings between node and server. Lines are untrusted: deviating forms and overlong texts are
-refused.
+"""JSON codec of findings between node and server.
+
+Lines are untrusted: deviating forms and overlong texts are refused.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ class FindingUpdate(Struct, frozen=True):
     node: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     """Signing node; equals the origin's, unless that is empty."""
     instance: Id
-    """ID of the sending process."""
     number: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
     """From 1 within the process; gaps are losses."""
     finding: Finding

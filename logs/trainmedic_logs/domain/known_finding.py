@@ -22,7 +22,6 @@ from trainmedic_logs.domain.finding_codec import MOST_RANKS
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 MOST_LINES = 1_000_000_000_000_000_000
-"""Maximum count, within database limits."""
 
 
 class FindingEnd(StrEnum):
@@ -165,9 +164,7 @@ class JobPlace(NamedTuple):
 
 
 def identity_of(rule: str, target: Target, labels: Mapping[str, str], *, is_printed: bool) -> str:
-    """Return the identity, 32 hexadecimal digits. Printable and kernel findings differ, so that neither poses as the
-    other.
-    """
+    """Return the identity. Printable and kernel findings differ, so that neither poses as the other."""
     parts: list[object] = [rule, target.key, sorted(labels.items())]
     # Omit the flag in the usual case.
     parts += [is_printed] if is_printed is not (target.kind is TargetKind.JOB) else []
@@ -214,7 +211,7 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
 def taken(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """Merge a stream's update. Return the finding and the episode, unchanged for a repeat."""
+    """Merge a stream's update; return the finding and the episode, unchanged for a repeat."""
     earlier = before or Episode(key, known.id, 0)
     if earlier.finding_id != known.id:  # its finding was over; start a new one
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)

@@ -1,4 +1,4 @@
-"""Log data over a budget, reported by agents in their untrusted presence."""
+"""Log data over a budget, in agents' untrusted presence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Log search queries and results, with JSON forms. A result is one physical line, masked and without prefixes."""
+"""Log search queries and results, with JSON forms.
+
+A result is one physical line, masked and without prefixes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,6 @@ class LogLevel(StrEnum):
 
     @property
     def at_least(self) -> frozenset[LogLevel]:
-        """This level and worse ones."""
         levels = list(LogLevel)
         return frozenset(levels[levels.index(self) :])
 
@@ -47,8 +49,6 @@ class TimeKnownBy(StrEnum):
 
 
 class LeftOut(Struct, frozen=True):
-    """Lines and files excluded because a requested attribute is unknown."""
-
     files: int = 0
     lines: int = 0
     since: datetime | None = None
@@ -78,7 +78,10 @@ LATEST_ARRIVAL = timedelta(seconds=15)
 
 
 class LogQuery(Struct, frozen=True):
-    """None and "" mean no condition. Lines with an unknown requested attribute do not match."""
+    """Query. None and "" mean no condition.
+
+    Lines with an unknown requested attribute do not match.
+    """
 
     job: str
     since: datetime
@@ -161,7 +164,6 @@ class FoundLine(Struct, frozen=True):
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the line states its time."""
         return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Names of log sources. Every agent loads it, so it has few imports."""
+"""Names of log sources, with few imports because every agent loads it."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ LONGEST_MESSAGE = 500
 class PodFaultKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     EXITED = "exited"
-    """A container ended by exit code or signal, without another reason."""
+    """Ended by exit code or signal, without another reason."""
     EVICTED = "evicted"
-    """The kubelet evicted the pod for lack of a resource."""
+    """By the kubelet, for lack of a resource."""
     PREEMPTED = "preempted"
     API_EVICTED = "api_evicted"
     """Evicted by the Eviction API, such as in a drain."""
@@ -58,8 +58,9 @@ class PodFault(Struct, frozen=True):
     node: str
     """Empty if not scheduled."""
     at: datetime
-    """UTC, by Kubernetes, stable across server restarts. For a pod that does not start: its scheduling, or its
-    container's last end.
+    """UTC, by Kubernetes, stable across server restarts.
+
+    For a pod that does not start: its scheduling, or its container's last end.
     """
     reason: str = ""
     """``OOMKilled``, ``Evicted``, ``ImagePullBackOff`` …"""

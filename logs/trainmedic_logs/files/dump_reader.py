@@ -1,4 +1,4 @@
-"""Blocking reader of dumps in a confined process (`dump_child`)."""
+"""Blocking reader of dumps in a confined process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
 
 def rank_of(name: str) -> int | None:
-    """Return the rank in a file name such as ``nccl_trace_rank_12`` or ``rank-12.json``, or None."""
+    """Return the rank in a file name such as ``nccl_trace_rank_12`` or ``rank-12.json``."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
 
@@ -67,8 +67,9 @@ def read_raw(
     longest_answer: int = dump_child.LONGEST_ANSWER,
     start: StartsPrograms = ExecutedProgram,
 ) -> list[Dump | str]:
-    """Return each rank's dump, or why there is none. Raises OSError. A new process continues after a dump that ends
-    one. `most_memory` (address space) and `longest_answer` are in bytes.
+    """Return each rank's dump, or why there is none. Raises OSError.
+
+    A new process continues after a dump that ends one. `most_memory` (address space) and `longest_answer` are in bytes.
     """
     with DumpProcess(most_memory, longest_answer, start=start) as process:
         return [process.read(rank, each) for rank, each in raw]

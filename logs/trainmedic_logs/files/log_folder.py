@@ -1,5 +1,7 @@
-"""Classification of a folder's files: kind, node, rank and attempt. Known: our layout (``trainmedic.wire.log_layout``),
-torchrun's ``--log-dir``, and names such as ``rank3.log``, ``dmesg-node7.txt``, ``slurm-123.out``.
+"""Classification of a folder's files: kind, node, rank and attempt.
+
+Known: our layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and names such as ``rank3.log``,
+``dmesg-node7.txt``, ``slurm-123.out``.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Kind(StrEnum):
     ATTEMPTS = "attempts"
     """Failed attempts, recorded by ``trainmedic-run``."""
     ENDED = "ended"
-    """Exit code 0 of an attempt, recorded by ``trainmedic-run``."""
+    """Exit code 0, recorded by ``trainmedic-run``."""
 
 
 class FolderFile(Struct, frozen=True):
@@ -97,7 +99,7 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
 
 
 def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[bytes]:
-    """Yield a file's last `MOST_BYTES` as lines. Raises LimitReached, OSError if unreadable."""
+    """Yield a file's last `MOST_BYTES` as lines. Raises LimitReached, OSError."""
     limits = limits or ReadingLimits()
     limits.check()
     with _opened(file.path) as raw:
@@ -195,7 +197,6 @@ def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
 
 
 def _file(path: Path, directory: Path) -> FolderFile | None:
-    """Classify a file, None if unusable."""
     with _opened(path) as stream:
         head = _head(stream)
         written = file_times.written_at(os.fstat(stream.fileno()))

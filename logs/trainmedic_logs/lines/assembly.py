@@ -1,4 +1,5 @@
 """Assembly of a stream's physical lines into the lines that rules see: decoded, without prefixes, joined to blocks.
+
 Held-back lines are bounded in number, bytes and time.
 """
 
@@ -82,12 +83,11 @@ class LineAssembler:
 
     @property
     def oldest_place(self) -> int | None:
-        """Start of the oldest held-back line, or None."""
         return min(self.held_places, default=None)
 
     @property
     def held_places(self) -> list[int]:
-        """Starts of held-back lines, which restore the state of a new assembler."""
+        """Starts of held-back lines, which restore a new assembler's state."""
         of_blocks = [place for block in self._open.values() for place in block.places]
         return of_blocks + [place for part in self._divided.values() for place in part.places]
 
@@ -116,7 +116,7 @@ class LineAssembler:
         return bool(self._open or self._divided or self._learned)
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
-        """Take the next physical line and its start. Return completed lines in order."""
+        """Take the next physical line and its start; return completed lines in order."""
         self._number += 1
         text, is_cut = raw_text.text_of(raw)
         if self._is_kernel:
@@ -143,7 +143,6 @@ class LineAssembler:
         return self._joined(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
-        """Return the blocks due at `now`, by default all."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()

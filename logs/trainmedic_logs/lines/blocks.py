@@ -78,7 +78,7 @@ _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifi
 
 
 def kind_of(text: str) -> BlockKind | None:
-    """Return the kind of block that a line begins or continues; None for an ordinary line."""
+    """Return the kind of block that a line begins or continues."""
     if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
         TRACEBACK in text and text.rstrip().endswith(TRACEBACK)
     ):

@@ -34,7 +34,7 @@ _SIGNATURE = re.compile(
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
-"""Wrong names or calls, which only the program causes, in any file."""
+"""Wrong names or calls, which only the program causes."""
 _OF_TENSORS = re.compile(
     r"shapes cannot be multiplied|[Ee]xpected all tensors to be on the same dev"
     r"|^Trying to backward through the graph a second time"
@@ -131,12 +131,14 @@ class ExceptionReading(Struct, frozen=True):
     is_consequence: bool = False
     is_guess: bool = False
     stated_by: str = ""
-    """Class of the earlier exception that states the cause, or ""."""
+    """Class of the earlier exception that states the cause."""
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
-    """Return the cause by the exception at the end of `traceback`. In a chain, the first cause other than the program
-    counts. A program error raised while handling another exception proves nothing.
+    """Return the cause by the exception at the end of `traceback`.
+
+    In a chain, the first cause other than the program counts. A program error raised while handling another exception
+    proves nothing.
     """
     inner = _inner(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:
@@ -266,7 +268,7 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
 
 
 def _inner(traceback: str) -> tuple[str, str, str] | None:
-    """Return class, message and traceback of a chain's previous exception, or None."""
+    """Return class, message and traceback of a chain's previous exception."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

@@ -24,7 +24,7 @@ class LearnedPrefixes:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
     def split(self, text: str) -> tuple[str, str]:
-        """Return the text without its prefix, and the prefix's key or ""."""
+        """Return the text without its prefix, and the prefix's key."""
         if edge := _UPPER_EDGE.fullmatch(text) if HEADING in text else None:
             return TRACEBACK, self._learn(edge[1]) if edge[1] else ""
         end = text.rstrip()
@@ -59,6 +59,5 @@ class LearnedPrefixes:
 
 
 def _digits(time: str) -> str:
-    """Return a pattern for similar times."""
     whole = _FRACTION.sub("", time)
     return re.sub(r"\d", r"\\d", re.escape(whole)) + r"(?:[.,]\d{1,9})?"

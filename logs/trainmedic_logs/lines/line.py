@@ -11,8 +11,9 @@ LONGEST = 8 * 1024
 
 
 class Line(NamedTuple):
-    """Line, or joined block such as a traceback. A tuple for speed. `text` is decoded, without colours, progress bar
-    redraws and prefixes.
+    """Line, or joined block such as a traceback. A tuple for speed.
+
+    `text` is decoded, without colours, progress bar redraws and prefixes.
     """
 
     origin: Origin

@@ -1,5 +1,7 @@
-"""Times at the beginning of log lines, in common formats. `moment` completes a missing year, date or zone from the
-latest possible time. Before a time only a level, a bracketed tag or a Ray process name can be.
+"""Times at the beginning of log lines, in common formats.
+
+Before a time only a level, a bracketed tag or a Ray process name can be. `moment` completes a missing year, date or
+zone from the latest possible time.
 """
 
 from __future__ import annotations
@@ -75,7 +77,6 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    """Return the time at the beginning, or None."""
     beginning = text[:_BEGINNING]
     if text.startswith("{"):
         return _of_record(text)

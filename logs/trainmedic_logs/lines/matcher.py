@@ -1,5 +1,7 @@
-"""Matching of a line against a rule set: at most one rule takes it. One pass searches all literals; only rules with a
-literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by name.
+"""Matching of a line against a rule set: at most one rule takes it.
+
+One pass searches all literals; only rules with a literal in the line try their patterns. Precedence: noise rules, other
+rules, general rules; then by name.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ FUNCTIONS: Mapping[str, PlainFunction] = {
     "is_finite": PlainFunction(_is_finite),
     "is_nan": PlainFunction(_is_nan),
 }
-"""For `when` and templates, besides playbook filters."""
+"""Functions for `when` and templates."""
 
 
 _Meaning = tuple[Role, CauseClass, dict[str, str]]
@@ -265,7 +267,6 @@ def _whole_message(name: str, message: str, text: str) -> str:
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:
-    """Return the groups of the matching end, or None."""
     for pattern in ready.ends:
         match = pattern.search(text)
         if match is not None:

@@ -195,7 +195,7 @@ _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
 def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
-    """Return the stated cause, or None. `shown`: source of the raising call, which may name the exhausted resource."""
+    """Return the stated cause. `shown`: source of the raising call, which may name the exhausted resource."""
     if cause := other_than_disk(message, shown):
         return cause
     if name.startswith("sqlite3."):
@@ -211,7 +211,7 @@ def is_store(name: str) -> bool:
 
 
 def other_than_disk(message: str, shown: str = "") -> CauseClass | None:
-    """Return the cause of "no space left" if it is not a disk, else None."""
+    """Return the cause of "no space left" if it is not a disk."""
     if not _NO_SPACE.search(message):
         return None
     return next((cause for words, cause in _NO_DISK if words.search(message) or words.search(shown)), None)

@@ -1,8 +1,7 @@
 """Finding of a single matched line.
 
-Kernel lines concern the node or one of its GPUs; lines of other sources the stream's job, or the node if it has none.
-The shape of a line is its text without numbers, addresses, paths and IDs, to compare lines of several ranks and
-attempts.
+Kernel lines concern the node or one of its GPUs; lines of other sources the stream's job, or the node if it has none. A
+line's shape is its text without numbers, addresses, paths and IDs, to compare ranks and attempts.
 """
 
 from __future__ import annotations
@@ -65,13 +64,11 @@ def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity
 
 
 def _reason(match: LineMatch) -> Mapping[str, str]:
-    """Return a termination's reason as labels."""
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
 
 def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
-    """Return the finding of one matched line."""
     rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None
@@ -98,7 +95,6 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
 
 
 def ranks_of(line: Line) -> frozenset[int]:
-    """Return the stated rank, if known."""
     rank = line.origin.rank
     if rank is None and line.record is not None:
         rank = line.record.get("rank")
@@ -146,7 +142,7 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
-    """Return the GPU's UUID, else its PCI address, or None."""
+    """Return the GPU's UUID, else its PCI address."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named

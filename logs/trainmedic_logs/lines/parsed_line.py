@@ -93,7 +93,6 @@ class LineMask:
 
 
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
-    """Return a line's level, by default INFO."""
     if record is not None:
         named = next((record[name] for name in ("level", "levelname", "severity") if name in record), "")
         return _NAMES.get(str(named).lower(), LogLevel.INFO)
@@ -110,7 +109,6 @@ def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
 
 
 def level_of_kernel(raw: str) -> LogLevel:
-    """Return a line's level, by default INFO."""
     match = _KERNEL.match(raw)
     if match is None:
         return LogLevel.INFO

@@ -2,7 +2,6 @@
 
 Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
 torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback. Unknown members keep their names.
-Non-finite numbers are parsed.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Report(NamedTuple):
 
 
 def report_of(text: str) -> Report | None:
-    """Return a line's record, even if in words, or None."""
+    """Return a line's record, even if in words."""
     record = record_of(text)
     if record is None:
         step = step_lines.step_of(text)
@@ -95,7 +94,7 @@ def report_of(text: str) -> Report | None:
 
 
 def record_of(text: str) -> dict[str, Any] | None:
-    """Return a structured line's record, or None. Never raises."""
+    """Return a structured line's record. Never raises."""
     begins = text[:1]
     if begins == "{":
         return _braced(text)
@@ -116,7 +115,6 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    """Return the text of an event record, or ""."""
     if record.get("event") in _NO_WORDS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
@@ -169,7 +167,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return an exception record's event and traceback, if any."""
     traceback = _traceback(value)
     return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
 

@@ -17,8 +17,6 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 
 
 class LinePattern(Struct, frozen=True):
-    """Pattern, with role and cause if not the rule's."""
-
     pattern: str
     role: Role | None = None
     cause: CauseClass | None = None
@@ -70,7 +68,7 @@ class LogRule(Struct, frozen=True):
     match: tuple[LinePattern, ...] = ()
     unless: tuple[str, ...] = ()
     when: str = ""
-    """Expression over ``fields`` and ``source``, "" for none. With `record` it applies to records only."""
+    """Expression over ``fields`` and ``source``. With `record` it applies to records only."""
     record: str = ""
     """Event such as ``step``; "" for text rules."""
     is_general: bool = False
@@ -82,7 +80,7 @@ class LogRule(Struct, frozen=True):
     """Time without an ending line before it is reported."""
     count: RequiredCount | None = None
     silence: timedelta = _SILENCE
-    """Without a line, after which it is over, unless `until` is set."""
+    """Time without a line, after which it is over, unless `until` is set."""
     until: str = ""
     """``boot``, ``attempt``, ``ends``, or "" for `silence`."""
     alert: RuleAlert | None = None

@@ -1,8 +1,8 @@
 """Statistics over a stream's last steps, added to step records: `data_share`, `loss_before`, `loss_now`, `loss_rise`.
 
-A window covers one rank and line format. It restarts with the agent, and when the step number decreases. A loss has
-risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that level's noise
-and the progress so far. A raised learning rate starts a new baseline.
+A window covers one rank and line format, and restarts when the step number decreases. A loss has risen if nearly all
+recent losses are far above the lowest level and do not fall; "far" depends on that level's noise and the progress so
+far. A raised learning rate starts a new baseline.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
 _FEW = _RECENT // 5
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
-"""By which a risen loss exceeds the lowest level: a margin, spreads, a factor, and a share of the progress since the
-first level.
-"""
+"""A risen loss exceeds the lowest level by a margin, spreads, a factor, and a share of the progress since the first
+level."""
 _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95
@@ -127,7 +126,6 @@ class StepTrends:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 
     def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
-        """Take a step record. Return members to add."""
         if _OF_SDK in record:
             return {}
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))

@@ -1,5 +1,6 @@
-"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines and `tick`.
-Memory is bounded. The state can be stored with the position in each stream.
+"""Findings over the lines of a node's streams: begin, repeat, end.
+
+Durations count by the times of lines and `tick`. The state can be stored with the position in each stream.
 """
 
 from __future__ import annotations
@@ -85,7 +86,6 @@ class FindingTracker:
     """Not thread-safe."""
 
     def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
-        """Raises ValueError or Malformed for an invalid rule."""
         self._gpu_of = gpu_of
         self._followed: dict[_Key, _Followed] = {}
         self._last_number = 0
@@ -96,7 +96,6 @@ class FindingTracker:
         """Findings counted in a row, which as many consecutive refused records end."""
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
-        """Lines by rule of `LineMatch.near`."""
         self.begun: list[Finding] = []
         """Begun with the last line and reported after `lasting`."""
         self._use(rule_set)
@@ -130,7 +129,7 @@ class FindingTracker:
         self._stretches = {key for key, each in counted if each.counts_in_a_row}
 
     def feed(self, line: Line, user: int | None = None) -> list[Finding]:
-        """Take a line of a user's stream. Return findings that it begins or ends; `tick` reports repeats."""
+        """Take a line of a user's stream; return findings that it begins or ends."""
         return self.take(line, self._matcher.match(line), user)
 
     def take(self, line: Line, match: LineMatch, user: int | None = None) -> list[Finding]:
@@ -151,6 +150,7 @@ class FindingTracker:
 
     def tick(self, now: datetime) -> list[Finding]:
         """Return findings due at `now`: those that lasted long enough, and changed ones, each at most once per second.
+
         Forget those whose silence has passed.
         """
         due: list[Finding] = []
@@ -279,7 +279,6 @@ class FindingTracker:
         self._stored = changes.kept
 
     def restore(self, entries: Mapping[int, Any]) -> None:
-        """Restore another tracker's readable findings."""
         self._stored = dict.fromkeys(entries)
         for number, entry in entries.items():
             self._last_number = max(self._last_number, number)

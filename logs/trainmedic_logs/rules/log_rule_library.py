@@ -1,5 +1,6 @@
-"""Log rules of some directories, reloaded on change. Only documents with the key ``log_rule`` count. An invalid file
-keeps its last rules.
+"""Log rules of some directories, reloaded on change.
+
+An invalid file keeps its last rules.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
 
 
 class LogRuleLibrary:
-    """Rules of `roots`, empty until `reload`. ``beside`` are playbook roots that may also hold rules; the playbook
-    library reports their missing paths.
+    """Rules of `roots`, empty until `reload`.
+
+    ``beside`` are playbook roots that may also hold rules; the playbook library reports their missing paths.
     """
 
     def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:

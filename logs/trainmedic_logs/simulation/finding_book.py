@@ -1,4 +1,4 @@
-"""Findings of a test, merged, ended and confirmed as by the server's intake, in memory."""
+"""Findings of a test, merged, ended and confirmed as by the server's intake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class FindingBook:
 
     @property
     def findings(self) -> Sequence[KnownFinding]:
-        """All findings by their start, including ended ones."""
         return list(self._known.values())
 
     def take(self, updates: Sequence[FindingUpdate], now: datetime) -> None:

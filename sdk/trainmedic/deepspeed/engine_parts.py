@@ -1,6 +1,6 @@
 """A rank's share of a DeepSpeed engine's parameters and optimizer state.
 
-In ZeRO's stage 3 parameters are cut into equal pieces; unused memory at the end is excluded.
+ZeRO's stage 3 cuts parameters into equal pieces; unused memory at the end is excluded.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class EngineWaits:
 
     @classmethod
     def of(cls, engine: Any) -> EngineWaits | None:
-        """Return the measurement; None with model parallelism, or for other devices than CPU and CUDA."""
+        """Return the measurement; None with model parallelism, or on other devices than CPU and CUDA."""
         backend = getattr(comm, "cdb", None)
         if backend is None or getattr(engine, "mpu", None) is not None:
             return None  # model parallelism has its own groups and calls

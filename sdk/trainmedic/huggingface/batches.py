@@ -1,6 +1,6 @@
 """Batches that a Trainer loads and those that it trains on, which differ in reinforcement learning.
 
-Batches sampled after a restart prove nothing, as the abandoned model may have sampled their predecessors.
+Batches sampled after a restart prove nothing: the abandoned model may have sampled their predecessors.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ _OTHER_EPOCH = "the batches to leave out reach beyond the end of the epoch, and 
 
 
 class UsedBatches:
-    """Reporter of each batch of the trainer's steps to ``proof``.
+    """Reporter of each used batch to ``proof``.
 
-    ``why_not``: reason why batches may differ from before, else empty. ``makes_batches``: the model samples before a
-    step's loss.
+    ``why_not``: reason why batches may differ from before. ``makes_batches``: the model samples before a step's loss.
     """
 
     makes_batches = False
@@ -107,7 +106,7 @@ class UsedBatches:
 
 
 def batches_per_sampling(trainer: Any) -> int | None:
-    """Return how many of the loader's batches share one sampling, as in TRL's GRPO; else None."""
+    """Return how many of the loader's batches share one sampling, as in TRL's GRPO, or None."""
     steps, times = getattr(trainer.args, _PER_SAMPLING, None), getattr(trainer, _REPEATS, None)
     return max(steps * times, 1) if isinstance(steps, int) and isinstance(times, int) else None
 
@@ -133,7 +132,7 @@ class LoadedBatches:
         self._has_trained = False  # whether any batch of it was trained on
         self._counting = 0.0  # seconds, in the current draw
         self.is_passed_over = False
-        """True if all remaining batches of the current epoch were skipped."""
+        """True if the rest of the current epoch was skipped."""
         self.skipped = 0
 
     @contextlib.contextmanager
@@ -207,10 +206,7 @@ def _is_loaded(used: Any, loaded: Any) -> bool:
 
 
 def _content(used: Any, loaded: Any) -> Any:
-    """Return the comparable part of a batch.
-
-    Sampled batches' computed figures are excluded, because their last bits vary.
-    """
+    """Return the comparable part of a batch, without computed figures, whose last bits vary."""
     if not isinstance(used, Mapping):
         return used
     if _is_loaded(used, loaded):

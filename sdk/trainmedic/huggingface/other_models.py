@@ -1,4 +1,4 @@
-"""Additional models in reinforcement learning follow a rollback.
+"""Rollback of the additional models in reinforcement learning.
 
 **Reference model**: TRL's ``sync_ref_model`` updates it without the Trainer saving it. Rank 0 stores its weights in
 ``trainmedic-reference.pt``.

@@ -1,4 +1,4 @@
-"""One report per step (`Medic.report`) from a Trainer's events.
+"""One report per step from a Trainer's events.
 
 The Trainer logs loss and gradient norm after the step's end, so the report of a logged step waits.
 """

@@ -68,7 +68,6 @@ class TrainerState:
             return None
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
-        """Restore callbacks' counters, such as of early stopping."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():

@@ -1,4 +1,4 @@
-"""CPU cores used by a process and its children, from Linux's ``/proc``."""
+"""CPU cores used by a process and its children."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class CpuMeter:
 
 
 def cpu_seconds(proc: Path = PROC) -> float | None:
-    """Return the CPU time of this process and its children."""
     own = _ticks(proc / "self")
     if own is None:
         return None

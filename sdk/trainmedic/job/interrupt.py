@@ -1,7 +1,7 @@
 """Interruption of a hanging training step for a rollback or stop.
 
-A signal handler raises `Interrupted` in the main thread, between `Interrupter.arm` and `disarm`. That frees waits in
-Python and interruptible system calls, not loops in a library.
+A signal handler raises `Interrupted` in the main thread while armed. That frees waits in Python and interruptible
+system calls, not loops in a library.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Item = TypeVar("Item")
 
 
 def fetch(iterator: Iterator[Item]) -> Item:
-    """Call ``next(iterator)`` in a frame that may be interrupted."""
+    """Call ``next(iterator)`` in an interruptible frame."""
     return next(iterator)
 
 
 class Interrupter:
-    """Interrupter of a job's main thread, on which it must be created.
+    """Interrupter of the job's main thread, on which it must be created.
 
     ``is_worth_it`` returns whether a waiting command justifies an interruption, ``hangs`` whether the loop hangs.
-    Another thread calls both, after `check_for_hang`.
+    Another thread calls both.
     """
 
     def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
@@ -110,5 +110,5 @@ class Interrupter:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Return whether the thread runs this package's code, which must be completed, except `fetch`."""
+    """Return whether this package's code runs, which must be completed, except `fetch`."""
     return frame.f_code is not fetch.__code__ and frame.f_code.co_filename.startswith(_PACKAGE)

@@ -18,15 +18,17 @@ COMPARED = 20
 FEWEST = 3
 """Compared losses that suffice."""
 EXACT_KERNELS = 1e-5
-"""Relative tolerance on CPUs, 84 times float32's machine epsilon (2^-23): libraries such as MKL sum in another order if
-memory is aligned differently.
+"""Relative tolerance on CPUs, 84 times float32's machine epsilon (2^-23):
+
+MKL sums in another order if memory is aligned differently.
 """
 COARSE_KERNELS = 2.0**-7
-"""Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon. PyTorch's notes on
-reproducibility list kernels that add in any order.
+"""Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon.
+
+Their kernels may add in any order (PyTorch's notes on reproducibility).
 """
 _JUMP_SPREADS = 6.0
-"""A loss jumps if it exceeds all earlier ones by this multiple of their range plus a quarter of the largest."""
+"""A jump exceeds all earlier losses by this multiple of their range plus a quarter of the largest."""
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW = 3
 """With fewer losses a jump is five times the largest."""
@@ -90,7 +92,7 @@ class LossComparison:
         self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
-        """Return the first untrusted step: known, not finite, or a jump; else None."""
+        """Return the first untrusted step, or None."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
@@ -150,14 +152,14 @@ class LossComparison:
         return bool(self._frozen_because) and step > self._frozen_after
 
     def _trains_as_before(self, step: int) -> bool | None:
-        """Return whether gradients agree up to the first update at or after `step`; None before it."""
+        """Return whether gradients agree up to the first update from `step` on; None before it."""
         update = min((each for each in self._gradients if each >= step), default=None)
         if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):
             return False
         return True if update in self._gradients_agree else None
 
     def course_changes(self, because: str, after: int = 0) -> None:
-        """Stop comparing: losses after step ``after`` change on purpose."""
+        """Stop comparing: later losses change on purpose."""
         if not self._frozen_because:
             self._frozen_because, self._frozen_after = because, after
 
@@ -166,7 +168,7 @@ class LossComparison:
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
-        """Return the problem. Unless ``is_last``, later gradients may explain losses."""
+        """Return the problem. Unless ``is_last``, later gradients may explain it."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
@@ -188,7 +190,7 @@ class LossComparison:
         return bool(self.compared) and self.compared[0] in self.different
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return ``verified.losses``. ``ended_because``: reason for an early end."""
+        """Return ``verified.losses``."""
         course = self._course
         agreed = len(self.compared) - len(self.different)
         member: dict[str, Any] = {"compared": len(self.compared), "agreed": agreed, "finite": self._finite}
@@ -274,7 +276,7 @@ class LossLog:
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
-        """Take a step's loss. Tensors are copied on their device and read later."""
+        """Take a loss. Tensors are copied on their device and read later."""
         if not is_one_number(loss):
             return
         self._losses[step] = value = kept(loss)
@@ -285,7 +287,6 @@ class LossLog:
             comparison.add(step, value)
 
     def note_gradients(self, step: int, norms: Any) -> None:
-        """Take norms of the gradients used by a step's updates."""
         self._gradients[step] = norms
         if len(self._gradients) > _LONGEST:
             del self._gradients[next(iter(self._gradients))]

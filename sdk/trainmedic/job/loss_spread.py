@@ -17,10 +17,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary of `Medic.stats` losses, or None.
-
-    Non-finite ones are listed by kind, because JSON has no NaN.
-    """
+    """Return the summary, or None. Non-finite losses are listed by kind, because JSON has no NaN."""
     losses = {
         rank: float(value)
         for rank, figures in ranks.items()
@@ -56,7 +53,7 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def rank_spans(ranks: Sequence[int]) -> str:
-    """Return spans of ranks such as ``0-3, 7``, within a limit."""
+    """Return spans such as ``0-3, 7``, within a limit."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

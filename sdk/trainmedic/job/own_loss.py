@@ -21,19 +21,18 @@ class _Copy(NamedTuple):
 
 
 class OwnLoss:
-    """Newest known loss of this rank. Any thread may read ``latest``."""
+    """Newest known loss. Any thread may read ``latest``."""
 
     __slots__ = ("_copy", "due_at", "latest")
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """Step and loss, maybe NaN or infinite; replaced as a whole."""
+        """Step and loss, maybe not finite; replaced as a whole."""
         self._copy: _Copy | None = None
         self.due_at = float("-inf")
-        """Earlier tensors are ignored."""
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
-        """Take a loss: a number at once, a tensor when its copy is complete."""
+        """Take a loss; a tensor when its copy is complete."""
         if type(loss) is float:
             self.latest = (step, loss)
             return
@@ -72,7 +71,7 @@ class OwnLoss:
 
 
 def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
-    """Queue a copy on the tensor's device; None if that is impossible, as during a graph capture."""
+    """Queue a copy on the tensor's device; None if impossible, as during a graph capture."""
     library = getattr(sys.modules.get("torch"), tensor.device.type, None)
     if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
         return None

@@ -3,7 +3,7 @@
 It runs by its path, with the standard library only, and adopts the job's orphans. Orders come by the lifeline, a pipe
 from ``trainmedic-run``:
 
-- ``end <signal>`` signals the child, the job's first process, and kills all after the grace period.
+- ``end <signal>`` signals the job's first process, and kills all after the grace period.
 - ``pass <signal>`` signals the processes that handle it.
 
 A closed lifeline means SIGTERM. The report pipe gets the child's wait status.

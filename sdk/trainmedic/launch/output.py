@@ -25,7 +25,7 @@ _LONGEST_HOLD = 0.5
 class OutputCopies:
     """Thread that forwards and stores pipes' data, and remembers each one's end.
 
-    Pipes are read in order, so that a failing program's last words on standard error follow its standard output.
+    Pipes are read in order, so that a failing program's standard error follows its standard output.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:

@@ -38,7 +38,7 @@ CANNOT_START = 127
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch; times are in seconds."""
+    """Options of a launch; times in seconds."""
 
     line: LaunchLine
     retries: int
@@ -206,7 +206,7 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
-        """Record a failure and wait for the next attempt. Return False if there is none."""
+        """Record a failure and wait for the next attempt; False if there is none."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)

@@ -47,7 +47,6 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def is_written(checkpoint: Path) -> bool:
-    """Return whether a file is complete, or a directory exists."""
     return checkpoint.is_dir() or is_complete(checkpoint)
 
 

@@ -1,7 +1,7 @@
 """Position of a Lightning fit in its data, so that a restart continues with the next batch.
 
-Lightning restarts an epoch of a plain `DataLoader` in another order. The wrapped loaders go to the position by their
-own states, or by reading again from the same random state.
+Lightning restarts an epoch of a plain `DataLoader` in another order. The wrapped loaders use their own states, or read
+again from the same random state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainmedic.trainer.patching import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
 _EARLIER_STATE = {"place", "began"}
-"""Members of the loader state written by earlier versions."""
+"""Members of loader states of earlier versions."""
 
 
 class ResumableData:
@@ -45,7 +45,7 @@ class ResumableData:
         self.skipped = 0
         self.drew: Callable[[Any, float], None] | None = None
         self.replayed = ""
-        """Statement whether the batches since the checkpoint repeat; empty before any."""
+        """Statement whether the batches since the checkpoint repeat."""
 
     def wrap(self, loaders: Any) -> Any:
         """Return the loaders as one resumable loader of Lightning's."""
@@ -58,7 +58,6 @@ class ResumableData:
         return self._loader
 
     def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
-        """Wrap the result of ``source.train_dataloader()`` during the block."""
         original = source.train_dataloader
 
         @functools.wraps(original)
@@ -93,7 +92,7 @@ class ResumableData:
 
     @property
     def to_be_skipped(self) -> int:
-        """Batches skipped by this restart at its end: whole steps only."""
+        """Batches that this restart skips: whole steps only."""
         group: int = self._trainer.accumulate_grad_batches
         return self.skipped + -(-self._to_skip // group) * group
 
@@ -111,7 +110,7 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
-        """Return the oldest drawn but untrained batch, with `before_draw`'s result."""
+        """Return the oldest untrained batch, with `before_draw`'s result."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
@@ -139,7 +138,7 @@ class ResumableData:
     def take_skip(self, left: float) -> int:
         """Return how many batches to skip at a step boundary, if the epoch has ``left`` more.
 
-        Skip whole steps only, and never the epoch's last: Lightning must see its end.
+        Only whole steps, and never the epoch's last: Lightning must see its end.
         """
         if not self._to_skip:
             return 0
@@ -158,7 +157,7 @@ class ResumableData:
 
 
 class _ResumableLoader:
-    """Part of a ``CombinedLoader`` of Lightning that resumes at a position.
+    """Part of a ``CombinedLoader`` that resumes at a position.
 
     It begins to iterate at the first batch: before, the sampler does not know its epoch.
     """
@@ -204,7 +203,7 @@ class _ResumableLoader:
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
-        """Name what the loaders hold outside their states, such as a shuffle buffer, or ""."""
+        """Name what the loaders hold outside their states, such as a shuffle buffer."""
         states = self.kept_places() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
@@ -216,7 +215,7 @@ class _ResumableLoader:
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Load Lightning's states of rank 0, unless `ResumableData` has this rank's."""
+        """Load rank 0's states, unless `ResumableData` has this rank's."""
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Reporting of a Lightning Trainer's complete checkpoints.
+"""Reports of a Lightning Trainer's complete checkpoints.
 
 Lightning calls its hook before it writes, and a plugin may write in the background.
 """
@@ -30,7 +30,7 @@ class _Begun(NamedTuple):
 
 
 class WrittenCheckpoints:
-    """``report`` gets the step of each complete checkpoint, on the writing rank only."""
+    """Calls ``report`` with the step of each complete checkpoint, on the writing rank."""
 
     def __init__(self, medic: Medic, report: Callable[[int], None]) -> None:
         self._medic = medic

@@ -25,7 +25,6 @@ _FAULTS = (
     *(urllib.error.URLError, OSError, http.client.HTTPException),
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
 )
-"""Errors of the server's call and answer."""
 
 
 def gpu_in_use(device: torch.device) -> str | None:

@@ -88,7 +88,7 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 def _measured(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
-    """Return results of all ranks together and of each pair, complete on rank 0."""
+    """Return all ranks' results together and each pair's, complete on rank 0."""
     everybody = list(range(dist.get_world_size()))
     whole = _of_group(everybody, device, patience, sizes)
     assert whole is not None

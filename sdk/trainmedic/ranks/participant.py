@@ -27,7 +27,7 @@ _WIDEST = 32
 
 
 class Participant:
-    """Methods as in `Coordinator`. ``patience``: wait for a late decision, in seconds."""
+    """Counterpart of `Coordinator`. ``patience``: wait for a late decision, in seconds."""
 
     lead = 0.1  # after the coordinator's
 
@@ -46,8 +46,8 @@ class Participant:
     def join(self) -> SharedStore | None:
         """Join this start of the job; None until rank 0 has answered.
 
-        The store may have keys of an earlier start, so each rank writes a nonce, to which rank 0 answers the prefix of
-        this start's keys.
+        The store may have an earlier start's keys, so each rank writes a nonce, to which rank 0 answers this start's
+        prefix.
         """
         if self._nonce is None:
             self._nonce = envelope.new_id()
@@ -117,14 +117,12 @@ class Participant:
     def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
         raise AssertionError("only rank 0 computes the agreed outcome")
 
-    def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
-        """Do nothing: only rank 0 keeps commands."""
+    def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None: ...
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
         self._store.add_entry(outcome_key(sync_key), [status, output])
 
-    def end_round(self, number: int, key: str) -> None:
-        """Do nothing: rank 0 deletes the keys."""
+    def end_round(self, number: int, key: str) -> None: ...
 
     def work(self, now: float, own: RankStatus) -> float:
         return _IDLE_SECONDS
@@ -142,5 +140,4 @@ class Participant:
         self._store.add_entry("left", 1)
         return True
 
-    def abandon(self, reason: str) -> None:
-        """Do nothing: only rank 0 has waiting commands."""
+    def abandon(self, reason: str) -> None: ...

@@ -1,6 +1,6 @@
 """Rounds: every rank enters a value, rank 0 combines them, and all read the result.
 
-Missing ranks are gone, have finished the command, or are too late. Without rank 0 there is none.
+Missing ranks are gone, have finished the command, or are too late. Without rank 0 there is no result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainmedic.ranks.shared_store import SharedStore
 Value = TypeVar("Value")
 
 SILENT_AFTER = 30.0
-"""Seconds without a heartbeat after which a rank counts as gone."""
+"""Seconds without a heartbeat until a rank counts as gone."""
 GONE = "gone"
 _GRACE = 15.0
 """Additional wait for rank 0's result, in seconds."""
@@ -26,7 +26,7 @@ _READ_INTERVAL = 1.0
 class Round:
     key: str
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Makes the result on rank 0 from values and missing ranks; if None, it is rank 0's value."""
+    """Makes rank 0's result from values and missing ranks; None: its value is the result."""
     outcomes_key: str | None = None
     patience: float = PATIENCE
 
@@ -60,7 +60,7 @@ class Rounds:
         return store.set_if_absent(end, round_.combine(values, missing))
 
     def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
-        """Return values by rank; None until every rank has entered one, or the patience is over."""
+        """Return values by rank; None until all have entered one, or the patience is over."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
         # Reading all entries costs a call per rank, so limit it while one is missing.

@@ -77,13 +77,11 @@ class Share:
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the latest figures of live ranks; empty except on rank 0."""
+        """Return live ranks' latest figures; empty except on rank 0."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:
-        """Return the group of all ranks, for use outside of commands. Every rank passes the same name, such as
-        ``f"save-{step}"``.
-        """
+        """Return the group of all ranks. Every rank passes the same name, such as ``f"save-{step}"``."""
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
             del self._groups[next(iter(self._groups))]

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NOTHING = "?"
-"""No value, because it is not JSON. Comparing with it and setting it reads a key."""
+"""Placeholder, not JSON: comparing with it and setting it reads a key."""
 _DELETED_AT_ONCE = 200
 _MOST_EXPIRED = 20_000
 
@@ -66,7 +66,7 @@ class SharedStore:
 
 
 class ExpiredKeys:
-    """Keys that rank 0 deletes once every rank has passed a sync point, the older half of too many anyway.
+    """Keys that rank 0 deletes once every rank has passed a sync point, or the older half of too many.
 
     ``deleted_before`` informs late ranks.
     """

@@ -34,7 +34,7 @@ log = logging.getLogger("trainmedic")
 GRACE = 15.0
 """Additional wait for a slow store, in seconds."""
 JOIN_PATIENCE = 60.0
-"""Wait for rank 0 to admit this rank, in seconds."""
+"""Wait for admission by rank 0, in seconds."""
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0
@@ -69,7 +69,7 @@ class Synchronizer:
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
         self.published: Mapping[str, Any] = {}
-        """Figures in addition to those of ``stats``."""
+        """Figures in addition to ``stats``."""
         self.next_decision: SyncDecision | None = None
         self._rank = base.rank
         self._world_size = base.world_size

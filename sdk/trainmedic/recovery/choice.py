@@ -1,7 +1,7 @@
 """Choice of a rollback's checkpoint.
 
-It is the newest healthy one a margin before the fault (`_margin`), if any. If the fault returned after a rollback, it
-is older than that rollback's. Pure.
+It is the newest healthy one a margin before the fault, if any. If the fault returned after a rollback, it is older than
+that rollback's. Pure.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault. Raises Rejected if none is
-    suitable and healthy.
+    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault.
+
+    Raises Rejected if none is suitable and healthy.
     """
     fitting = checkpoints.candidates(present, rollback, step)
     # By identity: the path of a user's own checkpoint may be unhashable.
@@ -76,7 +77,7 @@ def choose(
 
 
 def agree(group: Group, decide: Callable[[], Choice]) -> Choice:
-    """Return or raise on all ranks what `decide` does on rank 0. Raises NotAgreed and Unsupported."""
+    """Return or raise rank 0's `decide()` on all ranks. Raises NotAgreed and Unsupported."""
     if group.world_size == 1:
         return decide()
 
@@ -123,7 +124,7 @@ def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Return the reasons for those used by rollbacks for the same fault, by identity, if one is older."""
+    """Return reasons for those used by rollbacks for the same fault, by identity, if one is older."""
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {

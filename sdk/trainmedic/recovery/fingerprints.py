@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
 _WHOLE = 128
-"""Numbers of a tensor used whole; larger ones are sampled."""
+"""Numbers of a tensor used whole."""
 _SAMPLED = _WHOLE // 2
 _LONGEST_TEXT = 4096  # most characters of a text
 _MOST_LEAVES = 128  # most values of one batch
@@ -24,7 +24,7 @@ _Leaves = List[Any]  # bytes; immutable numbers, texts, types and shapes; tensor
 
 
 class Unread:
-    """Fingerprint to compute later from copied samples."""
+    """Fingerprint to compute from copied samples."""
 
     __slots__ = ("_leaves", "is_here")
 
@@ -34,7 +34,7 @@ class Unread:
         """True if reading waits for no device."""
 
     def read(self) -> Optional[int]:
-        """Return the hash, after waiting for the device, or None."""
+        """Return the hash after waiting for the device, or None."""
         try:
             content = b"\0".join([leaf if type(leaf) is bytes else _as_bytes(leaf) for leaf in self._leaves])
         except RuntimeError:
@@ -43,7 +43,6 @@ class Unread:
 
 
 def fingerprint(batch: Any) -> Fingerprint:
-    """Copy the samples of a batch, for `read`."""
     leaves: _Leaves = []
     try:
         content = _walk(batch, leaves, 0)
@@ -54,7 +53,7 @@ def fingerprint(batch: Any) -> Fingerprint:
 
 
 def read(value: Fingerprint) -> Optional[int]:
-    """Return the fingerprint as a number, after waiting for its device."""
+    """Return the number, after waiting for its device."""
     return value.read() if isinstance(value, Unread) else value
 
 
@@ -73,7 +72,7 @@ def _name_of(dtype: Any) -> bytes:
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""Extent of sampling: only types, plain values, arrays, or arrays on a device."""
+"""Extent of sampling: types, plain values, arrays, or arrays on a device."""
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
@@ -110,7 +109,6 @@ _NUMBERS = (bool, int, float, complex, type(None))
 
 @lru_cache(maxsize=256)
 def _kind_of(kind: type) -> int:
-    """Classify a type, cached."""
     if hasattr(kind, "dtype") and hasattr(kind, "shape"):
         return _IS_ARRAY
     for number, kinds in (

@@ -42,7 +42,7 @@ _CHUNK = 1 << 26
 _VERSION = 1
 _LOCK = "lock"
 _HELD: set[tuple[int, str]] = set()
-"""Locks of this process by process ID, because a fork copies this set."""
+"""Locks of this process by process ID, because a fork copies the set."""
 
 
 class UntrustedMemory(TrainmedicError):
@@ -52,7 +52,7 @@ class UntrustedMemory(TrainmedicError):
 @dataclass(frozen=True)
 class SlotMark:
     set_id: str
-    """ID of the checkpoint of all ranks."""
+    """ID common to all ranks."""
     step: int
     at: str
     """Time of the state, in the envelope's format."""
@@ -65,11 +65,10 @@ class SlotMark:
     checksum: int
     """CRC-32 of the bytes in use."""
     health: Mapping[str, Any] | None = None
-    """None if it was not recorded."""
 
     @classmethod
     def read(cls, fields: Any) -> SlotMark:
-        """Parse the output of `text`. Raises UntrustedMemory."""
+        """Parse. Raises UntrustedMemory."""
         try:
             numbers = {name: fields[name] for name in ("step", "rank", "ranks", "size", "structure", "checksum")}
             if fields["v"] != _VERSION or not all(type(value) is int and value >= 0 for value in numbers.values()):
@@ -123,7 +122,7 @@ class Slot:
         return slot
 
     def complete(self, mark: SlotMark) -> None:
-        """Mark the content as complete. Raises OSError if no other process can find it."""
+        """Mark the content as complete. Raises OSError if other processes cannot find it."""
         self.mark = mark
         if self.file is not None:
             write_mark(self.file, mark)
@@ -146,7 +145,7 @@ class Slot:
 
 
 def checksum(data: memoryview) -> int:
-    """Return the CRC-32. Releases the GIL."""
+    """Return the CRC-32, without the GIL."""
     value = 0
     for begin in range(0, len(data), _CHUNK):
         value = zlib.crc32(data[begin : begin + _CHUNK], value)
@@ -204,7 +203,6 @@ class DirectoryLock:
 
 
 def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
-    """Yield file and mark of each complete checkpoint on a node."""
     for mark_file in sorted(node.glob("*/slot-*.json")):
         file = mark_file.with_suffix("")
         try:
@@ -239,7 +237,6 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory, and parents that become empty."""
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
@@ -247,7 +244,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None:
-    """Remove the memory of trainings without a live process, unchanged for ``older_than`` seconds."""
+    """Remove the memory of trainings unchanged for ``older_than`` seconds without a live process."""
     for training in root.iterdir():
         if training.name == _safe(keep) or training.is_symlink() or not training.is_dir():
             continue

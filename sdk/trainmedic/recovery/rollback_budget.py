@@ -1,7 +1,7 @@
 """Limit on rollbacks without progress.
 
 Rollbacks belong together if they reach a step at or before an earlier one's start. After ``limit`` of them the next is
-rejected: the playbook escalates.
+rejected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class RollbackCount:
     rollbacks: int = 0
 
     def is_continued_by(self, target_step: int) -> bool:
-        """Return whether a rollback to ``target_step`` belongs to these."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
@@ -54,7 +53,7 @@ class RollbackBudget:
         self.spent = _read(self._file)
 
     def check(self, target_step: int, left_step: int) -> None:
-        """Raise Rejected if a rollback to ``target_step`` exceeds the limit."""
+        """Raise Rejected if a rollback exceeds the limit."""
         then = self.spent.after(target_step, left_step)
         if self.limit is not None and then.rollbacks > self.limit:
             raise Rejected(

@@ -96,7 +96,7 @@ def put_back(present: Any, held: Held) -> Any:
 
 
 def is_same(one: Held, other: Held) -> bool:
-    """Return whether two held values are equal, bit by bit."""
+    """Compare two held values bit by bit."""
     if one[0] != other[0]:
         return False
     mine, theirs = one[1], other[1]

@@ -1,4 +1,4 @@
-"""Attributes of optimizers and DDP communication hooks outside any ``state_dict``, such as step counts.
+"""Attributes of optimizers and DDP communication hooks outside any ``state_dict``.
 
 Supports numbers, texts, tensors, generators, and containers of these. A rollback restores all that training has
 changed; a new process what had changed at the checkpoint. Tensors always count as changed.
@@ -91,7 +91,7 @@ class OptimizerAttributes:
         return ""
 
     def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
-        """Return objects by name, with parameters that may be keys in them."""
+        """Return objects by name, with parameters that may be their keys."""
         holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
@@ -125,7 +125,7 @@ class _Holder:
             setattr(self._holder, name, self._put(getattr(self._holder, name, None), value))
 
     def uncovered(self) -> dict[str, torch.optim.Optimizer]:
-        """Return inner optimizers whose tensors the wrapper's state lacks."""
+        """Return inner optimizers that the wrapper's state lacks."""
         if not self.inner:
             return {}
         shown = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
@@ -141,7 +141,7 @@ class _Holder:
         return [name for name in names if name not in self._passed_over and not name.startswith("__")]
 
     def _plain(self, value: Any) -> Any:
-        """Convert to types of PyTorch's safe loading. Raises _NotPlain."""
+        """Convert to safely loadable types. Raises _NotPlain."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):

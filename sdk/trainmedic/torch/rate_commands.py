@@ -1,7 +1,7 @@
-"""The command ``job.scale_lr``, answered after observing two updates and the next boundary.
+"""The command ``job.scale_lr``, answered after two updates and the next boundary.
 
-A loop may set its rate at each step, or step a scheduler unknown to `attach`. If it has set another rate, the answer is
-``failed`` and the former scale is restored. Changes before that are observed together.
+A loop may set its rate at each step, or step a scheduler unknown to `attach`. If so, the answer is ``failed`` and the
+former scale is restored. Changes before that are observed together.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class RateCommands:
         self._steps.observer = self._update
 
     def step_done(self) -> None:
-        """Check the rates after a step, and answer if enough was observed."""
+        """Check the rates, and answer if enough was observed."""
         if self.pending:
             with self._timer.lock:
                 self._look_after_step()
@@ -213,10 +213,7 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _give_up(self, watch: _Watch) -> str:
-        """Undo the scale, because the loop sets the rate; return the reason.
-
-        Undone changes stay undone.
-        """
+        """Undo the scale, because the loop sets the rate; return the reason."""
         assert watch.overwritten is not None
         actual, expected = watch.overwritten
         training = self._training

@@ -1,5 +1,4 @@
-"""Checkpoints of torchtitan's ``CheckpointManager``: directories ``step-150`` in ``torch.distributed.checkpoint``'s
-format.
+"""Checkpoints of torchtitan: directories ``step-150`` in ``torch.distributed.checkpoint``'s format.
 
 ``.metadata`` is written last; torchtitan resumes from the latest step that has it.
 """

@@ -30,7 +30,7 @@ _NEEDS_RESTART = "it needs a restart of the training loop, which is not set up h
 
 
 def log_errors(hook: Hook) -> Hook:
-    """Decorate a hook of an object with a ``medic``: log its errors, except `DamagedCheckpoint`."""
+    """Log errors of a hook, except `DamagedCheckpoint`."""
 
     @functools.wraps(hook)
     def guarded(callback: Any, *arguments: Any, **options: Any) -> Any:
@@ -103,7 +103,7 @@ class Attachment:
     def measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
         """Measure steps, and layers' norms if requested.
 
-        ``trained``: the models. ``knows_all_waiting``: ranks wait for each other only observed.
+        ``knows_all_waiting``: ranks wait for each other only observed.
         """
         models = trained if knows_all_waiting else ()
         self._end_measuring()

@@ -1,7 +1,6 @@
-"""State that a program's object holds across a restart of its loop: batches, counters, buffers, averages.
+"""State that a program's object holds across a restart of its loop, such as counters and averages.
 
-A restart in the process reuses objects, so their attributes are restored from the checkpoint's copy, or else to their
-initial state.
+A restart reuses objects, so their attributes are restored from the checkpoint's copy, or else to their initial state.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 class PutBack:
     restored: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
-    """Set to their initial state, as the checkpoint has no copy."""
+    """Set to their initial state."""
 
     def followed_by(self, later: PutBack) -> PutBack:
         reset = {*self.reset, *later.reset} - {*later.restored}

@@ -42,7 +42,7 @@ _LIBRARIES = frozenset(
         "vllm",
     ]
 )
-"""Packages whose objects are parts of the program, not data."""
+"""Packages whose objects are no data."""
 
 
 class NotPlain(Exception):
@@ -50,12 +50,12 @@ class NotPlain(Exception):
 
 
 def packed(value: Any) -> Any:
-    """Return a copy of ``value`` for `unpacked`. Raises NotPlain."""
+    """Return a copy for `unpacked`. Raises NotPlain."""
     return _Packer().pack(value, 0)
 
 
 def unpacked(form: Any, present: Any = None) -> Any:
-    """Return the copied value, in ``present`` if that is a container of the same type.
+    """Return the copied value, in ``present`` if its type is the same.
 
     Raises NotPlain if a class no longer exists.
     """

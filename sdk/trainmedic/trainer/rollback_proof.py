@@ -92,7 +92,7 @@ class RollbackProof:
             )
 
     def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
-        """Compare parameters and optimizer on every rank; return the difference, the same on all, or ""."""
+        """Compare parameters and optimizer; return the difference, the same on all ranks."""
         before = None if kept is None else kept.get("digests")
         group = self.medic.group("verify")
         why = self.not_comparable or ("" if before else _NOT_KEPT)
@@ -158,12 +158,12 @@ class RollbackProof:
         self._verification.step_done(step)
 
     def finish(self, because: str, is_error: bool = False) -> None:
-        """Answer now, as no more batches and losses follow. ``is_error`` as for `RollbackVerification.finish`."""
+        """Answer now, as no more batches and losses follow."""
         self._verification.finish(because, is_error)
 
 
 def _not_saved(modules: Modules) -> set[str]:
-    """Return the digest names of the frozen parameters of PEFT's models, which checkpoints omit."""
+    """Return the digest names of PEFT models' frozen parameters, which checkpoints omit."""
     return {
         f"{part}.{plain_name(name)}"
         for part, module in modules.items()

@@ -1,6 +1,6 @@
 """Rules by which a receiver applies each command at most once and answers it.
 
-Records are in Redis (``command_memory``), in SQLite for the node agent.
+Records are in Redis (``command_memory``); the agent's in SQLite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainmedic.wire.reading import read_object
 MOST_WAITING = 1000
 """Commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
-"""Bytes in Redis; a larger record loses its outputs."""
+"""Bytes; a larger record loses its outputs."""
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -28,12 +28,12 @@ class CommandRecord:
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: envelope.utc_now(), compare=False)
-    """Acceptance or end of the command; for a record from Redis, its reading."""
+    """Acceptance or end; for a record from Redis, its reading."""
     is_ours: bool = True
-    """True if this process entered or took over the command."""
+    """True if this process entered the command."""
     is_cut: bool = False
     is_forged: bool = False
-    """True for a record without the signing key: the outcome is unknown."""
+    """True for a wrongly signed record: the outcome is unknown."""
 
     @property
     def is_final(self) -> bool:
@@ -49,7 +49,7 @@ class CommandRecord:
         return CommandRecord(self.status, {}, ranks, is_cut=True)
 
     def encode(self, owner: str) -> bytes:
-        """Return the value for Redis. `owner`: instance ID of the entering process."""
+        """Return Redis's value. `owner`: instance ID of the entering process."""
         fields: dict[str, Any] = {"by": owner, "status": self.status, "output": dict(self.output)}
         if self.ranks:
             fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
@@ -58,10 +58,7 @@ class CommandRecord:
 
     @classmethod
     def decode(cls, raw: bytes, owner: str) -> CommandRecord:
-        """Return the record in `raw`, as seen by the process `owner`.
-
-        An unreadable one counts as another process's.
-        """
+        """Return the record, as seen by the process `owner`. An unreadable one counts as another process's."""
         try:
             fields = read_object(raw)
             status, output = fields["status"], fields["output"]
@@ -82,13 +79,12 @@ def ended(status: str, reason: str) -> CommandRecord:
 
 
 REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
-"""Record that blocks a command whose undo arrived first."""
+"""Blocks a command whose undo arrived first."""
 
 
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
-    """Send the recorded outcome, or a refusal."""
     CLOSE = enum.auto()
     WAIT = enum.auto()
     """Wait: the repeat extends the command's time."""
@@ -114,7 +110,7 @@ def admit(
     refusal: Callable[[], CommandDecision | None],
     claim: Callable[[], CommandRecord | None],
 ) -> CommandDecision:
-    """Decide on a genuine command by its record, and enter it.
+    """Decide on a genuine command, and enter it.
 
     ``refusal`` returns a new command's refusal. ``claim`` enters the command durably before it starts, or returns an
     existing record.
@@ -143,7 +139,7 @@ class CommandEffect(enum.Enum):
 
 
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:
-    """Return the effect that a command may have left, by its record.
+    """Return the effect that a command may have left.
 
     ``is_covered``, called without a record, returns whether the receiver would have one. ``of_failed`` is the effect of
     one that ended ``failed``.

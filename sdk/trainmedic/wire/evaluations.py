@@ -1,6 +1,4 @@
-"""Metrics of a job's evaluations in its presence: the newest value of each name. The server reads them as untrusted
-input.
-"""
+"""Newest value of each of a job's evaluation metrics, in its presence. The server reads them as untrusted input."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Unsolicited notices to the server, by a job or its launcher.
 
-A notice is an entry of the stream of replies with the field ``notice`` (JSON, UTF-8), signed like a reply.
+A notice is an entry of the stream of replies with the field ``notice`` (JSON), signed like a reply.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def launcher_commands(launcher: str) -> str:
 
 
 def launcher_name(job: str, node: str) -> str:
-    """Return the name of a job's launcher on a node. Node names contain no slash."""
+    """Return the launcher's name on a node. Node names contain no slash."""
     return f"{job}/{node}"
 
 

@@ -12,9 +12,9 @@ from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
 KNOWN = "known"
-"""Member of the output with the proof, without which the server does not trust the answer."""
+"""Member of the output with the proof, which the server requires."""
 NEVER_APPLIED = "never_applied"
-"""The receiver remembers everything since before the command was issued."""
+"""The receiver remembers everything since the command was issued."""
 NOT_IN_FORCE = "not_in_force"
 """The receiver records active changes, and this one ended."""
 
@@ -42,7 +42,7 @@ def issued_at(command_id: str) -> datetime | None:
 def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
     """Return whether a memory complete since `remembered_since` would know this command.
 
-    Two clocks' times are compared: an error would take a receiver that applies a command, loses its memory and restarts
+    Two clocks' times are compared. An error would take a receiver that applies a command, loses its memory and restarts
     within their difference.
     """
     issued = issued_at(command_id)

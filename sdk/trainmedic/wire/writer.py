@@ -1,6 +1,6 @@
 """Thread that writes replies, notices and the presence key to Redis.
 
-Others put messages into its bounded queue, where they stay during an outage.
+Messages wait in its bounded queue during an outage.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class PresenceKey:
 class ReplyWriter:
     """Sender of queued replies, in order, until `stop`.
 
-    ``on_written`` is called in its thread with the replies that Redis has taken, none if only the presence was written.
-    ``signer`` signs both; None without a key.
+    Its thread calls ``on_written`` with the replies that Redis has taken, none if only the presence was written.
+    ``signer`` signs both.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class ReplyWriter:
             self._presence.on_conflict(present)
 
     def _is_later(self, presence: Mapping[str, Any]) -> bool:
-        """Return whether the presence is later than this process's first. An unsigned time counts as later."""
+        """Return whether the presence is later than this process's first; unsigned times count as later."""
         if self._signer is None or self._announced_at is None:
             return True
         try:
@@ -262,7 +262,7 @@ class ReplyWriter:
                 client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
-        """Return the readable and genuine presence in Redis, or an empty one."""
+        """Return the genuine presence in Redis, or an empty one."""
         try:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:

@@ -1,7 +1,7 @@
 """One-line digest of a dump, for transfer from a node to the server.
 
 The lines of a node's ranks form the excerpt of one finding. Each group has its open and last completed collectives.
-Texts are masked and bounded, and readers validate everything.
+Readers validate everything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_refused(rank: int, attempt: int | None, why: str) -> str:
 
 
 def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
-    """Return the dumps, and reasons for unreadable ones by rank. Skips other attempts and invalid lines."""
+    """Return the dumps, and reasons for unreadable ones by rank, without other attempts."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
     for line in lines:

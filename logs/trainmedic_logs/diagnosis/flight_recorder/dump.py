@@ -1,4 +1,4 @@
-"""Validated dump of one rank: parts are taken by name, type and size."""
+"""Validated dump of one rank."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Taken(TypedDict):
 
 
 def read(raw: bytes, rank: int) -> Dump:
-    """Parse a pickle or JSON file. Raises DumpError if it is too large, no dump, or not plain values."""
+    """Parse a pickle or JSON file. Raises DumpError."""
     if len(raw) > MOST_BYTES:
         raise DumpError(f"it has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
     if raw.lstrip()[:1] != b"{":
@@ -86,7 +86,6 @@ def read(raw: bytes, rank: int) -> Dump:
 
 
 def from_plain(value: Any, rank: int) -> Dump:
-    """Raises DumpError if it is no dump or too large."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")
@@ -199,7 +198,6 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """Return an integer, also from text, or None."""
     if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)

@@ -1,6 +1,6 @@
-"""Checkpoints written to disk in the background; training waits only for the in-memory copy.
+"""Checkpoints written in the background; training waits only for the in-memory copy.
 
-Each rank writes its part and a report file; rank 0 waits for all and marks the checkpoint complete. Code that changes
+Each rank writes its part and a report; rank 0 waits for all and marks the checkpoint complete. Code that changes
 checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state again.
 """
 
@@ -35,10 +35,8 @@ _WRITING, _NO_MEMORY = "writing", "no memory"
 
 
 class PartWriter(Protocol):
-    """Storage for checkpoints written in parts."""
-
     def begin_parts(self, step: int) -> str:
-        """Create an unfinished checkpoint's directory and return its name, on rank 0."""
+        """Create a directory on rank 0 and return its name."""
         ...
 
     def part_directory(self, name: str) -> Path: ...
@@ -79,12 +77,11 @@ class BackgroundSaves:
         self._completing = threading.Lock()
         self._is_given_up = False
         self.is_first = True
-        """True until one is complete."""
 
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
-        """Copy the state and start writing, unless another write is running. Every rank calls it.
+        """Copy the state and start writing, unless another write is running.
 
-        False if a rank has no memory. Raises NotAgreed and errors of `copy`.
+        Every rank calls it. Returns False if a rank has no memory. Raises NotAgreed and errors of `copy`.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None

@@ -1,6 +1,6 @@
 """Loading of the first intact checkpoint, the same on all ranks.
 
-Every rank verifies digests. After a difference an older checkpoint is tried; without one the training ends on all ranks
+Every rank verifies digests. After a difference an older checkpoint is tried; without one the training ends
 (`HalfLoaded`).
 """
 
@@ -44,7 +44,7 @@ class CheckpointLoading:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first intact checkpoint. All errors but HalfLoaded mean that no rank has changed."""
+        """Load the first intact checkpoint. After any error but HalfLoaded no rank has changed."""
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
@@ -84,7 +84,7 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
-        """Load on this rank. Return the run's own state, the digests' comparison, and the error."""
+        """Load on this rank; return the run's own state, differences and the error."""
         training = self._training
         assert training.storage is not None
         try:
@@ -115,7 +115,7 @@ def _broken(why: str) -> HalfLoaded:
 
 
 def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that puts the present group tensors back after a load, with the loaded values.
+    """Return a function that restores the group tensors' identity after a load.
 
     The loop may hold one, such as a learning rate for ``torch.compile``.
     """

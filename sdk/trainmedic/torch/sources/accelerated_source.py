@@ -1,7 +1,7 @@
-"""Batch sources for loaders prepared by Hugging Face Accelerate, which distribute batches to ranks and devices.
+"""Batch sources for loaders prepared by Hugging Face Accelerate.
 
-- Indexed data set: `AcceleratedSource` distributes the batches itself, so that it can go to any batch. It does not use
-  the loader's own state, which is ahead of the batches in use.
+- Indexed data set: `AcceleratedSource` distributes the batches itself, so that it can go to any batch. The loader's own
+  state is ahead of the batches in use.
 - ``IterableDataset`` or ``dispatch_batches``: `AcceleratedReread` reads the epoch again.
 """
 
@@ -55,7 +55,6 @@ class AcceleratedSource(IndexedSource):
         self._end()
 
     def _end(self) -> None:
-        """Unregister the loader from Accelerate's gradient state."""
         if self._is_begun:
             self._is_begun = False
             self._prepared.end()

@@ -1,4 +1,4 @@
-"""Batch source for a `DataLoader`, with access to any batch of any epoch.
+"""Batch source for a `DataLoader`, with access to any batch.
 
 Our own loader has the same data set, workers and collation. Workers seed random generators by batch position.
 """
@@ -74,7 +74,7 @@ class IndexedSource(BatchSource):
             )
 
     def skip(self, batches: int) -> int:
-        """Skip, also across the end of an epoch."""
+        """Skip, also across epochs."""
         epoch, position = self.epoch, self.position
         size, added = self.batch_size or 1, 0
         while batches:
@@ -179,8 +179,6 @@ class _Entries:
 
 
 class _SeededDataset:
-    """The user's data set in workers, with random generators seeded by batch position."""
-
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))
 

@@ -81,7 +81,7 @@ class SampleOrder:
 
 
 def _members(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler and the samplers in it, outermost first."""
+    """Yield a sampler and its inner samplers."""
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
@@ -91,7 +91,6 @@ def _members(sampler: Any) -> Iterator[Any]:
 
 
 def _compact(entries: Iterable[Any]) -> Sequence[Any]:
-    """Return 8 bytes per integer entry, if possible."""
     held = list(entries)
     try:
         return array("q", held)
@@ -133,7 +132,7 @@ class SkippedRanges:
             self.add(epoch + 1, 0, beyond)
 
     def count(self, epoch: int, start: Position, entries: int) -> int:
-        """Return the skipped entries among ``entries`` from ``start`` on, across known ends of epochs."""
+        """Count the skipped among ``entries`` from ``start``, across known ends of epochs."""
         counted = 0
         while entries > 0:
             end = min(start + entries, self.ends.get(epoch, start + entries))
@@ -155,7 +154,7 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """Return a state with positions scaled for another number of ranks, or None."""
+    """Scale a state's positions for another number of ranks; None if impossible."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

@@ -42,15 +42,12 @@ def shuffles(loader: Any) -> bool:
 
 
 class BufferWatch:
-    """Changing buffers of a loader's data set."""
-
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._before: Buffers = {}
         self._after_first: Buffers = {}
 
     def batch_read(self, iterator: Any, is_first: bool) -> None:
-        """Record a batch, and the buffers after the first one."""
         if is_first:  # here a buffer looks like a constant list
             self._before, self._after_first = {}, _buffers(self._dataset, iterator)
         else:
