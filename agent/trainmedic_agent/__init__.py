@@ -1,6 +1,3 @@
-"""The node agent: executes commands for its node within its policy.
-
-It uses none of the server's libraries, to stay small.
-"""
+"""The node agent: executes commands within its policy, without the server's libraries."""
 
 __version__ = "0.1.0"

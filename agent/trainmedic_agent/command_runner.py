@@ -1,11 +1,7 @@
 """Admission and execution of a node's commands, with one journaled outcome each.
 
-The receiver's thread admits commands; worker queues' threads execute them. Commands answered without execution:
-
-- ``rejected``: wrong signature or node, or against the policy
-- ``unsupported``: unknown action
-- ``expired``: too late
-- ``failed``: no journal, too many waiting commands, or another agent with the same name
+Refused commands are ``rejected`` (wrong signature or node, or policy), ``unsupported``, ``expired`` or ``failed`` (no
+journal, too many waiting commands, or another agent with the same name).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agent's SQLite file, ``<state-dir>/agent.db``. Every failure raises `JournalUnavailable`.
+"""The agent's SQLite file. Every failure raises `JournalUnavailable`.
 
 On a full disk it uses reserved space: the command that frees the disk must be journaled first.
 """

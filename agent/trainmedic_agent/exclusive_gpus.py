@@ -1,8 +1,7 @@
 """Exclusive control of GPUs between agents of one machine.
 
-Each agent restores the limit from before its first cap. A second agent would take the first one's cap for that limit,
-and leave the GPU capped permanently. Agents in other network namespaces are not detected; a node's pods share the
-chart's state directory instead.
+A second agent would take the first one's cap for the original limit, and leave the GPU capped permanently. Agents in
+other network namespaces are not detected; a node's pods share the chart's state directory instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Interface between the agent and the code that acts on the node.
 
-One thread per worker queue calls executors with verified, allowed and journaled commands.
-
 A command may be executed again (``resumed``) after the agent stopped. So an executor works towards a state that the
 command and its own records define, not relative to the state it finds.
 """

@@ -1,7 +1,6 @@
 """Prometheus metrics of GPUs and agent.
 
-Concurrent scrapes share one reading. While a slow driver blocks one scrape, others return the agent's metrics without
-GPUs.
+While a slow driver blocks one scrape, others return the agent's metrics without GPUs.
 """
 
 from __future__ import annotations

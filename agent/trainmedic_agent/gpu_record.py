@@ -1,8 +1,7 @@
 """Persistent record of the node's GPUs and XID errors.
 
 The driver reports an XID error only once; the record keeps it until the node reboots or the GPU is reset. A reset shows
-by a smaller energy counter, or by the end of the requested recovery action. An absent GPU is missing until another GPU
-has its PCI address.
+by a smaller energy counter, or by the end of the requested recovery action.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Journal of commands, which survives restarts of agent and Redis.
 
 A command is written before it is executed, and its outcome afterwards. On `JournalUnavailable` the caller must not act:
-the agent could execute a command twice. An undo of an unknown command is safe only if the journal is complete since
-before that command (`Journal.whole_since`).
+the agent could execute a command twice.
 """
 
 from __future__ import annotations

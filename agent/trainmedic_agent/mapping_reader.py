@@ -1,6 +1,6 @@
 """Field-by-field validation of the policy, which collects all errors.
 
-Pydantic would add 8 MB, a fifth, to the agent's memory (``docs/decisions.md``). Parsers raise ValueError.
+Pydantic would add 8 MB, a fifth, to the agent's memory (``docs/decisions.md``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""HTTP server for one page, which bounds its clients' threads, memory and open files.
-
-A new connection replaces the slowest request if all places are taken.
-"""
+"""HTTP server for one page, with bounded threads, memory and open files."""
 
 from __future__ import annotations
 

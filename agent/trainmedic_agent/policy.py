@@ -1,7 +1,6 @@
 """The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``).
 
-Reading is always allowed, and so is the undo of a power limit, so that a stricter policy leaves no GPU capped. No other
-action has an undo that could bypass the policy.
+The undo of a power limit is always allowed, so that a stricter policy leaves no GPU capped.
 """
 
 from __future__ import annotations

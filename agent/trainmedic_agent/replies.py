@@ -1,7 +1,6 @@
 """Replies to the server, and the agent's presence.
 
-Unsent outcomes are sent from the journal after an outage or restart. Other replies answer a stream entry, which stays
-until Redis has the reply.
+Unsent outcomes are sent from the journal after an outage or restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The agent as a whole: ordered start and clean stop.
-
-On a stop running commands have a few seconds, or are resumed at the next start.
-"""
+"""The agent as a whole: ordered start and clean stop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The command group ``trainmedic``.
 
-Commands are entry points in ``trainmedic.commands``. Their modules are imported when they run, so that ``--help`` does
-not load the server's libraries.
+Commands are imported when they run, so that ``--help`` does not load the server's libraries.
 """
 
 from __future__ import annotations

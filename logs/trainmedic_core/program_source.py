@@ -1,6 +1,6 @@
 """Process that forks confined programs for the log reader, which can no longer execute or import any.
 
-It is forked before the reader gives up its user, with all programs loaded, ends with its parent, and parses nothing.
+It is forked before the reader gives up its user, with all programs loaded, and parses nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """YAML 1.2 reader with the position of every key and value.
 
 Plain scalars follow the core schema (section 10.3.2): ``on`` and ``yes`` stay text. Duplicate keys, tags and keys that
-are not text are refused. Size, depth and number of values are limited.
+are not text are refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Lifetime of NVML.
 
 NVML stays open: without a client, a driver without persistence mode forgets power limits. It is reopened after a driver
-reload, and at most once a minute while a GPU is lost, but never under a running call, which could crash. A `CallRunner`
-abandons a card that hangs at opening, which blocks all calls.
+reload or loss of a GPU, but never under a running call, which could crash.
 """
 
 from __future__ import annotations

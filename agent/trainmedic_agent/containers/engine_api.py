@@ -1,4 +1,4 @@
-"""Minimal client of Docker's API, also Podman's, over its Unix socket, with bounded answers.
+"""Minimal client of Docker's and Podman's API, with bounded answers.
 
 All fields exist since Docker 18.09.
 """

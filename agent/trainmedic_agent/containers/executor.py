@@ -1,7 +1,4 @@
-"""Executor of ``disk.prune_containers``.
-
-It refuses if a kubelet runs here, or if that cannot be checked.
-"""
+"""Executor of ``disk.prune_containers``, unless a kubelet runs here."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """Reliability of access times, by the mounts through which a file can be read:
 
 - ``strictatime``: every read is recorded.
-- ``relatime`` (Linux's default): a read is recorded if the access time is not later than the last change, or is 24 h
-  old. Later access times may lag a day (`AccessTimes.lag_ns`).
-- ``noatime`` or read-only: reads leave no trace. The mounts of all processes count, including containers.
+- ``relatime`` (Linux's default): access times may lag a day (`AccessTimes.lag_ns`).
+- ``noatime`` or read-only, also in containers: reads leave no trace.
 - File systems other than `_KEEPING` have their own rules.
 
-If reads may leave no trace (`AccessTimes.untraced`), ages count from the last change, and reads must be watched
-(``read_watch``). Reads with ``O_NOATIME`` or ``ProtectSystem=strict`` are never detected.
+If reads may leave no trace, ages count from the last change, and reads must be watched (``read_watch``). Reads with
+``O_NOATIME`` or ``ProtectSystem=strict`` are never detected.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 1. Check that nothing is young, open, pinned or moved.
 2. Rename the directory with the prefix `walk.DELETING`, so that no process opens it any more.
 3. Check again; restore the name if a process opened it before.
-4. Delete files, first those that mark it complete, while it stays in place (``place``).
+4. Delete files, first those that mark it complete.
 
-Later runs of a rule that matches the old name delete an interruption's remains. A trial run makes the first check and
-checks permissions.
+Later runs delete an interruption's remains. A trial run makes the first check and checks permissions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Detection of checkpoint directories, and which to keep.
 
-- **A checkpoint** has a marker of Trainmedic, torch.distributed.checkpoint's index, or a typical name.
 - **Complete**: has a file that is written last, or a file next to it names it or a later one as the latest (DeepSpeed,
-  Megatron). Names with ``tmp-`` or ``.tmp`` are incomplete, others unknown.
+  Megatron).
 - **Kept**: the newest complete ones and as many unknown ones, two or ``keep_newest`` if more, by write time and also by
   step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed for the
   decision is unreadable.
-
-An unprivileged process parses the files (``metadata_reader``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Execution of a cleaning command: its rules in order, until enough space is free.
-
-Errors with one file or root do not stop it.
-"""
+"""Execution of a cleaning command: its rules in order, until enough space is free."""
 
 from __future__ import annotations
 

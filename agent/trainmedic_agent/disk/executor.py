@@ -1,7 +1,6 @@
 """Executor of ``disk.clean``.
 
-A resumed command's output counts only its second part. A stopping agent ends between two files and answers with what it
-did.
+A resumed command's output counts only its second part.
 """
 
 from __future__ import annotations

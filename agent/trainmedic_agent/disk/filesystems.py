@@ -1,15 +1,14 @@
 """Safe opening of a rule's roots, and free space on their file systems.
 
-**Roots** are opened component by component without following links. A root is refused if it
+A root is refused if it
 
 - is missing, or has a symbolic link in its path
 - has an owner other than root, the agent's user and the policy's ``owners``
 - has a parent with such an owner, or one that group or others can write without the sticky bit
 - is ``/`` or within the agent's state directory
 
-**Free space** is that of unprivileged processes, like node_exporter's ``node_filesystem_avail_bytes /
-node_filesystem_size_bytes``. ZFS and btrfs free space seconds after a deletion; the cleaner waits if the deleted bytes
-should suffice.
+Free space is that of unprivileged processes, as node_exporter reports it. ZFS and btrfs free space seconds after a
+deletion; the cleaner waits if the deleted bytes should suffice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Path patterns relative to a cleaning root, matched component by component.
 
-- ``*``, ``?``, ``[abc]`` and ``[!abc]`` match within a component, also a leading dot. There are no escapes or braces: a
-  literal star is ``[*]``.
-- ``**`` as a component matches any number of directories, as the last one everything below.
+- ``*``, ``?``, ``[abc]`` and ``[!abc]`` match within a component, also a leading dot. A literal star is ``[*]``.
+- ``**`` matches any number of directories, as the last component everything below.
 """
 
 from __future__ import annotations

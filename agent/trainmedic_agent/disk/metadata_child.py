@@ -1,6 +1,6 @@
 """Unprivileged parser of checkpoint metadata.
 
-Each file arrives on standard input as ``kind length``, a newline and the bytes; the answer is a line of JSON.
+Input: ``kind length``, a newline and the file; output: a line of JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Mounts of a process, and lookup of file systems that an alert names.
 
-The alert's exporter may see other mounts, or the same under a prefix. If this and the first process's mounts disagree,
-the alert's device decides.
+The alert's exporter may see other mounts, or the same under a prefix.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The kernel grants a write lease only if no other process has the file open or mapped. It needs CAP_LEASE for other
 users' files; NFS, Lustre and others have no leases.
 
-Otherwise all processes are scanned, at most once in `FRESH_SECONDS` per file system. The scan never queries other file
-systems, which may hang. It is conclusive only in the first PID namespace, without ``hidepid``, as root or with
-CAP_SYS_PTRACE; else the file is left (`Reason.OPEN_UNKNOWN`). Use by other machines is invisible.
+A scan is conclusive only in the first PID namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE; else the file
+is left (`Reason.OPEN_UNKNOWN`). It never queries other file systems, which may hang. Use by other machines is
+invisible.
 """
 
 from __future__ import annotations

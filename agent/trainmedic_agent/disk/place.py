@@ -1,8 +1,6 @@
-"""Verification that an open directory is still at its path.
+"""Verification that an open directory is still at its path, because a descriptor survives moves.
 
-A descriptor survives moves out of the root, under an excluded name or under a mount. So the path is resolved again,
-without symbolic links, before each deletion. Linux cannot resolve and delete atomically: a move within those
-microseconds costs one entry.
+Linux cannot resolve and delete atomically: a move within those microseconds costs one entry.
 """
 
 from __future__ import annotations

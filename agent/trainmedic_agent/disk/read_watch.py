@@ -1,8 +1,7 @@
 """Watch for reads by inotify(7), where access times do not record them.
 
-A directory is watched for `WATCH_SECONDS` (or the rule's ``min_age`` if less) and until its turn. A file opened
-meanwhile is in use, with its matched siblings, such as a training's other shards. An unwatchable directory counts as
-possibly in use (`Reason.OPEN_UNKNOWN`). Reads from other machines are invisible.
+A file opened during the watch is in use, with its matched siblings, such as a training's other shards. An unwatchable
+directory counts as possibly in use. Reads from other machines are invisible.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Deletion, truncation or shrinking of one file, after a final check.
 
-**Deletion** unlinks the checked file's name in its directory, verified right before (``place``). A process with write
-access has microseconds to replace the file, because Linux cannot unlink by descriptor.
-
-**Truncation** sets the length to 0 if no process has the log open, or all writers append. Other writers would continue
-at their old offset after zeros, so a hole is punched instead.
-
-**Shrinking** punches a hole in all but the last bytes, regardless of writers.
-
-A trial run also checks permissions.
+- **Deletion** unlinks by name: Linux cannot unlink by descriptor. A process with write access has microseconds to
+  replace the file.
+- **Truncation** needs a log that no process has open, or whose writers append. Other writers would continue at their
+  old offset after zeros, so a hole is punched instead.
+- **Shrinking** punches a hole in all but the last bytes.
 """
 
 from __future__ import annotations

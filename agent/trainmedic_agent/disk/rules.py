@@ -1,9 +1,4 @@
-"""Cleaning rules, and parsing of the policy's part ``cleaning`` (``docs/reference/agent-policy.md``).
-
-A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a file system
-when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` are used up; an entry
-too large for the remaining bytes is skipped.
-"""
+"""Cleaning rules, and parsing of the policy's part ``cleaning`` (``docs/reference/agent-policy.md``)."""
 
 from __future__ import annotations
 

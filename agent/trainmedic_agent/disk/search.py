@@ -1,8 +1,7 @@
 """Search for a rule's files or checkpoints, oldest first, in bounded memory.
 
 A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next continues after the last. The
-order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are compared;
-one within another belongs to the outer one.
+order is total, so that a trial run finds the same files. A checkpoint within another belongs to the outer one.
 """
 
 from __future__ import annotations

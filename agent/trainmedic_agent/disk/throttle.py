@@ -1,8 +1,6 @@
 """Load limit and time limit of a cleaning.
 
-The cleaner calls `Throttle.may_continue` between pieces of work. It rests when due, and ends at the deadline or when
-the agent stops. While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked.
-Without PSI it assumes that tasks always wait.
+While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked.
 
 The thread takes a low CPU priority and the lowest best-effort I/O priority. The idle class and nice 19 are too low: a
 starved thread may hold a directory lock that others need.

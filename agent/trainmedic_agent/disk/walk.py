@@ -1,4 +1,4 @@
-"""Streaming walk that never leaves its root's mount: each directory is opened by name in its open parent."""
+"""Streaming walk that never leaves its root's mount."""
 
 from __future__ import annotations
 

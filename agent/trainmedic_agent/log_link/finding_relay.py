@@ -1,7 +1,7 @@
 """Relay that signs findings and sends them to Redis, and fetches new rules.
 
-It holds one batch at a time; unsent findings stay in the reader's database. A separate thread sends to the reader, so
-that a blocked reader does not delay the Redis connection. A generation is the number of the reader's connection.
+A separate thread sends to the reader, so that a blocked reader does not delay the Redis connection. A generation is the
+number of the reader's connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Frames on a stream socket: length (four bytes, big-endian), payload.
-
-The length is checked before memory is allocated.
-"""
+"""Frames on a stream socket: length (four bytes, big-endian), payload."""
 
 from __future__ import annotations
 

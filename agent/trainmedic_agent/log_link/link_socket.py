@@ -1,5 +1,4 @@
-"""Socket in the state directory to which the reader connects, protected by its mode and the peer's user
-(``SO_PEERCRED``)."""
+"""Socket to which the reader connects, protected by its mode and the peer's user (``SO_PEERCRED``)."""
 
 from __future__ import annotations
 

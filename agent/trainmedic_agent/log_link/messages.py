@@ -1,7 +1,4 @@
-"""Messages of the link: bounded structures in MessagePack.
-
-An oversized, unknown or invalid message is a `FrameFault`; unknown fields are ignored.
-"""
+"""Messages of the link: bounded structures in MessagePack. Unknown fields are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creation of the reader's directory in the state directory.
+"""Creation of the reader's directory.
 
 The agent writes only until the directory belongs to the reader's user.
 """

@@ -1,7 +1,4 @@
-"""Greeting of a new reader, and updates: GPU addresses and the log store's credential.
-
-Reading them can be slow, so they have their own thread.
-"""
+"""Greeting of a new reader, and updates: GPU addresses and the log store's credential."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Start and supervision of the log reader.
 
-The agent starts it as a child, unless systemd or the kubelet does. It is restarted after a pause, which doubles from 1
-s to 60 s, and killed without heartbeats.
+It is restarted after a pause, which doubles from 1 s to 60 s, and killed without heartbeats.
 """
 
 from __future__ import annotations

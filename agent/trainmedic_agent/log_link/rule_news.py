@@ -1,7 +1,4 @@
-"""The server's log rules, fetched from Redis for the reader.
-
-They are verified against the node's signed notice without parsing.
-"""
+"""The server's log rules, verified against the node's signed notice without parsing."""
 
 from __future__ import annotations
 

@@ -2,5 +2,5 @@
 
 - ``node_files``: the port; ``own_files``, ``guarded_files``: implementations
 - ``placement``, ``rights``, ``thread_rights``: these users, and how a thread takes their rights
-- ``opener``, ``opener_client``, ``opener_frames``: the privileged process, separate from the reading one
+- ``opener``, ``opener_client``, ``opener_frames``: the privileged process
 """

@@ -1,8 +1,8 @@
 """Files opened with the rights of the users who placed or named them.
 
-The path is walked without following symbolic links, with the rights of the first user who owns a directory on it. Each
-further user who could have placed something on the path, or has named the file, must be able to reach the same file. So
-no user can read another's file through a log, even if it is moved or replaced during the walk.
+The path is walked with the rights of the first user who owns a directory on it. Each further user who could have placed
+something on the path, or has named the file, must be able to reach the same file. So no user can read another's file
+through a log, even if it is moved or replaced during the walk.
 
 Paths controlled by administrators alone are opened with this process's rights. Without CAP_SETUID and CAP_SETGID, file
 modes are compared instead (`Rights.may`).

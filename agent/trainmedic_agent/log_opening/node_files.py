@@ -1,7 +1,7 @@
 """Port for opening, listing and inspecting log files, without following symbolic links.
 
-A path named by a job comes with `NamedBy`, the file that names it. Rights derive from that file's owner, so hostile
-text cannot choose rights.
+Rights for a path named by a job derive from the owner of the file that names it (`NamedBy`), so hostile text cannot
+choose rights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Messages between opener and reader, as frames on a Unix socket.
-
-`Opened` and `AddConnection` carry a descriptor.
-"""
+"""Messages between opener and reader. `Opened` and `AddConnection` carry a descriptor."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 - A directory's owner can rename its entries.
 - Users with write access can move files into it that they cannot read, even into sticky directories.
 - Moving a directory also requires write access to it, so its own writers count.
-
-Writers of a non-sticky directory can rename other users' directories in it, so a name alone does not identify a job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """File access rights of another user for the calling thread, by system calls: the C library changes all threads.
 
 Only file system user and groups change. So the tenant's processes cannot signal this one, and the tenant's FUSE file
-system, which could hang, stays closed to it. File capabilities are dropped, because they would override the rights.
+system, which could hang, stays closed to it.
 """
 
 from __future__ import annotations

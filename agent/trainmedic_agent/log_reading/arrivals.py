@@ -1,8 +1,7 @@
 """Arrival times of log bytes, for lines without a timestamp.
 
-Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. If a file has
-too many chunks of blocks, two neighbours are merged with half their blocks, so that a block's duration stays roughly
-proportional to its age. A file is identified by device and inode; one that has shrunk starts again.
+Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. Neighbours are
+merged so that a block's duration stays roughly proportional to its age.
 """
 
 from __future__ import annotations

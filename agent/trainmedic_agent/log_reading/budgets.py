@@ -1,4 +1,4 @@
-"""Budgets of log reading per user and job: `FairTurns` divides time, `HourlyBudget` bounds counts.
+"""Budgets of log reading per user and job.
 
 The least served goes first, so a user with thousands of files delays only their own jobs, and a job only itself.
 """

@@ -1,7 +1,7 @@
 """Search for log files below the policy's directories, without following symbolic links.
 
-Each job's directory is a unit (``scan_units``), scanned as often as its cost allows. Users take turns by used time, and
-a user's jobs by waiting time. A thread of its own looks at large jobs (``job_look``).
+Each job's directory is scanned as often as its cost allows. Users take turns by used time, and a user's jobs by waiting
+time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flight recorder dumps of this node's jobs, reported as one finding per attempt with a digest line per rank.
 
-After a restart, dumps of the last hour are read again and give the same finding. Jobs write these files, so they are
-opened like logs and parsed by a confined process. Different threads call `found` and `read`.
+Jobs write these files, so they are opened like logs and parsed by a confined process. Different threads call `found`
+and `read`.
 """
 
 from __future__ import annotations

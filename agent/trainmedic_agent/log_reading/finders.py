@@ -1,7 +1,4 @@
-"""Identification of logs and their origin: by policy pattern, job layout or kubelet layout.
-
-A finder opens nothing.
-"""
+"""Identification of logs and their origin: by policy pattern, job layout or kubelet layout."""
 
 from __future__ import annotations
 

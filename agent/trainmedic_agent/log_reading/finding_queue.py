@@ -1,7 +1,4 @@
-"""Queue of findings to send: ordered within a job, with users and jobs in turn.
-
-A finding is numbered when its turn comes.
-"""
+"""Queue of findings to send: ordered within a job, with users and jobs in turn."""
 
 from __future__ import annotations
 

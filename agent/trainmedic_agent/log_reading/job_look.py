@@ -1,7 +1,4 @@
-"""Looks at jobs' directories, and the thread for large ones.
-
-A look changes only the unit's sources files. The scanning thread takes the results.
-"""
+"""Looks at jobs' directories, and the thread for large ones."""
 
 from __future__ import annotations
 

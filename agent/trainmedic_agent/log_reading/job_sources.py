@@ -1,6 +1,6 @@
 """Sources files of one job's attempts, in which ranks describe themselves.
 
-Any writer of the directory can forge one, so it decides little: the rank of a records file, and which further files are
+Any writer of the directory can forge one, so it decides only the rank of a records file, and which further files are
 read within the policy's paths.
 """
 

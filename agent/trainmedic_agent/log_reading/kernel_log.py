@@ -1,4 +1,4 @@
-"""The kernel's log of this boot, from ``/dev/kmsg`` or the journal.
+"""The kernel's log of this boot.
 
 A line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
 """

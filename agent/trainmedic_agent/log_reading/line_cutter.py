@@ -1,4 +1,4 @@
-"""Splitting of a file into lines in bounded memory: of an overlong line, only the beginning is returned."""
+"""Splitting of a file into lines in bounded memory."""
 
 from __future__ import annotations
 

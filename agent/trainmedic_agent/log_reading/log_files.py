@@ -1,7 +1,6 @@
 """Reading of a log file that grows, is truncated or renamed.
 
-A file is identified by its inode, first bytes, and the last bytes before the read position. If these differ, it is read
-from the beginning as another file.
+A file is identified by its inode, first bytes, and the last bytes before the read position.
 """
 
 from __future__ import annotations

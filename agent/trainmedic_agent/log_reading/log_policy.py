@@ -1,7 +1,4 @@
-"""The policy's part ``logs``, which commands and jobs cannot extend.
-
-A job's named files are read below ``roots`` or ``paths``. The module has few imports because every agent loads it.
-"""
+"""The policy's part ``logs``, with few imports because every agent loads it."""
 
 from __future__ import annotations
 

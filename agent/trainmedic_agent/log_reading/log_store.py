@@ -1,8 +1,7 @@
 """Persistent state of log reading: positions, rule state and unsent findings.
 
-All change in one transaction. So after a kill no line is lost, and none gives a second finding. Unsent findings are
-bounded; beyond that, the oldest of the largest user are dropped and counted. On a full disk reading waits: the reserved
-space is for commands.
+All change in one transaction. So after a kill no line is lost, and none gives a second finding. On a full disk reading
+waits: the reserved space is for commands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Kernel panic records, which survive the boot; each is read once.
 
-The next boot shows them as files, which systemd moves to its own directory. Findings in them are only reported, because
-they predate this boot.
+Findings in them are only reported, because they predate this boot.
 """
 
 from __future__ import annotations

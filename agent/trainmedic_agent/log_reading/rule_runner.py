@@ -1,7 +1,6 @@
 """Execution of rules on all streams, and storage of findings together with read positions.
 
-A stream's lines come from one thread, in order. Positions alone are committed every few seconds: lines read again give
-the same findings with the same IDs.
+A stream's lines come from one thread, in order. Lines read again give the same findings with the same IDs.
 """
 
 from __future__ import annotations

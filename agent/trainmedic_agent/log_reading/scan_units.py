@@ -1,7 +1,7 @@
 """Scan units: job directories with owner, last result and next scan time.
 
-Each look is bounded by entries and seconds. A unit that exceeds the bounds of a small one is looked at rarely, in
-another thread, so that it delays only its own logs.
+A unit that exceeds the bounds of a small one is looked at rarely, in another thread, so that it delays only its own
+logs.
 """
 
 from __future__ import annotations

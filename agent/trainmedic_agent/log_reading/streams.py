@@ -1,7 +1,6 @@
 """A stream's assembly of lines into blocks, each processed once, also across restarts.
 
-An unfinished block is read again after a restart. From its first line on, only held lines count: the rules have seen
-the others.
+An unfinished block is read again after a restart; the rules have seen its other lines.
 """
 
 from __future__ import annotations

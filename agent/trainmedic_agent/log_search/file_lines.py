@@ -1,7 +1,4 @@
-"""Matching lines of one file.
-
-The start follows from arrival times, then from timestamps of lines that arrived together. Holes are skipped.
-"""
+"""Matching lines of one file, from the first possible match on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Matching lines of a gzip file, decompressed piecewise up to `MOST_UNPACKED` bytes.
-
-Offsets count uncompressed bytes.
-"""
+"""Matching lines of a gzip file, decompressed piecewise. Offsets count uncompressed bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Pages of ``logs.read``.
-
-The output's ``page`` is packed (``trainmedic_logs.domain.log_pages``): ``lines``, ``cursor`` for the next page,
-``end``, ``notes``, ``left_out``, ``job_files``.
-"""
+"""Pages of ``logs.read``, packed by ``trainmedic_logs.domain.log_pages``."""
 
 from __future__ import annotations
 

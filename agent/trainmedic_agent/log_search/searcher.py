@@ -1,7 +1,4 @@
-"""One page of a search: matching lines of all files, merged by time.
-
-Only this node's cursors are read: how far each file was read, by inode.
-"""
+"""One page of a search: matching lines of all files, merged by time."""
 
 from __future__ import annotations
 

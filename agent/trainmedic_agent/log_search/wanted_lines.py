@@ -1,4 +1,4 @@
-"""Matching lines of one stream from a place on, with times.
+"""Matching lines of one stream, with times.
 
 Secrets are masked first, so that no query can find them.
 """

@@ -1,7 +1,4 @@
-"""A file whose lines are shipped.
-
-The position is the oldest line that the store has not accepted.
-"""
+"""A file whose lines are shipped, from the oldest that the store has not accepted."""
 
 from __future__ import annotations
 

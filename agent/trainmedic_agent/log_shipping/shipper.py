@@ -1,7 +1,6 @@
 """Shipping thread: merges lines by time into batches, and pushes each until the store has it.
 
-Loki rejects lines far behind others with the same labels, so the oldest line of all files goes next. While the store is
-unavailable, files are polled for renames, but not read.
+Loki rejects lines far behind others with the same labels, so the oldest line of all files goes next.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Client of Loki's push API, also VictoriaLogs'.
-
-Loki accepts a push's other lines, but refuses an invalid push completely.
-"""
+"""Client of Loki's push API, also VictoriaLogs'."""
 
 from __future__ import annotations
 

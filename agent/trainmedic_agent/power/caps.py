@@ -1,7 +1,6 @@
 """Power caps of a GPU, and the resulting limit, without clock or driver.
 
-The lowest active cap counts, and no cap raises a limit. After the last cap the original limit is restored. Power is in
-milliwatts, times are Unix seconds.
+The lowest active cap counts, and no cap raises a limit. Power is in milliwatts, times are Unix seconds.
 """
 
 from __future__ import annotations

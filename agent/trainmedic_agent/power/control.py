@@ -1,8 +1,7 @@
 """Application of the active caps to the driver. Not thread-safe.
 
-The ledger records the intent before a driver call and the outcome afterwards, so that interrupted changes can be
-finished. A limit that another process has set stays, and the active caps end. A limit that the driver forgot is set
-again. A silent GPU is retried later.
+The ledger records the intent before a driver call and the outcome afterwards. A limit that another process has set
+stays, and the active caps end. A limit that the driver forgot is set again.
 """
 
 from __future__ import annotations

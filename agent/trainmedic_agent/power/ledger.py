@@ -1,7 +1,6 @@
 """Persistent power state of each GPU. Any thread may read, one writes.
 
-New caps are on disk before they take effect (`save`). Ended caps take effect even if the disk is full
-(`save_best_effort`); an unwritten end is repeated at the next start.
+Ended caps take effect even if the disk is full; an unwritten end is repeated at the next start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Settings of the agent, from flags and environment variables.
-
-A test compares ``docs/reference/settings.md``.
-"""
+"""Settings of the agent, from flags and environment variables."""
 
 from __future__ import annotations
 

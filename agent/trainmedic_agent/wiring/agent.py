@@ -1,7 +1,4 @@
-"""Composition root of the agent.
-
-The policy comes first, then the journal, whose lock excludes a second agent. Tests replace `node_parts`.
-"""
+"""Composition root of the agent. Tests replace `node_parts`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``trainmedic agent check``: what an agent with these settings could do here, and what prevents it.
-
-It takes no lock. Privileges are those of this process.
-"""
+"""``trainmedic agent check``: what an agent with these settings could do here, and what prevents it."""
 
 from __future__ import annotations
 

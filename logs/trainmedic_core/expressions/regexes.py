@@ -1,7 +1,4 @@
-"""Regular expressions of RE2, as in Go and Alertmanager.
-
-It never backtracks: a match costs at most text length times pattern size, both limited here.
-"""
+"""Regular expressions of RE2, which never backtracks, with limited pattern and text."""
 
 from __future__ import annotations
 

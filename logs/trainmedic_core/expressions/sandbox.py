@@ -1,7 +1,7 @@
 """Jinja2 environment of expressions and templates: sandboxed, strict, and limited in work.
 
-Only fixed filters, tests and methods exist. Operations that can cost more than one step report to the `work_meter`
-first, because a C call cannot be interrupted. Compiling evaluates nothing.
+Operations that can cost more than one step report to the `work_meter` first, because a C call cannot be interrupted.
+Compiling evaluates nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Syntax trees of expressions and templates that are safe to compile and run.
 
-Unneeded constructs (`include`, macros, recursive loops) and texts that are too long or deep are refused. Filters of the
-``sandbox`` are inserted to count loops, comparisons and hashes.
+Unneeded constructs and overlong texts are refused. Filters of the ``sandbox`` are inserted to count loops, comparisons
+and hashes.
 """
 
 from __future__ import annotations

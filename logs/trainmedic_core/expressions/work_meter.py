@@ -1,7 +1,6 @@
 """Limit on the work of one evaluation, in steps of about one list element or 64 characters (0.1 to 1 µs).
 
-Unlike a clock, steps give the same result on every machine. The ``sandbox`` counts before each operation whose cost
-depends on its operands.
+Unlike a clock, steps give the same result on every machine.
 """
 
 from __future__ import annotations

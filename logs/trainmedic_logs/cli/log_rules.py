@@ -1,6 +1,6 @@
 """``trainmedic logs check``, ``schema``, ``test`` and ``explain``.
 
-With the server's packages, ``cli.logs`` replaces them and also tests playbooks.
+With the server's packages, ``cli.logs`` replaces them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Guessed times of lines without year or zone.
 
-They count as UTC in the file's year, so two nodes in the same zone still have an order.
+They count as UTC, so two nodes in the same zone still have an order.
 """
 
 from __future__ import annotations

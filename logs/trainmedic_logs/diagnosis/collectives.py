@@ -1,7 +1,7 @@
-"""Ranks that called different collectives, by the watchdog's lines, without a flight recorder.
+"""Ranks that called different collectives, by the watchdog's lines.
 
-A rank that times out prints number, operation and size of its collective. If ranks of one group wait in different ones,
-the program diverged. The watchdog's own comparison names ranks that did not join.
+If ranks of one group time out in different collectives, the program diverged. The watchdog's own comparison names ranks
+that did not join.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Failure signs and attributions from Kubernetes' statements about a job's pods.
 
-The kubelet and controllers write a pod's status, so it is proof. Accounts of the namespace can write events, which
+A pod's status, written by the kubelet and controllers, is proof. Events, which accounts of the namespace can write,
 prove nothing.
 """
 

@@ -1,6 +1,6 @@
 """Reports of an end by a job or its launcher.
 
-A launcher sees how the first process ended. So each reported failure gets a verdict, and a reported success none.
+Each reported failure gets a verdict, and a reported success none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Diagnosis of slow jobs: the part of a step and the rank that lose the time.
 
 A step's parts are waiting for its batch (data), computing, and waiting for other ranks (wait). Lost time is data, wait,
-and computing beyond other ranks; a cause must explain 80 % of it.
+and computing beyond other ranks.
 """
 
 from __future__ import annotations

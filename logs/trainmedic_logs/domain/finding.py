@@ -1,7 +1,4 @@
-"""Finding of a log rule.
-
-A match is an observation, not a cause; its role says what it can mean.
-"""
+"""Finding of a log rule: an observation, not a cause."""
 
 from __future__ import annotations
 

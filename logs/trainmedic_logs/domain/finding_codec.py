@@ -1,7 +1,4 @@
-"""JSON codec of findings between node and server.
-
-Lines are untrusted: deviating forms and overlong texts are refused.
-"""
+"""JSON codec of findings between node and server, for untrusted lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Finding as the server knows it, merged from all streams.
 
-The identity is rule, target, labels, and whether a job could have printed the line; never the rank. Updates are
-complete, so repeated and late ones are harmless.
+The identity is rule, target, labels, and whether a job could have printed the line; never the rank.
 """
 
 from __future__ import annotations

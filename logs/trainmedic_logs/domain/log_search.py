@@ -1,4 +1,4 @@
-"""Log search queries and results, with JSON forms.
+"""Log search queries and results.
 
 A result is one physical line, masked and without prefixes.
 """

@@ -1,6 +1,6 @@
 """Confined parser of flight recorder dumps: ``python -m trainmedic_logs.files.dump_child MEMORY LONGEST_ANSWER``.
 
-Input: ``rank length``, a line feed, and the dump; output: a line of JSON. A dump that takes too long ends the process.
+Input: ``rank length``, a line feed, and the dump; output: a line of JSON.
 """
 
 from __future__ import annotations

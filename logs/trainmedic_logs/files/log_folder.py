@@ -1,7 +1,6 @@
 """Classification of a folder's files: kind, node, rank and attempt.
 
-Known: our layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and names such as ``rank3.log``,
-``dmesg-node7.txt``, ``slurm-123.out``.
+Known: our layout, torchrun's ``--log-dir``, and names such as ``rank3.log``, ``dmesg-node7.txt``, ``slurm-123.out``.
 """
 
 from __future__ import annotations

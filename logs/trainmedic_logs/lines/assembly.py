@@ -1,7 +1,4 @@
-"""Assembly of a stream's physical lines into the lines that rules see: decoded, without prefixes, joined to blocks.
-
-Held-back lines are bounded in number, bytes and time.
-"""
+"""Assembly of a stream's physical lines into the lines that rules see: decoded, without prefixes, joined to blocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cause of an exception by its class, place and message, for all libraries.
 
-Only exceptions that nothing but the program can cause are proof (`ExceptionReading.is_proof`). Rules with exact
-wordings take precedence (``matcher``).
+Only exceptions that nothing but the program can cause are proof. Rules with exact wordings take precedence
+(``matcher``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Unlisted prefixes (of pdsh, loggers, scripts), learned from a traceback's first line.
-
-The text before ``Traceback`` also precedes the following lines, with other times. A prefix counts only while its
-traceback is open.
-"""
+"""Unlisted prefixes (of pdsh, loggers, scripts), learned from a traceback's first line."""
 
 from __future__ import annotations
 

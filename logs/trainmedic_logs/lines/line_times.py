@@ -1,8 +1,4 @@
-"""Times at the beginning of log lines, in common formats.
-
-Before a time only a level, a bracketed tag or a Ray process name can be. `moment` completes a missing year, date or
-zone from the latest possible time.
-"""
+"""Times at the beginning of log lines, in common formats. `moment` completes a missing year, date or zone."""
 
 from __future__ import annotations
 

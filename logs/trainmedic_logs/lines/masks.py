@@ -1,8 +1,5 @@
 """Masking of secrets before a line leaves its node: common token formats, passwords in URLs, and values after names
-such as ``api_key``; not every secret.
-
-RE2 bounds the time.
-"""
+such as ``api_key``; not every secret."""
 
 from __future__ import annotations
 

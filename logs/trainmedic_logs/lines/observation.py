@@ -1,7 +1,6 @@
 """Finding of a single matched line.
 
-Kernel lines concern the node or one of its GPUs; lines of other sources the stream's job, or the node if it has none. A
-line's shape is its text without numbers, addresses, paths and IDs, to compare ranks and attempts.
+A line's shape is its text without numbers, addresses, paths and IDs, to compare ranks and attempts.
 """
 
 from __future__ import annotations

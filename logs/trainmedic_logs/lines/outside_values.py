@@ -1,7 +1,7 @@
 """Distinction of errors about the program's own names and settings from errors about external values.
 
-External values (server answers, samples, checkpoints, environment) can raise in the program's own file. So if the
-traceback shows the source that read a value, it must prove the value the program's own.
+External values (server answers, samples, checkpoints, environment) can raise in the program's own file. So shown source
+must prove the value the program's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Selection of physical lines that may matter: fifty times cheaper than decoding.
-
-The caller must also keep lines that continue an earlier one (``assembly``).
-"""
+"""Selection of physical lines that may matter: fifty times cheaper than decoding."""
 
 from __future__ import annotations
 

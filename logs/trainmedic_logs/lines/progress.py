@@ -1,7 +1,6 @@
 """Progress of a training, learned from lines that repeat with a growing number.
 
-A line is reduced to its form: words stay, numbers, times and bars are replaced. A form counts once its integer has
-grown repeatedly. Lines that count something else (retries, waiting) are excluded by their words.
+A form (a line without numbers, times and bars) counts once its integer has grown repeatedly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step and event records from log lines, normalised to the SDK's names (``step``, ``loss``, ``learning_rate`` …).
 
 Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
-torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback. Unknown members keep their names.
+torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback.
 """
 
 from __future__ import annotations

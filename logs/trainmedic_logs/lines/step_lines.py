@@ -1,7 +1,7 @@
 """Metrics in text lines: adjacent names and numbers, such as `Epoch: 1, Loss: 2.345`, `Step 100: loss=1.234, lr=1e-4,
-time=0.5s`, `GPU 0: 22.1GB / 24.0GB`.
+time=0.5s`.
 
-Members are named as in ``records``. Other losses, such as `policy loss`, are excluded.
+Other losses, such as `policy loss`, are excluded.
 """
 
 from __future__ import annotations

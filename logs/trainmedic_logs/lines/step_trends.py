@@ -1,8 +1,7 @@
 """Statistics over a stream's last steps, added to step records: `data_share`, `loss_before`, `loss_now`, `loss_rise`.
 
-A window covers one rank and line format, and restarts when the step number decreases. A loss has risen if nearly all
-recent losses are far above the lowest level and do not fall; "far" depends on that level's noise and the progress so
-far. A raised learning rate starts a new baseline.
+A loss has risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that
+level's noise and the progress so far. A raised learning rate starts a new baseline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Findings over the lines of a node's streams: begin, repeat, end.
-
-Durations count by the times of lines and `tick`. The state can be stored with the position in each stream.
-"""
+"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines."""
 
 from __future__ import annotations
 

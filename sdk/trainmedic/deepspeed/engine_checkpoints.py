@@ -1,7 +1,7 @@
 """Checkpoints written and loaded by a DeepSpeed engine.
 
-Each rank adds a file such as ``rank-00003.pt`` for state that the engine does not save: without ZeRO, the optimizer's
-differences from rank 0. An engine loads in place, so checksums are verified first.
+Each rank adds a file for state that the engine does not save. An engine loads in place, so checksums are verified
+first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rank's waiting time in a DeepSpeed engine, whose collectives all use one object.
 
-On CUDA only the computing stream counts; with ``overlap_comm`` (ZeRO stage 3 by default) nothing is reported.
+With ``overlap_comm`` (ZeRO stage 3 by default) nothing is reported on CUDA.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches that a Trainer loads and those that it trains on, which differ in reinforcement learning.
+"""Batches that a Trainer loads and those that it trains on.
 
 Batches sampled after a restart prove nothing: the abandoned model may have sampled their predecessors.
 """

@@ -1,7 +1,4 @@
-"""One report per step from a Trainer's events.
-
-The Trainer logs loss and gradient norm after the step's end, so the report of a logged step waits.
-"""
+"""One report per step from a Trainer's events, which give loss and gradient norm after the step's end."""
 
 from __future__ import annotations
 

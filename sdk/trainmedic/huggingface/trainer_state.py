@@ -1,6 +1,6 @@
 """A Trainer's state outside model and optimizer, such as TRL's counters.
 
-Each rank stores a copy in ``trainmedic-held-<rank>.pt``; unless all have one, the state is reset.
+Unless all ranks have a copy in the checkpoint, the state is reset.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """User code that finds faults in a rank's records.
 
-Detectors are installed packages' entry points ``trainmedic.detectors`` or from ``Medic.detector``, and share a thread.
 A finding is a record of the event ``detected``, which a shipped log rule matches.
 """
 

@@ -1,7 +1,7 @@
 """Interruption of a hanging training step for a rollback or stop.
 
-A signal handler raises `Interrupted` in the main thread while armed. That frees waits in Python and interruptible
-system calls, not loops in a library.
+A signal handler raises `Interrupted` in the main thread. That frees waits in Python and interruptible system calls, not
+loops in a library.
 """
 
 from __future__ import annotations

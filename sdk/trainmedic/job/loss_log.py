@@ -1,7 +1,7 @@
 """Comparison of losses before and after a rollback.
 
-Equal weights, batch and random numbers give equal losses, so a differing first loss shows unrestored state. Gradient
-norms are compared too: if equal, the losses are other numbers, such as running means.
+Equal weights, batch and random numbers give equal losses, so a differing first loss shows unrestored state. Equal
+gradient norms show that the losses are other numbers, such as running means.
 """
 
 from __future__ import annotations

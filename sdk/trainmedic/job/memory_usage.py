@@ -1,7 +1,4 @@
-"""Memory use of a training process and its growth.
-
-Host memory is from Linux's ``/proc`` and the control group.
-"""
+"""Memory use of a training process and its growth."""
 
 from __future__ import annotations
 

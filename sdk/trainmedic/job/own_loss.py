@@ -1,7 +1,4 @@
-"""This rank's loss as a number, without waiting for a device.
-
-The training thread queues a copy to main memory about once a second, and reads it when complete.
-"""
+"""This rank's loss as a number, without waiting for a device."""
 
 from __future__ import annotations
 

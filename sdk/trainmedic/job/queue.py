@@ -2,7 +2,7 @@
 
 It answers commands that need no loop: invalid, expired, interrupted and repeated ones. The undo of a possibly forgotten
 command is ``failed`` and stays pending. A rollback that waited in an earlier process continues if the launcher names
-it. Rank 0 replies for ranks that a command never reached.
+it.
 """
 
 from __future__ import annotations

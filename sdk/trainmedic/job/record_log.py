@@ -1,6 +1,6 @@
 """Records of a rank: JSON lines per interval of steps and per event.
 
-The training thread only queues notes; another writes twice a second, and counts those it drops.
+The training thread only queues notes; another writes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reported losses and gradient norms, converted to floats when read.
-
-Until then tensors stay on their device, without their graph.
-"""
+"""Reported losses and gradient norms, which stay on their device until they are read."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A rank's status file for its launcher, independent of Redis.
-
-Each node's first rank writes every two seconds and after each checkpoint. The launcher ends a hang for waiting
-rollbacks.
-"""
+"""A rank's status file for its launcher, independent of Redis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Process between ``trainmedic-run`` and a job: none of the job's processes outlives either.
 
-It runs by its path, with the standard library only, and adopts the job's orphans. Orders come by the lifeline, a pipe
-from ``trainmedic-run``:
+It runs by its path, with the standard library only, and adopts the job's orphans. Orders come by the lifeline, a pipe:
 
 - ``end <signal>`` signals the job's first process, and kills all after the grace period.
 - ``pass <signal>`` signals the processes that handle it.

@@ -1,6 +1,4 @@
-"""Checkpoints of a Lightning Trainer: files, or directories of all ranks, with the step in the name (``step=<n>``) or
-the file.
-"""
+"""Checkpoints of a Lightning Trainer: files, or directories of all ranks."""
 
 from __future__ import annotations
 

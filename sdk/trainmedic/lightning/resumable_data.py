@@ -1,7 +1,6 @@
 """Position of a Lightning fit in its data, so that a restart continues with the next batch.
 
-Lightning restarts an epoch of a plain `DataLoader` in another order. The wrapped loaders use their own states, or read
-again from the same random state.
+Lightning restarts an epoch of a plain `DataLoader` in another order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reports of a Lightning Trainer's complete checkpoints.
-
-Lightning calls its hook before it writes, and a plugin may write in the background.
-"""
+"""Reports of complete checkpoints: Lightning calls its hook before it writes, maybe in the background."""
 
 from __future__ import annotations
 

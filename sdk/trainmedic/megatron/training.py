@@ -1,7 +1,6 @@
 """A Megatron-LM training, rolled back within its processes.
 
-``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it, ``load_checkpoint``
-loads state, data are rebuilt from the consumed samples, and it is called again.
+``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it, and it is called again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Check whether a node trains: a probe would slow the training and measure it.
-
-It reads the GPUs' memory and asks Trainmedic's server, if named.
-"""
+"""Check whether a node trains, by the GPUs' memory and Trainmedic's server."""
 
 from __future__ import annotations
 

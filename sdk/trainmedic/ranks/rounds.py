@@ -1,6 +1,6 @@
 """Rounds: every rank enters a value, rank 0 combines them, and all read the result.
 
-Missing ranks are gone, have finished the command, or are too late. Without rank 0 there is no result.
+Missing ranks are gone, have finished the command, or are too late.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON values in the ranks' store: any with PyTorch's four calls.
+"""JSON values in the ranks' store.
 
 Calls return at once, because a blocking wait would occupy the connection.
 """

@@ -1,7 +1,6 @@
 """A rank's background thread, which alone uses the shared store, whose calls may block.
 
-The training thread leaves an `Inquiry` and waits a bounded time. Without the store, or too far behind, its part ends
-(`ended_because`), and no rank carries out commands.
+Without the store, or too far behind, its part ends (`ended_because`), and no rank carries out commands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Changes by commands, kept over rollbacks and restarts until undone.
 
-A value is the script's own times all active factors, so undoing leaves no trace. `FactorBounds` limits the product, and
-`ChangeTrial` drops a change after two starts without a checkpoint.
+A value is the script's own times all active factors, so undoing leaves no trace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Choice of a rollback's checkpoint.
+"""Choice of a rollback's checkpoint: the newest healthy one a margin before the fault. Pure.
 
-It is the newest healthy one a margin before the fault, if any. If the fault returned after a rollback, it is older than
-that rollback's. Pure.
+If the fault returned after a rollback, it is older than that rollback's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fingerprints of batches: type, shape and an evenly spread sample of each value.
 
-Only the sample is copied at once, which takes microseconds and waits for no device. Hashing many later is cheaper: a
-step leaves the CPU caches cold.
+Only the sample is copied at once, without waiting for a device. Hashing many later is cheaper: a step leaves the CPU
+caches cold.
 """
 
 from __future__ import annotations

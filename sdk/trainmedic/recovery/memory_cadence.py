@@ -1,6 +1,6 @@
 """Frequency of in-memory checkpoints, limited by cost, and which are kept.
 
-The newest is for a crash, older ones at growing distances for rollbacks. Equal inputs give equal results on all ranks.
+Equal inputs give equal results on all ranks.
 """
 
 from __future__ import annotations

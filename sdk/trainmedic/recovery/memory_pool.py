@@ -1,7 +1,4 @@
-"""The slots of one rank.
-
-They are made in the background; without one the copy is skipped. Thread-safe.
-"""
+"""The slots of one rank, made in the background. Thread-safe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Copies of in-memory checkpoints on another node, over TCP.
-
-Requests and data are authenticated with a secret from the ranks' store. Partial data is discarded.
-"""
+"""Copies of in-memory checkpoints on another node, over TCP, authenticated with a secret from the ranks' store."""
 
 from __future__ import annotations
 

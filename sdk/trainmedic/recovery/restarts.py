@@ -1,13 +1,12 @@
 """Restarts of a training loop after a command or a crash.
 
-A handler that needs one passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again. The
-answer is ``applied`` after the first new step, or ``failed``.
+A handler that needs one passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again.
 
 - The next older checkpoint replaces a damaged one.
 - After an exception, the loop restarts from the newest one, a limited number of times without progress.
 - A hanging loop is interrupted for a feasible rollback.
-- Several ranks restart together from one checkpoint. The launcher handles their crashes and hangs, because other ranks
-  wait in a collective.
+- Several ranks restart together. The launcher handles their crashes and hangs, because other ranks wait in a
+  collective.
 """
 
 from __future__ import annotations

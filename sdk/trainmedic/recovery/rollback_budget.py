@@ -1,7 +1,6 @@
 """Limit on rollbacks without progress.
 
-Rollbacks belong together if they reach a step at or before an earlier one's start. After ``limit`` of them the next is
-rejected.
+Rollbacks belong together if they reach a step at or before an earlier one's start.
 """
 
 from __future__ import annotations

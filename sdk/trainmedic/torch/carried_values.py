@@ -1,7 +1,4 @@
-"""Copies of values in plain containers for PyTorch's safe loading, restored in place.
-
-Supports tensors, arrays, random generators, numbers, texts, and containers of these.
-"""
+"""Copies of values in plain containers for PyTorch's safe loading, restored in place."""
 
 from __future__ import annotations
 

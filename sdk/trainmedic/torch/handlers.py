@@ -1,6 +1,6 @@
 """Handlers of commands for a plain PyTorch training, called at step boundaries.
 
-`Rejected` and `Unsupported` are refusals without any change; other errors are answered ``failed``.
+`Rejected` and `Unsupported` are refusals without any change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Scaling of the learning rate, kept over schedulers, rollbacks and restarts.
 
-Values from which PyTorch's schedulers compute are scaled too. Other schedulers see unscaled rates. A loop that sets the
-rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``).
+A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``).
 """
 
 from __future__ import annotations

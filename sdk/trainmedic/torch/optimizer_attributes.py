@@ -1,7 +1,6 @@
 """Attributes of optimizers and DDP communication hooks outside any ``state_dict``.
 
-Supports numbers, texts, tensors, generators, and containers of these. A rollback restores all that training has
-changed; a new process what had changed at the checkpoint. Tensors always count as changed.
+A rollback restores all that training has changed; a new process what had changed at the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Hooks on the optimizers: number of steps, used rates, and boundaries after updates.
-
-A loop may accumulate undeclared, and checkpoints lack gradients.
-"""
+"""Hooks on the optimizers: number of steps, used rates, and boundaries after updates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command ``job.scale_lr``, answered after two updates and the next boundary.
 
 A loop may set its rate at each step, or step a scheduler unknown to `attach`. If so, the answer is ``failed`` and the
-former scale is restored. Changes before that are observed together.
+former scale is restored.
 """
 
 from __future__ import annotations

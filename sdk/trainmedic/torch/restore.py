@@ -1,7 +1,4 @@
-"""Return to a checkpoint by a rollback or after a restart, the same on all ranks.
-
-The interrupter's thread calls `CheckpointRestore.choose`.
-"""
+"""Return to a checkpoint by a rollback or after a restart, the same on all ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`Run`, a plain PyTorch training loop that Trainmedic can repair.
 
-Commands are carried out at the ends of ``with run.step()``. A rollback moves what ``batches`` yields next.
+Commands are carried out at the ends of ``with run.step()``.
 """
 
 from __future__ import annotations

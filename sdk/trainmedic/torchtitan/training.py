@@ -1,7 +1,7 @@
 """A torchtitan training, rolled back within its processes.
 
-``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a local variable. So an exception ends
-it between steps for a rollback, and it is called again.
+``Trainer.train()`` keeps its data iterator in a local variable. So an exception ends it between steps for a rollback,
+and it is called again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Per-rank files ``trainmedic-carried-<rank>.pt`` in a framework's checkpoints.
-
-They hold what Megatron-LM and torchtitan do not save: carried state and random generators.
-"""
+"""Per-rank files in a framework's checkpoints with state that Megatron-LM and torchtitan do not save."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """State that a program's object holds across a restart of its loop, such as counters and averages.
 
-A restart reuses objects, so their attributes are restored from the checkpoint's copy, or else to their initial state.
+A restart reuses objects, so their attributes are restored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Copies of plain values: numbers, tensors, arrays, and their containers and small objects.
-
-`packed` copies for ``torch.load(weights_only=True)``; `unpacked` fills existing containers.
-"""
+"""Copies of plain values: numbers, tensors, arrays, and their containers and small objects."""
 
 from __future__ import annotations
 

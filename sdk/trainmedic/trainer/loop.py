@@ -1,7 +1,4 @@
-"""Restarts of a framework's training loop.
-
-It chooses the checkpoint, renames later ones, and counts rollbacks. ``recovery.restarts`` decides when to restart.
-"""
+"""Restarts of a framework's training loop. ``recovery.restarts`` decides when to restart."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Proof that a rollback went where its answer states.
 
-After a restart each rank compares loaded state, batches and first losses with stored values. The answer waits for it.
+Each rank compares loaded state, batches and first losses with stored values.
 """
 
 from __future__ import annotations

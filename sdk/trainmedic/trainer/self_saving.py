@@ -1,6 +1,6 @@
 """Common part of Megatron-LM and torchtitan, which write checkpoints themselves.
 
-Saving may return before the checkpoint is complete. Data positions count up, so skipped data are ranges.
+Saving may return before the checkpoint is complete.
 """
 
 from __future__ import annotations

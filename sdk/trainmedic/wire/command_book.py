@@ -1,7 +1,4 @@
-"""Rules by which a receiver applies each command at most once and answers it.
-
-Records are in Redis (``command_memory``); the agent's in SQLite.
-"""
+"""Rules by which a receiver applies each command at most once and answers it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Outcomes of a job's commands, here and in Redis, so that each is applied at most once.
 
-A command is entered before the training loop sees it. One that an earlier process did not answer is interrupted and
-never applied again. One that expired unapplied may come again. Redis can lose records; another key states since when
-the memory is complete.
+A command is entered before the training loop sees it. One that an earlier process did not answer is never applied
+again. Redis can lose records; another key states since when the memory is complete.
 """
 
 from __future__ import annotations

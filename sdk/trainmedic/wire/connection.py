@@ -1,7 +1,4 @@
-"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited.
-
-The server uses only `client_options`.
-"""
+"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited."""
 
 from __future__ import annotations
 

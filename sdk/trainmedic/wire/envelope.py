@@ -1,7 +1,7 @@
 """Wire format between the server and jobs and agents.
 
 A command is a stream entry with the field ``command``, a reply one of ``trainmedic:replies`` with ``reply`` (JSON,
-UTF-8). Signatures are in separate fields. Standard library only.
+UTF-8). Standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Newest value of each of a job's evaluation metrics, in its presence. The server reads them as untrusted input."""
+"""Newest value of each of a job's evaluation metrics, in its presence: untrusted input for the server."""
 
 from __future__ import annotations
 

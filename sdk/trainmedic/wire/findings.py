@@ -1,7 +1,6 @@
 """Transport of log findings to the server and of log rules to the nodes.
 
-A finding is a signed entry of one stream. The rules are one unsigned value. A signed *notice of rules* per node states
-their digest.
+The rules are one unsigned value. A signed *notice of rules* per node states their digest.
 """
 
 from __future__ import annotations

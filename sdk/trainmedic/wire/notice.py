@@ -1,7 +1,4 @@
-"""Unsolicited notices to the server, by a job or its launcher.
-
-A notice is an entry of the stream of replies with the field ``notice`` (JSON), signed like a reply.
-"""
+"""Unsolicited notices to the server, by a job or its launcher: signed entries of the stream of replies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parser for untrusted JSON.
 
-The result can be written again: bounded depth, finite short numbers, valid Unicode. Violations are replaced, because a
-refused reply would lose a command's outcome.
+Violations (depth, non-finite or long numbers, invalid Unicode) are replaced, because a refused reply would lose a
+command's outcome.
 """
 
 from __future__ import annotations

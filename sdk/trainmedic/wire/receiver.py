@@ -1,7 +1,6 @@
 """Thread that reads a Redis stream and passes on the genuine commands, each at least once.
 
-Unacknowledged entries are read again. The thread survives outages of Redis, an emptied Redis and a deleted consumer
-group.
+It survives outages of Redis, an emptied Redis and a deleted consumer group.
 """
 
 from __future__ import annotations

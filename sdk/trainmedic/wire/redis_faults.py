@@ -1,7 +1,4 @@
-"""Explanations of Redis's refusals, such as wrong passwords and TLS failures.
-
-They contain no part of a URL, and nothing that Redis repeats of a command.
-"""
+"""Explanations of Redis's refusals, without parts of a URL or of a command."""
 
 from __future__ import annotations
 

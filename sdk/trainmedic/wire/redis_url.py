@@ -1,7 +1,6 @@
 """Parser of URLs of a Redis with Sentinels: ``redis+sentinel://user:password@host:26379,host:26379/master-name/0``.
 
 User, password and options are the master's, except ``sentinel_username`` and ``sentinel_password``.
-``rediss+sentinel://`` uses TLS for both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Time of day that does not jump with the machine's clock.
 
-If that steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and reports it. After
-`BELIEVED_AFTER_SECONDS` it follows the clock.
+After a jump `SteadyTime` continues by the time since boot. After `BELIEVED_AFTER_SECONDS` it follows the clock.
 """
 
 from __future__ import annotations

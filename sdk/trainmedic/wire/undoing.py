@@ -1,7 +1,6 @@
 """Answers to an undo that has nothing to revert, and their proof.
 
-A receiver that lost its memory must answer ``failed``. A command without a record was never applied only if the memory
-is complete since before it was issued.
+A command without a record was never applied only if the memory is complete since before it was issued.
 """
 
 from __future__ import annotations

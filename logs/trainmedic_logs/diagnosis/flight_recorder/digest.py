@@ -1,7 +1,6 @@
 """One-line digest of a dump, for transfer from a node to the server.
 
-The lines of a node's ranks form the excerpt of one finding. Each group has its open and last completed collectives.
-Readers validate everything.
+The lines of a node's ranks form the excerpt of one finding.
 """
 
 from __future__ import annotations

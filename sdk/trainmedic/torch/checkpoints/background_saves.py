@@ -1,7 +1,7 @@
 """Checkpoints written in the background; training waits only for the in-memory copy.
 
-Each rank writes its part and a report; rank 0 waits for all and marks the checkpoint complete. Code that changes
-checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state again.
+Code that changes checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state
+again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Storage of checkpoints: the interface, and a directory.
 
-``step-00000150/`` has ``training.pt`` (the parts' states) and ``run.pt`` (the run's own). It is renamed and marked
-complete after writing. A rollback renames later ones to ``abandoned-…``, deleted after the next save.
+``step-00000150/`` has ``training.pt`` (the parts' states) and ``run.pt`` (the run's own). A rollback renames later ones
+to ``abandoned-…``, deleted after the next save.
 """
 
 from __future__ import annotations

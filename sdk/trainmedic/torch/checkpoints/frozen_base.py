@@ -1,8 +1,4 @@
-"""Frozen parameters, such as a LoRA base model, stored once for all checkpoints.
-
-``frozen-<digest>.pt`` is hard-linked from another checkpoint. Present parameters with the same digest replace an
-unreadable one.
-"""
+"""Frozen parameters, such as a LoRA base model, stored once and hard-linked for all checkpoints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checkpoints that all ranks write and load together in a shared directory.
 
-``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. Ranks restore only after all have read
-everything. All make the same calls in the same order.
+``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. All ranks make the same calls in the same
+order.
 """
 
 from __future__ import annotations

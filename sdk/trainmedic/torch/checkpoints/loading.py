@@ -1,8 +1,4 @@
-"""Loading of the first intact checkpoint, the same on all ranks.
-
-Every rank verifies digests. After a difference an older checkpoint is tried; without one the training ends
-(`HalfLoaded`).
-"""
+"""Loading of the first intact checkpoint, the same on all ranks. Without one the training ends (`HalfLoaded`)."""
 
 from __future__ import annotations
 

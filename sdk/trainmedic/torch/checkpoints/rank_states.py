@@ -1,7 +1,7 @@
-"""Differences between ranks that hold copies of most of the state.
+"""Differences between ranks that hold copies of most of the state, such as Muon's momentum, hand-made ZeRO-1 shares,
+and buffers.
 
-Examples are Muon's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare the digests of all
-leaves (values in nested mappings). A checkpoint stores rank 0's states, and other ranks' differing leaves.
+A checkpoint stores rank 0's states, and other ranks' differing leaves (values in nested mappings).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Checkpoint contents with sharded parameters (FSDP).
 
-``torch.distributed.checkpoint`` writes shards of parameters and optimizer states into ``sharded/``. Each rank's file
-has the rest, with unsharded tensors that differ.
+``sharded/`` has shards of parameters and optimizer states; each rank's file has the rest.
 """
 
 from __future__ import annotations

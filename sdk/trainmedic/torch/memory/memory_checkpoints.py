@@ -1,7 +1,6 @@
 """Copies of the training state in host memory every few steps.
 
-Training waits only for the copy; checksum and completion mark follow in the background. A checkpoint counts if every
-rank has its part.
+Training waits only for the copy. A checkpoint counts if every rank has its part.
 """
 
 from __future__ import annotations

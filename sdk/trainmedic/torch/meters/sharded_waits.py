@@ -1,7 +1,7 @@
 """Waiting time for other ranks in FSDP.
 
 FSDP gathers the next layer during computation, so only unhidden time counts: on a CPU the time in collectives, on CUDA
-stalls of the compute stream. PyTorch lacks hooks, so its functions are wrapped.
+stalls of the compute stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rank's wait for others, where measurable without synchronization.
 
-`DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass. DeepSpeed adds
-its own (`WaitMeter.add`). Tensor and pipeline parallelism are not measurable.
+`DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass. Tensor and
+pipeline parallelism are not measurable.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Batch sources for loaders prepared by Hugging Face Accelerate.
-
-- Indexed data set: `AcceleratedSource` distributes the batches itself, so that it can go to any batch. The loader's own
-  state is ahead of the batches in use.
-- ``IterableDataset`` or ``dispatch_batches``: `AcceleratedReread` reads the epoch again.
-"""
+"""Batch sources for loaders prepared by Hugging Face Accelerate, whose own state is ahead of the batches in use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Batch source for a `DataLoader`, with access to any batch.
 
-Our own loader has the same data set, workers and collation. Workers seed random generators by batch position.
+Workers seed random generators by batch position.
 """
 
 from __future__ import annotations

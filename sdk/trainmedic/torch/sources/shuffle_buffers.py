@@ -1,7 +1,4 @@
-"""Samples that a streamed data set buffers outside its state.
-
-Knows Hugging Face's and WebDataset's shuffling, and observes other buffers in this process.
-"""
+"""Samples that a streamed data set buffers outside its state."""
 
 from __future__ import annotations
 
