@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SERVICES = ("osv", "pypi")
-"""Databases in order; the first that knows every package decides."""
+"""The first that knows every package decides."""
 OK, VULNERABLE, NOT_CHECKED = 0, 1, 3
 
 
@@ -32,7 +32,7 @@ class Audit:
     vulnerable: tuple[str, ...]
     """A line for each vulnerability."""
     not_checked: str
-    """Reason why packages were not checked; empty if all were."""
+    """Empty if all were."""
 
     @property
     def status(self) -> int:

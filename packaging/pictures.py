@@ -28,7 +28,6 @@ from trainmedic_server.demo.stage import DemoStage
 DOCS = Path(__file__).parents[1] / "docs"
 JOB = FAULTS[FaultKind.DATA].target
 CALM_SECONDS = 25.0
-"""Seconds shown before the fault and after the repair."""
 LONGEST = 240.0
 SAMPLED_EVERY = 0.1
 LARGEST = 150 * 1024

@@ -30,7 +30,7 @@ from packageurl import PackageURL
 ROOT = Path(__file__).parents[1]
 SCHEMA = SchemaVersion.V1_6
 _BUILD_TOOLS = frozenset({"packaging", "setuptools", "wheel"})
-"""Packages of the locks that only build our wheels (`wheel` needs `packaging`)."""
+"""`wheel` needs `packaging`."""
 
 Bom = dict[str, Any]
 

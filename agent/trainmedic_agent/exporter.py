@@ -28,7 +28,7 @@ from trainmedic_agent.power.caps import GpuPowerState
 
 _REUSED_SECONDS = 0.5
 _WAIT_SECONDS = 3.0
-"""Seconds for another scrape's reading; Prometheus times out after 10 s."""
+"""Seconds; Prometheus times out after 10 s."""
 _CONNECTED_SECONDS = 25.0
 
 

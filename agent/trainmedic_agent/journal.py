@@ -18,7 +18,7 @@ from trainmedic.wire.command_book import REVOKED, CommandRecord
 from trainmedic_agent.database import AgentDatabase
 
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""Seconds, because an undo may arrive days later."""
+"""Seconds; an undo may arrive days later."""
 KEPT_ENTRIES = 50_000
 """About 20 MB."""
 

@@ -33,11 +33,11 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         self._places: dict[socket.socket, float] = {}
-        """Deadline by connection, in order of arrival."""
+        """Deadlines, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
-        """Incomplete requests, oldest first; only these are closed for others."""
+        """Incomplete requests, oldest first."""
         self._open: set[socket.socket] = set()
-        """Connections not yet closed, even without a place."""
+        """Also without a place."""
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 

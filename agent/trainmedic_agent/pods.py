@@ -18,7 +18,7 @@ PROC = Path("/proc")
 MOST_PROCESSES = 256
 """Per GPU; others are ignored."""
 MOST_PODS = 32
-"""Per GPU. Seven MIG instances have fewer."""
+"""Seven MIG instances have fewer."""
 _LONGEST = 16 * 1024
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.

@@ -21,9 +21,9 @@ _CAPABILITIES = {
 POWER = ("CAP_SYS_ADMIN",)
 """Needed by NVIDIA's driver to set a power limit."""
 FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
-"""Needed to delete others' files: write to even sticky directories, and take leases."""
+"""Write to even sticky directories, and take leases."""
 PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
-"""Needed to see others' open files without leases."""
+"""To see open files without leases."""
 
 
 class Privileges(Struct, frozen=True):

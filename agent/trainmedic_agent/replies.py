@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _PRESENCE_SECONDS = 30
 _PRESENCE_EVERY = 10.0
 _REFILL = 500
-"""Outcomes read at once; the writer's queue holds twice as many."""
+"""The writer's queue holds twice as many."""
 
 
 class AgentReplies:

@@ -18,9 +18,9 @@ PIECE = 128 * 1024
 """About ten transactions."""
 PIECES = 8
 _RETRY_SECONDS = 30.0
-"""Delay before a failed refill is retried."""
+"""Seconds."""
 _ROOM = 8
-"""Free space needed for a refill, in sizes of the file."""
+"""Free space for a refill, in sizes of the file."""
 
 
 class ReservedSpace:

@@ -29,10 +29,7 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts", "logs")
 STOP_SECONDS = 8.0
-"""Seconds for running commands.
-
-With the three times below it stays under the 20 s after which systemd kills the agent (``packaging/systemd``).
-"""
+"""Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``)."""
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
 _LOG_SECONDS = 3.0

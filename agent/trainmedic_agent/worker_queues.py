@@ -13,7 +13,7 @@ from trainmedic_agent.executors import AcceptedCommand, PeriodicTask
 log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_ERROR = 1.0
-"""Seconds, so that a failing task does not use a whole core."""
+"""Seconds, to spare the CPU."""
 
 
 class WorkerQueue:

@@ -19,7 +19,7 @@ from trainmedic_core import __version__
 
 GROUP = "trainmedic.commands"
 ORDER = ("server", "agent", "logs")
-"""The server's ``logs`` replaces that of trainmedic-logs."""
+"""The server's ``logs`` replaces trainmedic-logs'."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -59,7 +59,6 @@ ABSENT = {
         "key",
     ),
 }
-"""Commands by distribution, to name a missing one."""
 
 
 class CommandEntry(Struct, frozen=True):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
-"""System call numbers; the C library's function changes all threads."""
+"""The C library's function changes all threads."""
 _UNCHANGED = -1
 _JOIN_SECONDS = 5.0
 

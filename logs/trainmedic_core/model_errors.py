@@ -43,7 +43,7 @@ _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most
 
 
 MOST_FAULTS = 101
-"""One more than a file reports: 50,000 wrong keys would take long."""
+"""One more than a file reports."""
 
 
 class ValidationFault(Struct, frozen=True):
@@ -59,7 +59,7 @@ class ValidationFault(Struct, frozen=True):
 
 
 Cure = Callable[[DocumentPath, str, Any], str | None]
-"""Returns how to write a value that was refused with pydantic's error type."""
+"""Returns how to write a refused value."""
 
 
 def validate(

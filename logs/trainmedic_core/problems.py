@@ -18,7 +18,7 @@ def entry_of(path: DocumentPath) -> DocumentPath:
 
 
 _LONGEST_MESSAGE = 1_000
-"""Characters; a key can be as long as a file."""
+"""A key can be as long as a file."""
 
 
 class FileProblem(Struct, frozen=True):
@@ -46,7 +46,7 @@ class FileProblem(Struct, frozen=True):
 
 
 _CHOICES = 200
-"""Each takes about 10 µs, and an alert may have 1,000 labels."""
+"""Each takes about 10 µs."""
 _LONGEST_CHOICE = 80
 
 

@@ -16,7 +16,7 @@ class TargetKind(StrEnum):
     JOB = "job"
     CLUSTER = "cluster"
     GROUP = "group"
-    """Many nodes, GPUs or jobs, by a selector."""
+    """By a selector."""
 
 
 LONGEST_NAME = 512
@@ -28,10 +28,10 @@ class Target(Struct, frozen=True, dict=True):
     node: str | None = None
     """Also a GPU's."""
     gpu: str | None = None
-    """UUID, PCI address or index, as in the alert."""
+    """UUID, PCI address or index."""
     job: str | None = None
     group: str | None = None
-    """Canonical selector, such as ``nodes:pool=h100``."""
+    """Such as ``nodes:pool=h100``."""
 
     @once
     def key(self) -> str:

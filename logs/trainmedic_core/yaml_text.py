@@ -44,7 +44,7 @@ _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
 _COMMENT = re.compile(r"[ \t]+(#[^\s#][^\n]*)")
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that YAML forbids, or that the parser treats as YAML 1.1 does."""
+"""Forbidden in YAML, or parsed as in YAML 1.1."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -72,9 +72,9 @@ class YamlDocument(Struct, frozen=True):
     marks: Mapping[DocumentPath, TextPosition]
     keys: Mapping[DocumentPath, TextPosition]
     remarks: Mapping[DocumentPath, str]
-    """Comments such as ``#3`` directly after a plain text, which may be meant as its end."""
+    """Comments directly after a plain text, which may be meant as its end."""
     written: Mapping[DocumentPath, DocumentPath] = {}
-    """Path in its file of an inserted list entry."""
+    """Path in the file of an inserted list entry."""
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
         """Return a problem at `path` or its nearest parent."""

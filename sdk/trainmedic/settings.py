@@ -33,10 +33,7 @@ class Settings:
     rank: int
     world_size: int
     read_keys: Callable[[], Sequence[bytes]] | None
-    """Returns the signing key, then the previous one if set.
-
-    It rereads key files and may raise ConfigurationError. None without a key.
-    """
+    """Returns the signing key, then the previous one; may raise ConfigurationError."""
     redis_url: str | None
     url_file: Path
     """File with the URL of a server of the same user."""

@@ -9,7 +9,7 @@ import pynvml
 from trainmedic_agent.errors import DriverAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 
 UNAVAILABLE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""Not supported by the card or this driver version."""
+"""Not supported by card or driver."""
 STALE = (
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -22,7 +22,6 @@ CARD_GONE = (
     pynvml.NVML_ERROR_NOT_FOUND,
     pynvml.NVML_ERROR_GPU_NOT_FOUND,
 )
-"""The card no longer responds to any call."""
 _NO_LIBRARY = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 

@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CARD_SECONDS = 4.0
-"""Seconds; a call takes milliseconds, on an overloaded node tenths of a second."""
+"""Seconds; a call takes milliseconds."""
 DRIVER_SECONDS = 20.0
-"""Seconds; without persistence mode, opening takes 1-2 s per card."""
+"""Seconds; opening may take 1-2 s per card."""
 _MOST_CALLS = 4
-"""Concurrent calls to a card: two worker queues, presence, exporter."""
+"""Two worker queues, presence, exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
@@ -123,7 +123,7 @@ class TimeLimitedCalls:
 
 
 _CallQueue = queue.SimpleQueue[_Call[object] | None]
-"""Calls for one thread; None ends it."""
+"""None ends the thread."""
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:

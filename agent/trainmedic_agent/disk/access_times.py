@@ -23,12 +23,12 @@ _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 _DAY_NS = 86_400 * 10**9
 """RELATIME_MARGIN of the kernel."""
 _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
-"""Errors for the mounts of an ended process; EINVAL for a zombie."""
+"""Errors of an ended process or a zombie."""
 
 
 class AccessTimes(Struct, frozen=True):
     lag_ns: int = 0
-    """Maximum lag of an access time later than the last change."""
+    """Maximum lag of an access time."""
     untraced: tuple[str, ...] = ()
     """Reasons why reads may leave no trace."""
 

@@ -39,12 +39,11 @@ class Completeness(StrEnum):
 class CheckpointTraits(Struct, frozen=True):
     name: str
     written_ns: int
-    """Latest write, in nanoseconds since the epoch."""
+    """Nanoseconds since the epoch."""
     completeness: Completeness
     is_pinned: bool
     best: str | None
     is_known: bool = True
-    """False if a needed file is unreadable."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:

@@ -39,7 +39,7 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32
-"""Directories kept open: files of similar age are often neighbours."""
+"""Files of similar age are often neighbours."""
 _UNLIMITED = 2**63
 _SHOWN_NAMES = 4
 
@@ -49,10 +49,10 @@ class CleaningRequest(Struct, frozen=True):
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
-    """Percentage of free space at which to stop, or None."""
+    """Percentage of free space at which to stop."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
-    """File systems in need; other roots are skipped. Empty: all roots."""
+    """File systems in need; empty: all."""
 
 
 class Cleaner(Struct, frozen=True):
@@ -94,7 +94,7 @@ class _CleaningRun(Struct):
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
     gone: set[Inode] = field(default_factory=set)
-    """In a trial run: entries deleted by earlier rules."""
+    """Entries deleted by earlier rules of a trial run."""
     files: int = 0
     bytes: int = 0
     ended_by: Reason | None = None

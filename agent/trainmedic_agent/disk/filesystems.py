@@ -27,7 +27,7 @@ from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""Checks for late space, and seconds between them; ZFS takes about 5 s."""
+"""Number and interval in seconds; ZFS takes about 5 s."""
 _MAX_LATE_SPACE_WAITS = 2
 """Waits per file system; then another process must be filling it."""
 _BLOCK_BYTES = 512

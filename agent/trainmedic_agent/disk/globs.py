@@ -56,7 +56,7 @@ class GlobState(Struct, frozen=True):
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]
-    """Indexes of a pattern, and of its component to compare here."""
+    """Indexes of a pattern and of its next component."""
     last: tuple[Matcher, ...]
 
     @classmethod

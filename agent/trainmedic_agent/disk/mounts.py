@@ -22,7 +22,7 @@ class Mount(Struct, frozen=True):
 
     number: int
     device: bytes
-    """Major and minor number, the same in all mount namespaces."""
+    """Major and minor number."""
     root: bytes
     point: bytes
     options: frozenset[bytes]

@@ -60,9 +60,9 @@ class OpenFileSnapshot(Struct):
     is_complete: bool = True
     open: set[int] = field(default_factory=set)
     writers: dict[int, bool] = field(default_factory=dict)
-    """Files open for writing; True if all writers append."""
+    """True if all writers of the file append."""
     mapped: set[int] = field(default_factory=set)
-    """Inodes on any file system: mappings may state another device than stat(2)."""
+    """Inodes on any device: mappings may state another than stat(2)."""
 
     def has(self, inode: Inode) -> bool:
         return inode[1] in self.open or inode[1] in self.mapped

@@ -10,10 +10,10 @@ import errno
 import os
 
 _OPENAT2 = 437
-"""System call number; the C library has no wrapper."""
+"""System call number, because the C library has no wrapper."""
 _NO_SYMLINKS = 0x04  # RESOLVE_NO_SYMLINKS
 _LONGEST_PATH = 4000
-"""Bytes per call; the kernel's limit is 4,095."""
+"""Bytes; the kernel's limit is 4,095."""
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)

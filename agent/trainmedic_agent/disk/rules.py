@@ -89,7 +89,7 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes that ``do: shrink`` keeps at the end."""
+    """Bytes that ``do: shrink`` keeps."""
 
     def allows_size(self, stored: int) -> bool:
         is_too_small = self.min_size is not None and stored < self.min_size
@@ -100,7 +100,7 @@ class CleaningRule(Struct, frozen=True):
 class CleaningPolicy(Struct, frozen=True):
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
     owners: frozenset[int] = frozenset()
-    """Allowed owners of a root besides root and the agent's user."""
+    """Allowed besides root and the agent's user."""
     max_files: int = DEFAULT_MAX_FILES
     """Per command, including files in checkpoints."""
     max_bytes: int | None = None

@@ -32,7 +32,7 @@ MAX_CHECKPOINTS = 20_000
 _KEY = struct.Struct(">QHQ")
 """Age time, root index, inode: packed, they sort as bytes."""
 _REST = struct.Struct(">QI")
-"""Bytes on disk, directory number; the name follows."""
+"""Bytes on disk, directory number."""
 _TIME_OFFSET = 2**63
 """Makes times before 1970 positive too."""
 
@@ -41,7 +41,7 @@ class _Search(Struct):
     rule: CleaningRule
     roots: tuple[Root, ...]
     cutoff_ns: int
-    """In nanoseconds since the epoch; entries used later are too young."""
+    """Nanoseconds since the epoch; entries used later are too young."""
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
@@ -63,9 +63,8 @@ class _OldestFiles(Struct):
 
     size: int
     after: bytes
-    """Files up to this key were in earlier batches."""
     bound: bytes | None = None
-    """Files from this key on are too young; None while all fit."""
+    """Files from this key on are too young."""
     _packed: list[bytes] = field(default_factory=list)
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0

@@ -28,15 +28,14 @@ _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 """Rest time as a multiple of work time."""
 _CONTENTION = 0.05
-"""Fraction of a rest with tasks waiting for the disk."""
+"""Fraction of a rest in which tasks wait for the disk."""
 _NICE = 10
-"""A tenth of an ordinary process's share of a core."""
+"""A tenth of an ordinary share of a core."""
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""System call numbers; the C library has no wrapper."""
+"""System call numbers, because the C library has no wrapper."""
 _IOPRIO_WHO_PROCESS, _THIS_THREAD = 1, 0
 _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
-"""Class in the upper bits, level in the lower."""
 
 
 def seconds_waited_for_core() -> float:

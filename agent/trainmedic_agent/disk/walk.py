@@ -14,10 +14,10 @@ from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Throttle
 
 MAX_DEPTH = 128
-"""Levels below a root, two descriptors each."""
+"""Two descriptors each."""
 _ENTRIES_PER_CHECK = 128
 DELETING = ".trainmedic-deleting-"
-"""Prefix of a checkpoint during deletion; patterns ignore it."""
+"""Prefix during deletion; patterns ignore it."""
 _EVERYTHING = (Glob.read("**"),)
 
 
@@ -27,7 +27,7 @@ class WalkedDirectory(Struct, eq=False):
     name: str
     depth: int
     fd: int
-    """Open during the walk, else -1 (see `reopen`)."""
+    """Open during the walk, else -1."""
 
     def names(self) -> list[str]:
         parts: list[str] = []
@@ -62,9 +62,8 @@ class WalkedDirectory(Struct, eq=False):
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
-"""Takes a skipped entry's reason, directory and name."""
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-"""Returns whether to enter the directory; the second argument: its path matches."""
+"""Returns whether to enter; the second argument: its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 

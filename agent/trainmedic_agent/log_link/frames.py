@@ -10,7 +10,7 @@ import threading
 
 _HEADER = struct.Struct(">I")
 SEND_SECONDS = 5.0
-"""Seconds for the other end to accept a frame."""
+"""Seconds to accept a frame."""
 
 
 class LinkClosed(ConnectionError):

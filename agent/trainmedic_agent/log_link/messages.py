@@ -150,7 +150,6 @@ class Pong(Struct, frozen=True, tag="pong"):
     number: int
     status: ReaderStatus
     loop_errors: Annotated[dict[_Name, _Number], Meta(max_length=16)]
-    """Unexpected errors survived by the reader's loops, by loop."""
     metrics: Annotated[list[LogMetric], Meta(max_length=100)] | None = None
 
 

@@ -39,10 +39,10 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-"""Seconds without a pong until the reader counts as hung."""
+"""Seconds without a pong."""
 SEARCH_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
-"""Seconds that a search waits for a reader to connect."""
+"""Seconds that a search waits."""
 METRICS_SECONDS = 1.0
 _TURN = 0.2
 _JOIN_SECONDS = 1.0

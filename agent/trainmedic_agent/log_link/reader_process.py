@@ -19,7 +19,7 @@ from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""User and group IDs without an account, if the default user is missing: the first mapped in this user namespace."""
+"""User and group IDs if the default user is missing: the first mapped here."""
 _JOURNAL_GROUP = "systemd-journal"
 _STACKS = 16 * 8 * 1024**2
 """Reserved bytes, mostly unused."""
@@ -38,7 +38,6 @@ class ReaderUser(Struct, frozen=True):
     uid: int
     gid: int
     is_without_account: bool = False
-    """Its directory is identified by number alone."""
 
 
 def reader_user(name: str | None) -> ReaderUser:
@@ -118,7 +117,7 @@ class ReaderChild(subprocess.Popen[bytes]):
     """
 
     user_of_child: int | None = None
-    """User of that child. None: this process's."""
+    """None: this process's."""
 
     @property
     def is_stopped(self) -> bool:

@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 SETTLED_SECONDS = 60.0
-"""The pause resets after this much work."""
+"""Seconds of work that reset the pause."""
 CONNECT_SECONDS = 60.0
-"""Seconds in which a child must connect."""
 STOPPED_SECONDS = 2.0
 """Maximum seconds stopped by a signal."""
 _LOOK_SECONDS = 0.25

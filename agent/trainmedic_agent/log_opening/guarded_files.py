@@ -49,7 +49,7 @@ class _Way:
         self.steps = steps
         self.bounds = bounds
         self.user = user
-        """User whose rights reached the end. None: this process."""
+        """None: this process."""
 
     @property
     def end(self) -> WayStep:

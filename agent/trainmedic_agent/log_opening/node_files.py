@@ -23,11 +23,10 @@ class UnreadReason(StrEnum):
     """A pipe, socket or device."""
     SECOND_NAME = "second_name"
     OUTSIDE = "outside"
-    """Named by a job, against the policy."""
     FORBIDDEN = "forbidden"
     """Not readable by the agent's user, or by one who placed or named it."""
     TOO_MANY = "too_many"
-    """More files are written than the policy lets the agent follow."""
+    """More files than the policy lets the agent follow."""
 
 
 class LogRefused(Exception):
@@ -80,7 +79,6 @@ class Listing(Struct, frozen=True):
     entries: Sequence[ListedName]
     is_cut: bool = False
     may_be_renamed: bool = False
-    """True if users can rename others' entries."""
 
 
 class NodeFiles(Protocol):

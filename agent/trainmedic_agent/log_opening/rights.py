@@ -13,7 +13,7 @@ from msgspec import Struct
 NOBODY_ID = 65534
 _LAST_SYSTEM_ID = 999
 _USERS_GROUP = 100
-"""The group ``users``, which some distributions give to all users."""
+"""Some distributions give it to all users."""
 _KNOWN_SECONDS = 300.0
 _MOST_KNOWN = 10_000
 _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
@@ -21,7 +21,7 @@ _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 class Rights(Struct, frozen=True):
     uid: int | None
-    """None: any user, never counted as the owner."""
+    """None: any user but the owner."""
     gid: int
     groups: tuple[int, ...] = ()
 

@@ -21,25 +21,24 @@ _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
 _TEN = 10.0
 _JOBS_OF_USER = 4
-"""A user's budget as a multiple of a job's."""
+"""As a multiple of a job's."""
 _FREE_SHARE = 0.02
-"""Share that each job keeps when its user's budget is used up: a user's jobs cannot silence each other."""
+"""Share that a job always keeps: a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
     uid: int | None
-    """Owner of the job's directory, or of a file outside any. None for the node's own logs."""
+    """Owner of the job's directory or file. None: the node's own logs."""
     job: str | None = None
-    """Name of the job's directory, of the pod, or of the job in the file name."""
+    """From the job's directory, pod or file name."""
 
 
 NODE_ITSELF = BudgetOwner(None)
 UNKNOWN_USER = -1
-"""User of a job without a known owner; not `NODE_ITSELF`, whose turns no job may use."""
+"""Unknown owner; not `NODE_ITSELF`, whose turns no job may use."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
-"""Used plus expected seconds, sort number, owner, further items, expected seconds, item."""
 
 
 class FairTurns:
@@ -133,7 +132,7 @@ class HourlyBudget:
         self._most = most
         self._monotonic = monotonic
         self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """The remainder and its time, by owner."""
+        """Remainder and its time."""
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
         """Use `count` if the owner has it left; return whether it had. `NODE_ITSELF` is unlimited."""

@@ -45,24 +45,23 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
 _MOST_WAITING = 20.0
-"""Maximum ratio of a look's counted duration to its processor time. Requests to the opener take two to ten times it."""
+"""Requests to the opener take two to ten times the processor time."""
 MOST_ENTRIES = 2_000_000
-"""Entries of a policy directory; each job below has its own bound."""
+"""Entries of a policy directory."""
 
 
 class Scan(Struct, frozen=True):
     files: tuple[FoundFile, ...]
     refused: Mapping[UnreadReason, int]
     dumps: tuple[FoundFile, ...] = ()
-    """Flight recorder dumps, which are not logs."""
     is_cut: bool = False
     late: int = 0
-    """Jobs whose directories were not scanned completely in time."""
+    """Jobs not scanned completely in time."""
     is_behind: bool = False
-    """True if the next scan should follow soon, because small jobs are late."""
+    """True if small jobs are late."""
     errors: int = 0
     is_stale: bool = False
-    """True for an earlier scan: the next one did not end in time."""
+    """True for an earlier scan."""
 
 
 class _Top(Struct):
@@ -104,7 +103,7 @@ class Discovery:
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)
-        """Looks at large jobs, which `scan` with a time leaves to another thread."""
+        """Looks at large jobs, left to another thread."""
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._is_behind = False

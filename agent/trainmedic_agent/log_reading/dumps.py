@@ -29,17 +29,16 @@ from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
 MOST_RANKS = 2 * MOST_AROUND
-"""Per attempt and node: the lines of an excerpt."""
+"""Per attempt and node."""
 MOST_BYTES = 8 * 1024 * 1024
-"""Bytes: 3,000 entries with call stacks. `trainmedic diagnose` reads larger dumps."""
+"""3,000 entries with call stacks."""
 OLDEST = timedelta(hours=1)
-"""Older failures are no longer acted on."""
 SECONDS_OF_JOB = 120.0
-"""Per hour for one job's dumps: 64 dumps of 5 MB take about 20 s."""
+"""Per hour; 64 dumps of 5 MB take about 20 s."""
 BYTES_OF_JOB = 1024**3
-"""Bytes per hour of one job's dumps."""
+"""Bytes per hour."""
 DUMPS_OF_JOB = 4 * MOST_RANKS
-"""Maximum dumps per job, from its newest attempts."""
+"""Dumps of a job's newest attempts."""
 _NO_BUDGET = "the hourly budget for dumps of this job is used up"
 _AT_ONCE = 4
 _LOOK_SECONDS = 1.0
@@ -80,7 +79,7 @@ class DumpReading:
         self._first_seen: dict[str, tuple[_Mark, datetime]] = {}
         self._last_marks: dict[str, _Mark] = {}
         self._lines: dict[str, tuple[_Mark, str]] = {}
-        """The dump's state when read, and its digest line, by path."""
+        """State when read, and digest line, by path."""
 
     def found(self, scan: Scan) -> None:
         self._found = scan.dumps

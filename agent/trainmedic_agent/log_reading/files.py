@@ -37,20 +37,19 @@ from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 log = logging.getLogger(__name__)
 
 CLOSED_AFTER = 3600.0
-"""Idle seconds after which a file is closed."""
+"""Idle seconds."""
 _GONE_AFTER = 60.0
 """Seconds until a deleted file is closed, to free its disk space."""
 ROUND_SECONDS = 0.5
-"""Seconds of a round; the next begins with the least served."""
 _SECONDS_A_BYTE = 4e-7
 """Rules process about 35,000 lines of 70 bytes per second."""
 _BUSY_SECONDS = 60.0
-"""A file written within this time is polled every round, others once a second."""
+"""Seconds after a write in which a file is polled every round."""
 _FORGOTTEN_AFTER = 24 * 3600.0
 NEW_SECONDS = 24 * 3600.0
 """An unknown file is read if written within this time."""
 FIRST_BYTES = 1024 * 1024
-"""Bytes read from the end of files older than the agent's first start; 64 MiB of the kernel's log."""
+"""Bytes from the end of older files; 64 MiB of the kernel's log."""
 
 
 class Followed(Protocol):
@@ -89,9 +88,8 @@ FollowedT = TypeVar("FollowedT", bound=Followed)
 class _Wanted(Struct):
     found: FoundFile
     since: float
-    """Monotonic time of the first scan that asked for it."""
+    """Monotonic time."""
     is_first: bool
-    """True if that was the first scan on this node."""
 
 
 _FileKey = tuple[int, int]
@@ -106,7 +104,6 @@ def _expected_seconds(turn: _Turn[FollowedT]) -> float:
 
 class Positions(Protocol):
     is_first: bool
-    """True if nothing was stored before this process."""
 
     @property
     def can_take(self) -> bool: ...
@@ -159,7 +156,6 @@ class FileFollowing(Generic[FollowedT]):
         self._polled_at: dict[tuple[int, int], float] = {}
         self._wanted: dict[_FileKey, _Wanted] = {}
         self._unopened: dict[_FileKey, UnreadReason] = {}
-        """Files of the last scan that could not be opened."""
         self._refused: Counter[UnreadReason] = Counter()
         self._known: dict[tuple[int, int], KnownFile] = {}
         self._missing: dict[tuple[int, int], float] = {}

@@ -22,7 +22,7 @@ class FindingQueue:
     def __init__(self) -> None:
         self._turns = 0
         self._served: dict[BudgetOwner, int] = {}
-        """Number of the last turn, by user and job with waiting findings."""
+        """Number of the last turn."""
 
     def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
         row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()

@@ -17,7 +17,7 @@ from trainmedic_logs.domain.finding import Excerpt, Origin
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 HALF_LINE_SECONDS = 10.0
-"""Seconds after which an unfinished line counts as complete."""
+"""Seconds that complete an unfinished line."""
 
 
 class KnownFile(Struct, frozen=True):

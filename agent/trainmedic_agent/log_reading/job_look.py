@@ -19,13 +19,13 @@ from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FoundFile, Sc
 log = logging.getLogger(__name__)
 
 OLD_SECONDS = 6 * 3600.0
-"""Seconds; a job not written for this long is scanned every `_OLD_EVERY`."""
+"""Seconds without a write until scans are rare."""
 _OLD_EVERY = 60.0
 _IDLE_SECONDS = 0.5
 _log_limit = LogLimit()
 
 DueUnit = tuple[ScanUnit, int]
-"""A unit, and its directory's last change in nanoseconds since 1970, -1 if it is gone."""
+"""Unit, and its last change in nanoseconds, -1 if gone."""
 
 
 class Looked(Struct):
@@ -38,7 +38,7 @@ class Looked(Struct):
     named: Sequence[FoundFile] = ()
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     is_unchanged: bool = False
-    """True if an old job has not changed, so nothing was looked for."""
+    """True if an old job has not changed."""
     is_stopped: bool = False
     is_failed: bool = False
 

@@ -32,7 +32,7 @@ _SOURCES = ("training", "launcher")
 class _RankSources(Struct, frozen=True):
     rank: int
     local_rank: int | None
-    """None if unknown: started manually, or not set by the launcher."""
+    """None if unknown."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
     outside: int

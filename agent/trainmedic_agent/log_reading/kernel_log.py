@@ -31,15 +31,14 @@ log = logging.getLogger(__name__)
 KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
 _LARGEST_RECORD = 8192
-"""Bytes of a ``/dev/kmsg`` record (printk's CONSOLE_EXT_LOG_MAX)."""
+"""printk's CONSOLE_EXT_LOG_MAX."""
 _MOST_AT_ONCE = 2000
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
 _RESTART_SECONDS = 5.0
 _FAR_OFF = 2.0
-"""Seconds by which the kernel's timestamp may be wrong."""
+"""Seconds by which the kernel's time may be wrong."""
 _SAME_MICROSECOND = 16
-"""Lines of one microsecond with distinct places."""
 
 
 class KernelReader(Protocol):

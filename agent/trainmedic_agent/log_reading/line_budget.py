@@ -9,7 +9,7 @@ from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_logs.domain.log_cuts import CutKind
 
 _SECONDS = 10.0
-"""Seconds of unused budget that a file can save."""
+"""Seconds of budget that a file can save."""
 _ONE_IN = 100
 """Sampling of lines beyond the budget."""
 

@@ -8,7 +8,7 @@ MOST_KEPT = LONGEST + 1
 """Bytes of a line: one more than rules process, so that they notice the cut."""
 
 PlacedLine = tuple[int, bytes]
-"""Offset in the file, and the line without its line feed."""
+"""Offset, and line without line feed."""
 
 
 class LineCutter:

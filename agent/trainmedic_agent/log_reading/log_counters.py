@@ -20,15 +20,14 @@ class LogCounters:
         self.truncations = 0
         self.kernel_lines_lost = 0
         self.findings_lost = 0
-        """Updates dropped as unreadable, or for lack of space."""
+        """Unreadable, or without space."""
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
         self.takes_rights = False
-        """True if users' rights open files, False if file modes are compared."""
+        """False if file modes are compared."""
         self.rules = ""
         self.problem = ""
-        """Reason why no lines are processed now."""
 
     def lines(self, source: str, count: int) -> None:
         with self._lock:

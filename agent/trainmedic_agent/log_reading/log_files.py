@@ -22,31 +22,30 @@ from trainmedic_logs.domain import file_times
 LARGEST_READ = 64 * 1024
 """Bytes read at a time."""
 FARTHEST_BEHIND = 64 * 1024 * 1024
-"""Bytes; a reader further behind continues at the last `_KEPT_BEHIND`, unless every line counts."""
+"""Bytes behind which a reader skips to the last `_KEPT_BEHIND`, unless every line counts."""
 _KEPT_BEHIND = 16 * 1024 * 1024
 _HEAD_BYTES = 256
 _TAIL_BYTES = 64
 
 OpenLog = Callable[[str], int]
-"""Returns a descriptor of a regular file. Raises OSError, LogRefused."""
+"""Raises OSError, LogRefused."""
 
 
 class FilePosition(Struct, frozen=True):
     path: str
-    """Path at which the file was found, unchanged by a rename."""
+    """Path when found, despite renames."""
     device: int
     inode: int
     since: int
-    """When the agent found it, or saw it truncated, in microseconds since 1970."""
+    """Microseconds since 1970 of discovery or truncation."""
     offset: int = 0
     is_skipping: bool = False
-    """True if the rest of a returned line follows."""
     head: bytes = b""
-    """First bytes of the file, at most 256."""
+    """At most 256 bytes."""
     tail: bytes = b""
     """Last bytes before `offset`, at most 64."""
     written_ns: int = 0
-    """Last write as read, in nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
 
     @property
     def generation(self) -> str:
@@ -95,7 +94,6 @@ class GrowingFile:
     ) -> None:
         """`is_whole`: nothing may be skipped."""
         self.left_out = 0
-        """Bytes of overlong lines, and skipped bytes."""
         self.owner: BudgetOwner = NODE_ITSELF
         self._fd = fd
         self._is_whole = is_whole

@@ -29,7 +29,7 @@ _NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
 
 class KernelReading(StrEnum):
     ANY = "any"
-    """``/dev/kmsg`` if permitted, else the journal if it exists, else `KERNEL_FILE`."""
+    """``/dev/kmsg`` if permitted, else the journal, else `KERNEL_FILE`."""
     KMSG = "kmsg"
     JOURNAL = "journal"
     FILE = "file"
@@ -43,31 +43,30 @@ class KernelLog(Struct, frozen=True):
 class FilesOfSource(Struct, frozen=True):
     path: PathPattern
     source: str = "training"
-    """For rules: ``training``, ``launcher``, ``fabric-manager``, or a custom one."""
+    """``training``, ``launcher``, ``fabric-manager``, or a custom one."""
 
 
 class LogsPolicy(Struct, frozen=True):
     roots: tuple[str, ...] = ()
-    """Log directories of jobs, in the layout of the SDK and ``trainmedic-run``."""
+    """In the layout of the SDK and ``trainmedic-run``."""
     paths: tuple[str, ...] = ()
-    """Directories of further files that a job may name."""
+    """Directories of files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()
     pods: tuple[str, ...] = ()
-    """Patterns of namespaces with container logs to read."""
+    """Patterns of namespaces."""
     kernel: KernelLog | None = None
     max_files: int = DEFAULT_MAX_FILES
     """Files followed, most recently written first."""
     max_lines: int = DEFAULT_MAX_LINES
-    """Per second of a file, averaged over ten seconds; the kernel's log is unlimited."""
+    """Per second of a file; the kernel's log is unlimited."""
     max_job_files: int = DEFAULT_MAX_JOB_FILES
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
     """The same per job."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
-    """Directory entries of a job per scan, newest attempt first."""
+    """Directory entries per scan."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
     ship: ShipPolicy | None = None
-    """None if lines stay on the node."""
 
     def reads_pods_of(self, namespace: str) -> bool:
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)

@@ -39,11 +39,10 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 SCAN_SECONDS = 1.0
 BEHIND_SECONDS = 0.1
-"""Pause before the next scan if this one left small jobs out."""
+"""Seconds, if this scan left small jobs out."""
 TURN_SECONDS = 0.5
-"""Seconds of a scan; the next begins with the least served."""
 HUNG_SECONDS = 30.0
-"""Seconds after which a round of reading or scanning counts as hung."""
+"""Seconds."""
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
 _PAUSE_AFTER_ERROR = 1.0

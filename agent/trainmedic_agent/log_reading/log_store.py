@@ -45,7 +45,7 @@ _TABLES = (
 )
 _TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
 _IN_ROWS = "{}"
-"""Marks rule state in rows, which earlier releases store in this value."""
+"""Marks rule state in rows."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
@@ -53,7 +53,6 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 class NodeBoot(Struct, frozen=True):
     node: str
     boot: str
-    """The kernel's boot ID, empty if it has none."""
     booted_at: datetime | None
 
 
@@ -79,7 +78,6 @@ class LogStore:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
         self.is_new = self._value(_TRACKER) is None
-        """True if nothing was ever committed here."""
         self._adopt_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
         self._measure()

@@ -39,7 +39,7 @@ class PathPattern(Struct, frozen=True):
     text: str
     base: str
     parts: tuple[re.Pattern[str], ...]
-    """Expressions for the components below `base`, the last one for the file name."""
+    """The last one is for the file name."""
 
     @classmethod
     def read(cls, text: str) -> PathPattern:

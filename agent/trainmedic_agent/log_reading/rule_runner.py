@@ -28,16 +28,15 @@ from trainmedic_logs.lines.tracker import FindingTracker
 log = logging.getLogger(__name__)
 
 EXCERPT_SECONDS = 3.0
-"""Seconds for the lines after a finding, which itself is sent at once."""
+"""Seconds for the lines after a finding."""
 _COMMIT_EVERY = 5.0
 _LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
 _MOST_UNWRITTEN = 2000
-"""Findings in memory at which reading pauses."""
+"""Pauses reading."""
 
 
 _MOST_HELD = 32
-"""Excerpts held for findings that must last first."""
 
 
 class ReadStream(Protocol):

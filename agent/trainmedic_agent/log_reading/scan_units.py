@@ -27,19 +27,17 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 SMALL_SECONDS = 0.5
 SMALL_ENTRIES = 2_000
-"""A job with more, or whose look takes longer, is large."""
 LARGE_SECONDS = 3.0
-"""Seconds for a look at a large job."""
 CHEAP_SECONDS = 0.02
 """Quicker looks are repeated early for a waiting caller."""
 USER_SECONDS = 5.0
-"""Seconds, as counted by ``FairTurns``, for large jobs of one user: about a seventeenth of the time."""
+"""Per user: about a seventeenth of the time."""
 MOST_DUE = 2_000
-"""Job directories per user and scan, longest due first: as many as become due in two seconds."""
+"""Per user and scan, longest due first."""
 MOST_JOBS = 10_000
-"""Job directories per user in one directory, most recently changed."""
+"""Per user and directory, most recently changed."""
 MOST_FOUND = 2_000
-"""Remembered files per job, most recently written."""
+"""Per job, most recently written."""
 MOST_OF_USER = 10_000
 _SHARE = 50
 """A job's scans take at most a fiftieth of the time."""
@@ -47,7 +45,7 @@ _NO_COSTS = (0.0, 0.0, 0.0)
 _OFTEN = 1.0
 _UNITS_A_SECOND = 1000
 _QUIET_SECONDS = 60.0
-"""Among many units, one without a write for this long waits twice as long."""
+"""Without a write for this long, the wait doubles."""
 
 
 class FoundFile(Struct, frozen=True):
@@ -115,12 +113,11 @@ class ScanUnit(Struct):
     looked_at: float = float("-inf")
     """Monotonic time."""
     written_ns: int = 0
-    """Last known write in it, in nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
     costs: tuple[float, float, float] = _NO_COSTS
     """Seconds of the latest looks."""
     is_large: bool = False
     is_looked_at: bool = False
-    """True while the thread for large jobs has it."""
     due: float = float("-inf")
 
     def looked(self, began: float, ended: float, units: int, *, is_late: bool) -> None:

@@ -20,7 +20,7 @@ from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.prefilter import Prefilter
 
 BYTES_AROUND = 64 * 1024
-"""Bytes before and from a line on that are searched for its excerpt."""
+"""Bytes searched on each side of a line for its excerpt."""
 
 
 class PendingExcerpt(Struct, frozen=True):
@@ -29,7 +29,7 @@ class PendingExcerpt(Struct, frozen=True):
     finding_id: str
     place: int
     update: str
-    """Encoded by ``finding_codec``. Empty if the finding is reported only once it has lasted."""
+    """Encoded; empty if reported only once it has lasted."""
     due: float = 0.0
     """Monotonic; immediately after a restart."""
 

@@ -57,17 +57,16 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""Bytes at the end of a file without timestamps and arrival times."""
+"""Read at the end of files without times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
 """Bytes from which on lines that arrived in time are checked for old timestamps."""
 _BEFORE = 64 * 1024
-"""Bytes before the first possible match that are searched for an earlier line's time."""
+"""Bytes before the first match, searched for an earlier line's time."""
 _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
 _QUIET_SECONDS = 10.0
-"""Idle seconds that complete a last line."""
 
 
 class FileLines(WantedLines):

@@ -54,7 +54,7 @@ def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[
 
 
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""Bounds of windows, so that times can be added to their ends."""
+"""So that times can be added to the ends."""
 _OF_FILES = ("attempt", "node_rank")
 _OF_LINES = ("rank", "local_rank")
 
@@ -63,7 +63,7 @@ class Answers(StrEnum):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """A requested attribute is unknown; others match."""
+    """A requested attribute is unknown."""
 
 
 class LineFilter(Struct, frozen=True):
@@ -71,7 +71,7 @@ class LineFilter(Struct, frozen=True):
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
     likely: LikelyLines | None = None
-    """None if every line must be checked."""
+    """None: check every line."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:

@@ -62,9 +62,8 @@ class LogPage(Struct, frozen=True):
     places: Places
     is_end: bool
     notes: Sequence[str] = field(default=())
-    """Notes for the user, such as files not searched."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """Lines and files excluded because an attribute is unknown, by attribute."""
+    """Excluded because an attribute is unknown."""
     job_files: int = 0
 
 

@@ -26,9 +26,8 @@ from trainmedic_logs.lines.records import record_of
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
-"""Bytes in which a line states its time, except JSON."""
 PROBED_LINES = 256
-"""Lines ahead that are searched for the next time."""
+"""Lines ahead, searched for the next time."""
 
 
 class ReadBudget:
@@ -58,7 +57,6 @@ class ReadBudget:
 class FilePlace(NamedTuple):
     offset: int = 0
     is_skipping: bool = False
-    """True if the rest of a read line follows."""
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
@@ -71,9 +69,9 @@ class WantedLines(ABC):
         self._budget = budget
         self.is_untimed = False
         self.skips_ranks = False
-        """True if the ranks' own files have lines with torchrun's rank prefix."""
+        """True if the ranks have their own files."""
         self.has_more = False
-        """True if the spent budget stopped reading."""
+        """True if the budget is spent."""
         self.line_place = FilePlace()
         self.clock = clock
         self._origin = origin
@@ -82,7 +80,7 @@ class WantedLines(ABC):
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
         self._following: tuple[int, datetime | None] = (-1, None)
-        """Next time in the stream, and the place up to which it is next."""
+        """Next time, and the place up to which it is next."""
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
 

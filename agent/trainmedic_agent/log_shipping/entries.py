@@ -22,15 +22,15 @@ from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 LONGEST_LINE = 64 * 1024
 """Bytes shipped; Loki's limit is 256 KiB."""
 LONGEST_LABEL = 1024
-"""Characters of a value; Loki's limit is 2,048."""
+"""Loki's limit is 2,048."""
 _FUTURE = timedelta(minutes=1)
-"""A time further ahead is wrong; Loki's limit is 10 min."""
+"""Loki's limit is 10 min."""
 _SAME_TIME = timedelta(seconds=2)
 """A line without a timestamp gets that of a line this shortly before."""
 _NEAR_ARRIVAL = timedelta(minutes=15)
 """A time without a zone counts, in the node's zone, this close to the arrival."""
 _SHARES = 500
-"""Nanoseconds by which files differ, so that equal lines of ranks do not collide."""
+"""Nanoseconds between files, so that equal lines of ranks do not collide."""
 _MILLISECOND = 1_000_000
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MOST_ARRIVALS = 600
@@ -47,9 +47,9 @@ class StoreEntry(Struct, frozen=True):
     text: str
     source: str
     place: int
-    """Offset from which to read again, with the right masking."""
+    """Offset from which to read again."""
     turn: int = 0
-    """Truncations so far; earlier places are invalid."""
+    """Truncations so far."""
     lost: LostReason | None = None
 
     @property
@@ -61,7 +61,7 @@ class EntryMaker:
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
         self.skips_ranks = False
-        """True if the ranks' own files have lines with torchrun's rank prefix."""
+        """True if the ranks have their own files."""
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last

@@ -40,7 +40,6 @@ class ShipPositions:
         self._forgotten: set[str] = set()
         self.is_first = not self._written
         self.has_begun = False
-        """True if a followed file has no stored position yet."""
 
     def kept(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._written.items()}

@@ -21,9 +21,9 @@ from trainmedic_logs.domain.finding import Origin
 SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
 """Many files may have backlogs."""
 _MOST_PIECES = 64
-"""Pieces read at once while none completes a line."""
+"""Read at once without a complete line."""
 _HELD_SECONDS = 600.0
-"""Seconds that a deleted file is kept open, and uses disk space."""
+"""Seconds that a deleted file uses disk space."""
 
 
 class ShippedFile:

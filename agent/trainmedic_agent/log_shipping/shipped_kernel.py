@@ -15,7 +15,7 @@ from trainmedic_logs.domain.finding import Origin
 
 KEY = "kernel"
 _LIVE_SECONDS = 3.0
-"""Lines after a complete read this recent are new."""
+"""Seconds after a complete read."""
 
 
 class ShippedKernel:

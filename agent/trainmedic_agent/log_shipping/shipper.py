@@ -43,12 +43,12 @@ MOST_BYTES = 1024 * 1024
 """Bytes per push, uncompressed."""
 _LEAST_BYTES = 16 * 1024
 MOST_JOBS = 100
-"""Per hour: each adds labels. Further jobs' lines are dropped."""
+"""Per hour, because each adds labels."""
 _JOB_SECONDS = 3600.0
 _SETTLE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _MOST_REFUSALS = 25
-"""Consecutive; bisecting a full batch for one bad line needs half as many."""
+"""Bisecting a full batch needs half as many."""
 _KERNEL_AGAIN = 60.0
 _PAUSE_AFTER_ERROR = 1.0
 

@@ -18,7 +18,6 @@ class StoreAccess(Struct, frozen=True, tag="store"):
     certificates: str | None = None
     """PEM form, None for the system's."""
     problem: str = ""
-    """Reason why a file cannot be read."""
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:

@@ -35,26 +35,24 @@ _OF_LINES = (
     ("out of order", LostReason.OUT_OF_ORDER),
     ("max entry size", LostReason.TOO_LARGE),
 )
-"""``pkg/validation`` and ``pkg/chunkenc`` in Loki."""
+"""From Loki's ``pkg/validation`` and ``pkg/chunkenc``."""
 _IGNORED = re.compile(r"total ignored: (\d{1,9}) out of")
 _LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 
 
 class Outcome(StrEnum):
     TAKEN = "taken"
-    """The store has all lines except lost ones."""
     LATER = "later"
     """A retry may succeed."""
     SMALLER = "smaller"
-    """A rate or size limit applies: retry with less."""
+    """Rate or size limit: retry with less."""
     REFUSED = "refused"
-    """The store will never accept this push."""
 
 
 class Answer(Struct, frozen=True):
     outcome: Outcome
     reason: str = ""
-    """For metrics: ``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found``, ``refused``."""
+    """``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found`` or ``refused``."""
     words: str = ""
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     retry_after: float | None = None

@@ -14,10 +14,10 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.ports.gpus import PowerLimits
 
 KEPT_ENDED = 64
-"""Per GPU, to answer a late undo or renewal."""
+"""To answer a late undo or renewal."""
 
 EXPIRED = "lease"
-"""`PowerCap.ended_by` of an unrenewed cap, which can be reapplied."""
+"""Such a cap can be reapplied."""
 
 _BESIDE = ("boot", "ends_at")
 _SAME_MW = 1000

@@ -51,7 +51,7 @@ class PowerOutcome(Struct, frozen=True):
 
 
 Outcomes = dict[str, PowerOutcome | GpuError]
-"""Result by GPU UUID; a `GpuError` if it failed."""
+"""Outcome or error by GPU UUID."""
 
 
 class PowerControl:

@@ -23,13 +23,13 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
 _SHORT_KEY = 16
 _LEAST_MEMORY = 96
-"""MiB; a reader without files takes about 50."""
+"""A reader without files takes about 50 MiB."""
 
 
 class ReaderStart(StrEnum):
     CHILD = "child"
     EXTERNAL = "external"
-    """An external supervisor, such as systemd or the kubelet."""
+    """Such as systemd or the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

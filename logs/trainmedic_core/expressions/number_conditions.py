@@ -12,7 +12,7 @@ from jinja2 import nodes
 from trainmedic_core.expressions import template_syntax
 
 Condition = Callable[[Mapping[str, Any]], bool | None]
-"""Returns whether it holds; None if the sandbox must decide. Raises `MissingMember` as the sandbox would."""
+"""Returns None if the sandbox must decide. Raises `MissingMember` as the sandbox would."""
 
 _Value = Callable[[Mapping[str, Any]], Any]
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {

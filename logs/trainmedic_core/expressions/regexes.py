@@ -12,10 +12,10 @@ from msgspec import Struct
 LARGEST_PROGRAM = 10_000
 """Instructions of a pattern: ``.{1000}`` has 9,000."""
 MOST_WORK = 50_000_000
-"""Instructions times bytes of a match, about 50 ms."""
+"""About 50 ms."""
 _LONGEST_PATTERN = 1000
 LARGEST_SEARCH = 2_000
-"""Instructions of a `SearchPattern`: about 20 ms for a hostile line of 8 KiB."""
+"""About 20 ms for a hostile line of 8 KiB."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton
 _SET_MEMORY = 32 << 20  # bytes for about 1,000 literals, allocated on demand
 

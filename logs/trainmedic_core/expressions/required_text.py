@@ -10,7 +10,7 @@ _MAY_BE_MISSING = re.compile(r".[*?]")
 _NOT_READ = re.compile(r"[\\()\[\]{}]")
 _NOT_LITERAL = re.compile(r"[.^$+*?\x00-\x1f\x7f\ufffd\ud800-\udfff]")
 _FOLDED = re.compile(r"[ksKS]|[^\x00-\x7f]")
-"""Non-ASCII, and letters with a non-ASCII case variant."""
+"""Letters with a non-ASCII variant."""
 
 
 def required_patterns(expression: str) -> list[bytes] | None:

@@ -27,10 +27,9 @@ _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
 _NUMBER = re.compile(r"^\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*$", re.ASCII)
 _STEPS_PER_MEMBER = 3
-"""Filters mostly call a function per member."""
 
 WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
-"""Inserted by ``template_syntax``; no template can write such names."""
+"""No template can write such names."""
 
 # fmt: off
 _FILTERS = (
@@ -63,7 +62,7 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""Readable members. Only `join` and `replace` can produce more than their input."""
+"""Only `join` and `replace` can produce more than their input."""
 
 _EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]

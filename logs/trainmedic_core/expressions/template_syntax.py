@@ -24,7 +24,7 @@ Found = TypeVar("Found", bound=nodes.Node)
 
 LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
-"""Nodes of one template; handwritten ones have tens."""
+"""Handwritten ones have tens."""
 _DEEPEST = 100
 """Levels within Jinja's and Python's limits."""
 _RESULT = "result"
@@ -44,7 +44,6 @@ class Malformed(Exception):
 class SyntaxTree(NamedTuple):
     text: str
     root: nodes.Template
-    """Outputs the expression, if it is one."""
     every: Sequence[nodes.Node]
     is_expression: bool
     """True if read without braces."""
@@ -73,7 +72,7 @@ def parse_template(text: str) -> SyntaxTree:
 
 
 _TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
-"""Templates in use, because playbooks repeat texts."""
+"""Shared, because playbooks repeat texts."""
 
 
 def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:

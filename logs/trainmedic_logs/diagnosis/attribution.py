@@ -23,23 +23,22 @@ class EvidenceSource(IntEnum):
     KERNEL = 1
     RECORDER = 2
     LINE = 3
-    """First line of a training or launcher that can be the origin."""
+    """First possible origin in a training's or launcher's lines."""
     NODE = 4
     """A node that disappeared."""
     EXIT = 5
     PURPOSE = 6
     """Ended by a user or scheduler."""
     TIMED_OUT = 7
-    """All others timed out in a collective."""
     STRAGGLER = 8
 
 
 class Moment(Struct, frozen=True):
     at: datetime
     error: float = 0.0
-    """Maximum difference from other clocks, in seconds."""
+    """Maximum clock difference in seconds."""
     clock: str = ""
-    """Times of one clock are ordered regardless of the error."""
+    """Orders times regardless of the error."""
 
     @property
     def is_known(self) -> bool:
@@ -65,20 +64,20 @@ class Attribution(Struct, frozen=True):
     evidence: tuple[Evidence, ...]
     ranks: frozenset[int] = frozenset()
     node: str = ""
-    """Node where it happened, not necessarily at fault (see `names_node`)."""
+    """Not necessarily at fault (see `names_node`)."""
     gpu: str | None = None
     moment: Moment | None = None
     is_trusted: bool = False
     """Not the job's words: kernel, fabric manager, or the server's view."""
     is_proven: bool = False
-    """Names the ended process by ID, so simultaneous events do not matter."""
+    """Names the ended process by ID."""
     is_kill: bool = False
-    """True if SIGKILL ended a process, and none ended by itself."""
+    """SIGKILL ended a process, and none ended by itself."""
     names_node: bool = False
     is_provable: bool = True
-    """Another source for the place gives high confidence. False if a message only makes the cause likely."""
+    """False if a message only makes the cause likely."""
     has_started: bool = True
-    """False if the fault prevented the start, as it will again."""
+    """False if the fault prevented the start."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Attribution:

@@ -41,24 +41,20 @@ _MOST_EXITS = 100_000
 _LEARN_FROM = 8
 """Until a failure, one of so many lines is examined for a step number, which is slow."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
-"""New findings after which obsolete ones are dropped, and findings kept."""
+"""New findings between cleanups, and findings kept."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
     rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
     rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
-"""Lines of programs in a kernel log file: by the name in syslog and journal formats, else by the facility number.
-
-Userspace OOM killers are kept.
-"""
+"""By name in syslog and journal formats, else by facility; without userspace OOM killers."""
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 _SOURCES_OF = {
     **{source: (source, *(other for other in TEXT_SOURCES if other != source)) for source in TEXT_SOURCES},
     **{source: (source,) for source in KERNEL_SOURCES},
 }
-"""Rule sources to try in order, by the stream's source."""
 
 
 class Collector:

@@ -30,7 +30,6 @@ _DID_NOT_JOIN = re.compile(
 )
 _MOST = 10_000
 _NEAR = 8
-"""Collectives between two ranks of a group."""
 _MOST_TO_ACCUSE = 8
 """Reports that name more ranks have another reason."""
 
@@ -40,7 +39,7 @@ class CollectiveWait(Struct, frozen=True):
     number: int
     operation: str
     sizes: tuple[str, str]
-    """Elements in and out; empty if not printed."""
+    """Elements in and out."""
     group: str
     """Process group; empty if not printed."""
     line: str

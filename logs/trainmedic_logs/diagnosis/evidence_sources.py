@@ -16,19 +16,18 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""OOM is the job's or a neighbour's fault."""
+"""OOM may be a neighbour's fault."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-"""Links and file systems may be unused by the job."""
+"""The job may not use links and file systems."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-"""Process names of possible trainings in the kernel log, because process IDs differ in containers."""
+"""Process names, because IDs differ in containers."""
 _SAME_FAULT = 120.0
-"""Seconds between the kernel's and the job's line on one GPU fault."""
 _SEEN_WITHIN = 120.0
-"""Seconds before the failure from which the launcher's exits would show an OOM kill."""
+"""Seconds in which the launcher would report an OOM kill."""
 _LOOKED_AFTER = 6.0
-"""Seconds; torchrun polls every 5 s and writes whole seconds."""
+"""torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
-"""Share of the ranks; if more fail at first, none is named."""
+"""If more ranks fail at first, none is named."""
 MEMORY_FULL = "host-memory-full"
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 

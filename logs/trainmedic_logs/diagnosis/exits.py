@@ -16,30 +16,27 @@ from trainmedic_logs.domain.finding import CauseClass
 
 LAUNCHER = "trainmedic-run"
 _TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
-"""Left by a torchrun that a signal ended."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Signals of the watchdog, and of launchers that end the remaining ranks."""
+"""Sent by the watchdog, and by launchers to the remaining ranks."""
 
 
 class Exit(Struct, frozen=True):
     teller: str
-    """Reporter: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and
-    others."""
+    """``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and others."""
     code: int | None = None
-    """None after a signal, or if unknown."""
     signal: int | None = None
     rank: int | None = None
     local_rank: int | None = None
     node: str = ""
     is_node_sure: bool = False
-    """Confirmed by something other than the job."""
+    """Not only by the job."""
     pid: int | None = None
     at: datetime | None = None
     """UTC; in launcher tables node-local time taken as UTC."""
     is_first: bool = False
     """The launcher's first failure on its node."""
     said: str = ""
-    """Last line of the traceback, or the reporter's text."""
+    """The traceback's last line, or the reporter's text."""
     line: str = ""
 
     @property
@@ -175,7 +172,7 @@ _FINISHED = re.compile(
     r"|`Trainer\.fit` stopped: `max_\w{1,20}=|^\*{5} train metrics \*{5}|done training in [\d.]{1,20} seconds"
     r"|Training completed(?:\. Do not forget|$)"
 )
-"""Of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
+"""Success messages of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
@@ -183,7 +180,7 @@ _ACCELERATE = re.compile(
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
-"""Ended by a signal, in kubectl's `describe`, `exec` and JSON."""
+"""In kubectl's `describe`, `exec` and JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,

@@ -21,7 +21,6 @@ from trainmedic_logs.domain.pod_fault import PodReading
 class RankFacts(Struct, frozen=True):
     node: str = ""
     gpu: str | None = None
-    """PCI address, as in the kernel log."""
     pid: int | None = None
     last_step: int | None = None
     last_step_at: datetime | None = None
@@ -30,7 +29,7 @@ class RankFacts(Struct, frozen=True):
     was_read: bool = False
     """A log of its own was read, even if empty."""
     is_node_sure: bool = True
-    """By the log's location, an agent or a launcher, not only by the job."""
+    """Stated not only by the job."""
 
 
 class Earlier(Struct, frozen=True):
@@ -42,7 +41,7 @@ class Facts(Struct, frozen=True):
     job: str | None = None
     attempt: int | None = None
     findings: Sequence[Finding] = ()
-    """All ranks and nodes; in order per stream."""
+    """In order per stream."""
     exits: Sequence[Exit] = ()
     recorder: Reading | None = None
     refused_dumps: Mapping[str, str] = field(default_factory=dict)
@@ -53,20 +52,19 @@ class Facts(Struct, frozen=True):
     loss_rise: LossRise | None = None
     throughput_drop: ThroughputDrop | None = None
     began_at: datetime | None = None
-    """First job line with a time; None if the log begins with a fault."""
+    """None if the log begins with a fault."""
     outlived: frozenset[str] = frozenset()
-    """IDs of findings that the training survived."""
     followed: Mapping[str, int] = field(default_factory=dict)
-    """Ordinary lines that the rank or stream printed later, by finding ID."""
+    """Ordinary lines printed later, by finding ID."""
     excused: frozenset[str] = frozenset()
-    """IDs of exceptions that the program announced to ignore."""
+    """Exceptions that the program announced to ignore."""
     knows_what_was_read: bool = True
     nobodys: tuple[str, ...] = ()
     """Logs whose lines state no rank."""
     kernel_read: frozenset[str] | None = frozenset()
     """None if unknown."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
-    """Nodes that disappeared, with the time, as the server sees them."""
+    """Nodes that disappeared, as the server sees them."""
     healthy_shapes: frozenset[str] = frozenset()
     """Shapes that successful attempts print too."""
     earlier: Sequence[Earlier] = ()
@@ -138,4 +136,4 @@ class Sign(NamedTuple):
     attempt: int | None = None
     """None if unknown."""
     is_wait: bool = False
-    """Disproved by later steps, such as a timed-out collective."""
+    """Disproved by later steps."""

@@ -25,7 +25,7 @@ from trainmedic_logs.lines.exception_causes import GUESS, PROOF
 _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
 )
-"""A training sees only their effects; proof about a GPU or link is the kernel's."""
+"""A training sees only their effects."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """Exceptions that may have ended nothing: in threads, without heading, without a reason."""
@@ -63,7 +63,7 @@ _SAID = re.compile(
     r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
     r"|output text|target text)\b[^:=>]{0,20}[:=>]"
 )
-"""Beginning of text that the model read or generated."""
+"""Text that the model read or generated."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Printed after all ranks were compared."""
 _SAYS_ALL = re.compile(
@@ -73,13 +73,12 @@ _SAYS_ALL = re.compile(
 """Messages with one reading, even without a traceback."""
 _LARGE_LOSS = "loss-high"
 _SECOND = frozenset({"tool-failed", "pod-evicted"})
-"""Rules that count only without another cause: scripts may survive a failed tool, and evictions have other reasons."""
+"""Rules that count only without another cause: scripts may survive a failed tool."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 _TOGETHER = 30.0
 _RIGHT_AFTER = 1.0
 """Seconds between lines of one message."""
 _WORST_CLOCK = 900.0
-"""Seconds by which clocks may be wrong."""
 
 
 def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:

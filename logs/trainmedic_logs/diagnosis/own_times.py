@@ -13,7 +13,6 @@ from msgspec import Struct, field
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 
 _LAST = 5
-"""Recent steps that show whether a job is slow."""
 _USUAL, _FEWEST = 200, 20
 """Earlier steps for the usual throughput, at most and at least."""
 _DROPPED = 0.7
@@ -30,7 +29,7 @@ class LossRise(Struct, frozen=True):
 
 class OwnTimes(Struct):
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
-    """Total and data waiting seconds of the last steps."""
+    """Total and data waiting seconds."""
     lowest: float | None = None
     rise: LossRise | None = None
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)

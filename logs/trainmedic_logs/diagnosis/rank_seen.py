@@ -27,7 +27,7 @@ class RankSeen(Struct):
     was_read: bool = False
     memory_ratio: float | None = None
     parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
-    """Data, compute and wait seconds of the last steps."""
+    """Data, compute and wait seconds."""
 
     def line(self, at: datetime) -> None:
         if self.last_line_at is None or at > self.last_line_at:

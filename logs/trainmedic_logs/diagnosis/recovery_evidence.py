@@ -16,9 +16,9 @@ from trainmedic_logs.lines.line import Line
 from trainmedic_logs.lines.progress import ProgressReader
 
 _STEPS = 3
-"""Steps: in a stream of several ranks, others complete at most their current one."""
+"""In a stream of several ranks, others complete at most their current step."""
 _WHILE = timedelta(seconds=120)
-"""An ending process prints for seconds, not this long."""
+"""An ending process prints for seconds."""
 _ENDING = re.compile(
     r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
@@ -34,7 +34,6 @@ _ENDING = re.compile(
 """Lines of an ending process."""
 
 _WELL_AGAIN = 10
-"""Finite steps that end a non-finite one."""
 _EXCUSED = re.compile(
     r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:es|ed|ing)|dropp(?:ed|ing))\b.{0,60}"
     r"\b(?:bad|broken|corrupt\w*|sample|batch|file|shard|record|row|item|example|image|video|entry|document|error|it)\b"
@@ -46,10 +45,10 @@ _LEFT_OUT = re.compile(
     r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:steps?|loss scale|scaler|updates?)\b"
     r"|\b(?:steps?|updates?)\b.{0,40}\bskipp"
 )
-"""Words of a loss scaler that skipped a non-finite step."""
+"""Words of a loss scaler that skipped a step."""
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
 _RECENT = 16
-"""Per stream: a block is recognised some lines after its start."""
+"""A block is recognised some lines after its start."""
 
 _Voice = tuple[str, int | None]
 
@@ -58,7 +57,7 @@ class RecoveryEvidence(Struct):
     """Findings that the training survived. A voice is a stream and one of its ranks."""
 
     outlived: set[str] = field(default_factory=set)
-    """As in `Facts`, like `followed` and `excused`."""
+    """As in `Facts`."""
     followed: Counter[str] = field(default_factory=Counter)
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))

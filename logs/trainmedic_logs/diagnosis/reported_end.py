@@ -17,7 +17,6 @@ from trainmedic_logs.diagnosis.verdict import Evidence
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 
 HANG = "hang"
-"""Error kind of an attempt ended for hanging."""
 _LONGEST_REASON = 500
 _LATE = timedelta(minutes=2)
 """Time after an end for reading its last lines."""

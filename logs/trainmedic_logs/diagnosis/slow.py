@@ -19,13 +19,12 @@ from trainmedic_logs.domain.known_verdict import SLOW
 WORTH_NAMING = 0.3
 """Minimum share of a step."""
 SLOW_RANK = 1.3
-"""Factor over the median of all ranks' own time."""
+"""Multiple of the ranks' median own time."""
 EXPLAINS = 0.8
 """Share of the lost time, 0 to 1."""
 _PARTS = "parts of the steps"
 _MOST_SHOWN = 5
 WAITS_FOR_DATA = "waits-for-data"
-"""Log rule for steps that wait for data."""
 WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
 WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
@@ -54,7 +53,7 @@ class RankStep(Struct, frozen=True):
 
 class ThroughputDrop(Struct, frozen=True):
     share: float | None = None
-    """Share of the usual throughput, 0 to 1, or None."""
+    """0 to 1, or None."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:

@@ -25,17 +25,15 @@ MOST_LINES = 1_000_000_000_000_000_000
 
 class FindingEnd(StrEnum):
     ENDED = "ended"
-    """The rule's end was read in every stream."""
     SILENCE = "silence"
     """No line for the rule's silence."""
     BOOT = "boot"
     """The node booted later."""
     ATTEMPT = "attempt"
-    """The next attempt progresses, or the job ended."""
     UNCONFIRMED = "unconfirmed"
     """No confirmation in time."""
     FORGOTTEN = "forgotten"
-    """Its node or job was silent for a week."""
+    """Node or job silent for a week."""
 
 
 class EpisodeKey(NamedTuple):
@@ -51,7 +49,7 @@ class Episode(Struct, frozen=True):
     finding_id: str
     count: int
     counted_before: int = 0
-    """Lines that belong to an earlier, ended finding."""
+    """Lines of an earlier, ended finding."""
     is_over: bool = False
 
 
@@ -73,7 +71,7 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """Origin of the first line. Its job is proven or None; see `claimed_job`."""
+    """Origin of the first line. Its job is proven or None."""
     line: str
     first_at: datetime
     last_at: datetime
@@ -98,9 +96,8 @@ class KnownFinding(Struct, frozen=True):
     confirmed_by: str = ""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
-    """For people; empty if it raises an alert."""
+    """Empty if it raises an alert."""
     tell_at: datetime | None = None
-    """Next sending of its alert, None without any."""
 
     @property
     def key(self) -> str:

@@ -22,17 +22,16 @@ class KnownVerdict(Struct, frozen=True):
     began_at: datetime
     """First sign received by the server."""
     made_at: datetime
-    """Latest update, with evidence of the following two minutes."""
+    """With evidence of the following two minutes."""
     cause: str
     confidence: str
     node: str | None
-    """Node at fault; only with high confidence."""
+    """Only with high confidence."""
     fingerprint: str
     plain: Mapping[str, Any]
     labels: Mapping[str, str] | None = None
     """None before the alert."""
     tell_at: datetime | None = None
-    """Next sending of its alert, None without any."""
 
     @property
     def is_slow(self) -> bool:

@@ -18,11 +18,10 @@ _LARGEST_COUNT = 2**53 - 1
 
 class CutKind(StrEnum):
     FILES = "files"
-    """Log files not followed; a current number."""
+    """A current number."""
     ENTRIES = "entries"
-    """Scans that did not see every directory entry."""
     JOBS = "jobs"
-    """Job directories of a user that are not scanned; a current number."""
+    """Not scanned; a current number."""
     SECONDS = "seconds"
     """Scans that took too long."""
     LINES = "lines"
@@ -34,12 +33,12 @@ class CutKind(StrEnum):
 class LogCut(Struct, frozen=True):
     node: str
     job: str | None
-    """Directory or pod name; None if the cut concerns a user."""
+    """None if it concerns a user."""
     uid: int | None
     what: CutKind
     count: int
     since: datetime
-    """First cut without a pause of 10 min, UTC."""
+    """Without a pause of 10 min, UTC."""
 
     def plain(self) -> dict[str, Any]:
         """Return a presence's members, without the node."""

@@ -17,7 +17,6 @@ WITHDRAW = "logs.withdraw"
 """Cancels a `READ`."""
 MOST_PODS = 1000
 TIME = "time"
-"""For lines excluded because of uncertain times."""
 LONGEST_GREP = 1000
 
 
@@ -37,22 +36,22 @@ class TimeKnownBy(StrEnum):
     LINE = "line"
     """Stated with a zone."""
     NODE_ZONE = "node_zone"
-    """Stated without a zone; the node's zone applies."""
+    """Without a zone; the node's applies."""
     ARRIVAL_ZONE = "arrival_zone"
-    """Stated without a zone; arrival times show the zone."""
+    """Without a zone; arrival times show it."""
     ARRIVAL = "arrival"
     """Not stated; latest arrival time."""
     NEIGHBOURS = "neighbours"
     """Not stated; bounded by neighbouring lines."""
     FILE = "file"
-    """Stated by no line of the file; last write."""
+    """Last write of the file."""
 
 
 class LeftOut(Struct, frozen=True):
     files: int = 0
     lines: int = 0
     since: datetime | None = None
-    """Earliest possible time of lines with uncertain times."""
+    """Earliest possible time."""
 
     def __add__(self, other: LeftOut) -> LeftOut:
         begins = [each for each in (self.since, other.since) if each is not None]
@@ -96,10 +95,10 @@ class LogQuery(Struct, frozen=True):
     level: LogLevel | None = None
     kernel: bool = False
     pods: Sequence[str] = field(default=())
-    """``namespace/name``, because containers do not know the job's name."""
+    """Containers do not know the job's name."""
     local_rank: int | None = None
     is_search: bool = False
-    """Ask all nodes; only those with the job's files answer."""
+    """Only nodes with the job's files answer."""
 
     def is_over(self, now: datetime) -> bool:
         """Return whether no more results can arrive."""
@@ -160,7 +159,7 @@ class FoundLine(Struct, frozen=True):
     local_rank: int | None = None
     known_by: TimeKnownBy = TimeKnownBy.LINE
     time_error: float | None = None
-    """Seconds; None if the line states it, or if unknown."""
+    """Seconds; None if stated or unknown."""
 
     @property
     def is_sure(self) -> bool:

@@ -10,10 +10,9 @@ KERNEL_SOURCES = frozenset({"kernel", "fabric-manager"})
 """Sources that trainings cannot write. Only their lines can concern a node or GPU."""
 TEXT_SOURCES = ("training", "launcher", "slurm")
 SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
-"""Built-in names; policies may add others."""
+"""Policies may add others."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 _ALIKE = 0.75
-"""Similarity from which a name counts as misspelt."""
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:

@@ -18,7 +18,7 @@ from trainmedic_logs.errors import DumpError
 SECONDS_PER_DUMP = 5
 """CPU seconds."""
 MEMORY = 2 * 1024**3
-"""Address space in bytes; a dump of 64 MiB takes up to 1 GiB."""
+"""A dump of 64 MiB takes up to 1 GiB."""
 LONGEST_ANSWER = 16 * 1024**2
 """Bytes; 512 ranks take 15 KiB each."""
 TOO_MUCH = "it has too many open collectives"

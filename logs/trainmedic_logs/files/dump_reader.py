@@ -23,9 +23,8 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 MOST_DUMPS = 4096
 """Per job."""
 _ANSWER_SHARE = 64
-"""Fraction of memory: Python's values take up to ten times as much."""
+"""Python's values take up to ten times as much."""
 _WALL_SECONDS = 60
-"""Per dump; `dump_child.SECONDS_PER_DUMP` limits CPU time."""
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 

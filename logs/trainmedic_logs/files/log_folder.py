@@ -30,12 +30,12 @@ from trainmedic_logs.files.reading_limits import LimitReached, ReadingLimits
 
 MOST_FILES = 20_000
 MOST_BYTES = 64 * 1024 * 1024
-"""Per file of lines; longer files are read at their end."""
+"""Longer files are read at their end."""
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Larger ones are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
 _TIGHTEST = 1032
-"""Compression ratio of deflate (zlib's technical details)."""
+"""Deflate's compression ratio."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
 _ASKED_EVERY = 64 * 1024
@@ -53,7 +53,6 @@ class Kind(StrEnum):
     ERROR = "error"
     """Exception written by torch's ``@record``."""
     SOURCES = "sources"
-    """The SDK's description of a rank's logs."""
     ATTEMPTS = "attempts"
     """Failed attempts, recorded by ``trainmedic-run``."""
     ENDED = "ended"

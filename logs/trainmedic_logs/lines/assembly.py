@@ -19,7 +19,7 @@ from trainmedic_logs.lines.step_trends import StepTrends
 PATIENCE = timedelta(seconds=5)
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)
 _MOST_OPEN = 256
-"""Held-back blocks and divided lines of a stream; the oldest goes first."""
+"""The oldest goes first."""
 _FUTURE = timedelta(minutes=1)
 
 

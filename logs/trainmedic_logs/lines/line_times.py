@@ -62,10 +62,10 @@ class Lacks(StrEnum):
 
 class Stated(NamedTuple):
     walls: tuple[datetime, ...]
-    """Aware if the zone is stated. Several if the order of day, month and year is ambiguous."""
+    """Several if the order of day, month and year is ambiguous."""
     lacks: Lacks = Lacks.NOTHING
     is_weak: bool = False
-    """Other numbers look the same, so it counts only close to the line's arrival."""
+    """Counts only close to the line's arrival."""
 
     @property
     def has_zone(self) -> bool:

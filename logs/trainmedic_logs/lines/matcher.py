@@ -27,7 +27,7 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
-"""Beginning of Trainmedic's own log notices; no rule takes them, to prevent loops."""
+"""No rule takes these notices, to prevent loops."""
 LONGEST_FIELD = 1024
 """Characters of a captured field."""
 
@@ -66,11 +66,10 @@ class LineMatch(Struct, frozen=True):
     near: tuple[str, ...] = ()
     """Rules with a literal but no pattern in the line: the wording may have changed."""
     start: int = 0
-    """In characters of the text, or of a record's words."""
+    """Offset in characters."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
     """Rules that the line ends, with the captured groups."""
     refused: tuple[str, ...] = ()
-    """Record rules whose condition does not hold."""
 
 
 _NOTHING = LineMatch()

@@ -34,7 +34,7 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
-"""Linux's, and getaddrinfo's negative ones. Path errors (2, 13, 17) state no cause."""
+"""Linux's, and getaddrinfo's negative ones."""
 _OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
 _TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
 _SQL = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
@@ -48,7 +48,7 @@ _BY_NPU_CODE: Mapping[int, CauseClass] = {
     507056: CauseClass.NETWORK,  # link errors between devices
     507057: CauseClass.NETWORK,
 }
-"""Of Ascend's runtime (``acl/error_codes``), without timeouts, which are consequences."""
+"""From Ascend's runtime (``acl/error_codes``)."""
 NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"

@@ -25,7 +25,7 @@ from trainmedic_logs.lines.matcher import LineMatch
 from trainmedic_logs.lines.rule import LogRule
 
 GpuLookup = Callable[[str], str | None]
-"""Returns a GPU's UUID by its logged PCI address, or None."""
+"""By its logged PCI address."""
 
 LONGEST_LINE = 500
 """Characters of a finding's line."""

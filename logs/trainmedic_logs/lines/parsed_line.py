@@ -34,7 +34,7 @@ _NAMES: Mapping[str, LogLevel] = {
     **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
-"""Level names in JSON; others mean info."""
+"""Others mean info."""
 _BEGINNING = 200
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
@@ -44,13 +44,13 @@ class ParsedLine(Struct, frozen=True):
 
     text: str
     at: datetime | None
-    """None unless the line states date and zone."""
+    """None unless date and zone are stated."""
     level: LogLevel
     rank: int | None = None
     local_rank: int | None = None
     """From torchrun's prefix."""
     stated: Stated | None = None
-    """Stated time without a zone or in an ambiguous form."""
+    """Without a zone or ambiguous."""
 
 
 def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ParsedLine | None:

@@ -13,7 +13,7 @@ from trainmedic_logs.lines.raw_text import has_controls, shown_of
 from trainmedic_logs.lines.records import REPORTS
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
-"""Stands for any bytes that are not UTF-8."""
+"""Any bytes that are not UTF-8."""
 
 
 class LineSearch:

@@ -29,11 +29,11 @@ class Prefixed(NamedTuple):
     text: str
     at: datetime | None = None
     is_partial: bool = False
-    """True if the container runtime divided the line."""
+    """Divided by the container runtime."""
     rank: int | None = None
     local_rank: int | None = None
     key: str = ""
-    """Prefixes without times, equal for a block's lines."""
+    """Without times, equal for a block's lines."""
 
 
 def split(text: str, source: str) -> Prefixed:

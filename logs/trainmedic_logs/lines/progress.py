@@ -39,7 +39,7 @@ _PREFIX = re.compile(r"^(?:\[?(?:INFO|DEBUG|SUCCESS|WARNING)\]?[\s:|-]*)+")
 
 class _Form(Struct):
     numbers: tuple[float | None, ...]
-    """Numbers of the last line; None unless an integer or an epoch's fraction."""
+    """None unless an integer or an epoch's fraction."""
     grown: list[int] = field(default_factory=list)
     is_learned: bool = False
 

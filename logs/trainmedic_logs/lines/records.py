@@ -27,7 +27,7 @@ EVENTS = (
     "detected",
     "end",
 )
-"""Events of the SDK; programs may add others."""
+"""Programs may add others."""
 MOST_MEMBERS = 64
 _LONGEST_TEXT = 1024
 _LONGEST_TRACEBACK = 6 * 1024
@@ -70,7 +70,6 @@ _TITAN = re.compile(
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
 _DEEPEST, _MOST_OBJECTS = 5, 64
-"""Limits of the search for metrics in a JSON line."""
 _SENTENCES = ("msg", "message", "text", "error")
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)

@@ -68,19 +68,19 @@ class LogRule(Struct, frozen=True):
     match: tuple[LinePattern, ...] = ()
     unless: tuple[str, ...] = ()
     when: str = ""
-    """Expression over ``fields`` and ``source``. With `record` it applies to records only."""
+    """Over ``fields`` and ``source``; with `record` for records only."""
     record: str = ""
-    """Event such as ``step``; "" for text rules."""
+    """Event such as ``step``."""
     is_general: bool = False
-    """Takes lines that no other rule takes."""
+    """Only if no other rule takes the line."""
     gpu: str = ""
-    """Template of the GPU's PCI address or UUID."""
+    """Template of PCI address or UUID."""
     ends: tuple[str, ...] = ()
     lasting: timedelta = timedelta(0)
-    """Time without an ending line before it is reported."""
+    """Minimum time before it is reported."""
     count: RequiredCount | None = None
     silence: timedelta = _SILENCE
-    """Time without a line, after which it is over, unless `until` is set."""
+    """Over after this time without a line, unless `until` is set."""
     until: str = ""
     """``boot``, ``attempt``, ``ends``, or "" for `silence`."""
     alert: RuleAlert | None = None
@@ -89,7 +89,7 @@ class LogRule(Struct, frozen=True):
 class RuleSet(Struct, frozen=True, dict=True):
     rules: tuple[LogRule, ...] = ()
     left_out: tuple[str, ...] = ()
-    """A newer server's rules that this version does not understand."""
+    """Not understood by this version."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "rules", tuple(sorted(self.rules, key=lambda rule: rule.name)))

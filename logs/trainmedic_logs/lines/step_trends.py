@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 
 _MOST_WINDOWS = 64
-"""Per stream; further windows are not judged."""
+"""Per stream."""
 _STEPS = 10
 _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
@@ -34,9 +34,9 @@ _OTHER_LOSSES = re.compile(
     r"(?i)loss[ _]?(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)\b"
     r"|\b(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)[ _/-]?loss|reward|\bkl\b|entropy|advantage"
 )
-"""In adversarial and reinforcement learning, a rising loss is normal."""
+"""A rising loss is normal for them."""
 _OF_SDK = "attempt"
-"""Member of SDK records, which have their own alerts."""
+"""SDK records have their own alerts."""
 
 
 _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
@@ -45,7 +45,7 @@ _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
 class _Level(Struct, frozen=True):
     loss: float
     spread: float
-    """Standard deviation, by the median absolute deviation."""
+    """By the median absolute deviation."""
     rate: float | None
 
 
@@ -55,7 +55,7 @@ class _Losses(Struct):
     block: list[float] = field(default_factory=list)
     count: int = 0
     settling: int = 0
-    """Levels after a raised learning rate that are no baseline."""
+    """Levels after a raised learning rate."""
     first: _Level | None = None
     best: _Level | None = None
     peak: float = 0.0
@@ -117,7 +117,7 @@ class _Window(Struct):
     step: float = -1
     epoch: float = -1
     is_judged: bool = True
-    """False if a healthy training's loss need not fall."""
+    """False if the loss need not fall."""
 
 
 class StepTrends:

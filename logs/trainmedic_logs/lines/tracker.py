@@ -30,7 +30,7 @@ _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
 _EVERY = timedelta(seconds=1)
-"""Minimum time between updates of one finding."""
+"""Between updates of one finding."""
 
 _Key = tuple[Any, ...]
 _Kept = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
@@ -52,11 +52,9 @@ class _Followed(Struct):
     has_changed: bool = False
     told_at: datetime | None = None
     refused: int = 0
-    """Consecutive records refused since the last match."""
     number: int = 0
     """Key in the store."""
     user: int | None = None
-    """User ID of the stream's writer, or None."""
 
     @property
     def kept(self) -> _Kept:
@@ -87,7 +85,7 @@ class FindingTracker:
         self._followed: dict[_Key, _Followed] = {}
         self._last_number = 0
         self._stored: Mapping[int, _Kept | None] = {}
-        """Last stored state; None to store it again."""
+        """None to store it again."""
         self._rows: set[_Key] = set()
         self._stretches: set[_Key] = set()
         """Findings counted in a row, which as many consecutive refused records end."""

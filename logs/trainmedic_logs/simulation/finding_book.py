@@ -23,7 +23,6 @@ class FindingBook:
         self._nodes_of_job = nodes_of_job
         self._known: dict[str, KnownFinding] = {}
         self._open: dict[str, str] = {}
-        """ID of the open finding, by its key."""
         self._episodes: dict[EpisodeKey, Episode] = {}
 
     @property

@@ -18,7 +18,6 @@ from trainmedic_logs.lines.tracker import FindingTracker
 from trainmedic_logs.simulation.log_test_format import JobEntry, LineEntry
 
 TICK = timedelta(seconds=1)
-"""Interval of agent and server while something may be due."""
 LAZY_TICK = timedelta(seconds=10)
 SETTLE = timedelta(seconds=10)
 """Time after the last line for held-back blocks, and after the failure for the verdict."""

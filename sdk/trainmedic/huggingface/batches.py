@@ -132,7 +132,6 @@ class LoadedBatches:
         self._has_trained = False  # whether any batch of it was trained on
         self._counting = 0.0  # seconds, in the current draw
         self.is_passed_over = False
-        """True if the rest of the current epoch was skipped."""
         self.skipped = 0
 
     @contextlib.contextmanager

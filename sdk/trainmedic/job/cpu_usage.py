@@ -9,7 +9,7 @@ PROC = Path("/proc")
 _SHORTEST = 1.0
 """Minimum seconds between readings."""
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
-"""Positions in ``/proc/<pid>/stat``, after the program's name (proc_pid_stat(5))."""
+"""Positions in ``/proc/<pid>/stat`` (proc_pid_stat(5))."""
 
 
 class CpuMeter:

@@ -22,7 +22,7 @@ log = logging.getLogger("trainmedic")
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
 LINE = "log"
-"""Event of `LineHandler`'s records, which are not written to a file."""
+"""Not written to a file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
 _MOST_MEMBERS = 32
@@ -33,7 +33,7 @@ _HOUR = 3600.0
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,59}\Z", re.ASCII)
 
 Found = Union[str, Mapping[str, Any]]
-"""A finding: a sentence, or a mapping with ``message`` and further members."""
+"""A sentence, or a mapping with ``message``."""
 Findings = Union[None, Found, Iterable[Found]]
 
 

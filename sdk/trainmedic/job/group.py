@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Protocol, TypeVar
 Value = TypeVar("Value")
 
 PATIENCE = 1800.0
-"""Seconds; checkpoints of large models take minutes."""
+"""Seconds; large checkpoints take minutes."""
 
 
 class Group(Protocol):

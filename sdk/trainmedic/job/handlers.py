@@ -26,7 +26,7 @@ NO_UPPER_BOUND = (
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 InForce = Callable[[str], "bool | None"]
-"""Returns whether the command's change is active, or None."""
+"""Returns None if unknown."""
 
 
 class HandlerRegistry:

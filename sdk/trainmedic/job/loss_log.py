@@ -18,20 +18,14 @@ COMPARED = 20
 FEWEST = 3
 """Compared losses that suffice."""
 EXACT_KERNELS = 1e-5
-"""Relative tolerance on CPUs, 84 times float32's machine epsilon (2^-23):
-
-MKL sums in another order if memory is aligned differently.
-"""
+"""84 times float32's machine epsilon (2^-23): MKL sums in another order if memory is aligned differently."""
 COARSE_KERNELS = 2.0**-7
-"""Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon.
-
-Their kernels may add in any order (PyTorch's notes on reproducibility).
-"""
+"""bfloat16's machine epsilon: kernels may add in any order (PyTorch's notes on reproducibility)."""
 _JUMP_SPREADS = 6.0
-"""A jump exceeds all earlier losses by this multiple of their range plus a quarter of the largest."""
+"""Multiple of the losses' range, plus a quarter of the largest."""
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW = 3
-"""With fewer losses a jump is five times the largest."""
+"""With fewer, a jump is five times the largest."""
 _LONGEST = 8192
 _CARRIED = 512
 _NOT_REPORTED = "no loss was reported for these steps before"
@@ -54,9 +48,9 @@ class LossCourse:
     tolerance: float = EXACT_KERNELS
     not_comparable: str = ""
     is_known: bool = True
-    """False if the batches may differ; differences are then no failure."""
+    """False if the batches may differ."""
     trouble_at: int | None = None
-    """First untrusted step; None without a fault. With one, only the first loss must agree."""
+    """First untrusted step. With one, only the first loss must agree."""
     changed_at: int | None = None
 
 

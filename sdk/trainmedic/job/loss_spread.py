@@ -10,9 +10,9 @@ _MOST_APART = 12
 _MOST_SPANS = 20
 _CURVE_POINTS = 33
 _APART_FACTOR = 8.0
-"""Multiple of the median distance from the median; one normally distributed rank in millions is that far."""
+"""One normally distributed rank in millions is that far."""
 _APART_LEAST = 0.01
-"""Share of the median, to exclude rounding."""
+"""To exclude rounding."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 

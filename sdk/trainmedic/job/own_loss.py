@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from trainmedic.job.reported_values import detached
 
 COPY_INTERVAL = 1.0
-"""Seconds; a copy costs the training thread some tens of microseconds."""
+"""Seconds; a copy takes tens of microseconds."""
 
 
 class _Copy(NamedTuple):
@@ -24,7 +24,7 @@ class OwnLoss:
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """Step and loss, maybe not finite; replaced as a whole."""
+        """Replaced as a whole."""
         self._copy: _Copy | None = None
         self.due_at = float("-inf")
 

@@ -14,9 +14,9 @@ _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\
 _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
-"""Reading past more batches would block the loop too long."""
+"""More would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
-"""Maximum multiple of the script's learning rate; most trainings diverge at four times the tuned one."""
+"""Most trainings diverge at four times the tuned rate."""
 
 
 @dataclass(frozen=True)

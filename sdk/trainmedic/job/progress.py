@@ -19,12 +19,11 @@ from trainmedic.wire.envelope import write_time
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
-"""Seconds; slow reads from shared file systems take as long."""
+"""Slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""Seconds before the job has its pace, because loading and compiling take minutes; also the limit of a window, except a
-pause."""
+"""Seconds, because loading and compiling take minutes; also the limit of a window, except a pause."""
 HANG_FACTOR = 5.0
-"""Multiple of the usual time between two reports."""
+"""Multiple of the usual interval between reports."""
 
 CHECKPOINT = "checkpoint"
 EVALUATION = "evaluation"
@@ -34,7 +33,7 @@ OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 
 TENSOR_INTERVAL = 0.05
-"""Minimum seconds between reports with tensors, because freeing a graph takes tens of microseconds."""
+"""Freeing a graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
 """Minimum seconds between reports beyond loss and gradient norm."""
 OVERFLOWS = 20
@@ -124,7 +123,7 @@ class Progress:
         self.steps = 0
         self._reported_step: int | None = None
         self.reached: tuple[int, int | None] = (0, None)
-        """`steps` and the last report's step, replaced as a whole."""
+        """`steps` and last step, replaced as a whole."""
         self.loss: Any = None
         self.own_loss = OwnLoss()
         self.grad_norm: Any = None
@@ -144,9 +143,8 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.rollback_not_held: bool | None = None
-        """True if the last rollback, answered ``applied``, did not hold; None without a rollback."""
+        """None without a rollback."""
         self.ranks_differing: int | None = None
-        """Ranks whose weights should be equal but differ, or None."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.

@@ -14,7 +14,7 @@ from trainmedic.job.progress import Progress
 FILE_NAME = "rank-0.json"
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
-"""Variable with the comma-separated IDs of rollbacks waiting when the last attempt ended."""
+"""Comma-separated IDs of rollbacks waiting when the last attempt ended."""
 _MOST_WAITING = 16
 _EVERY = 2.0
 _LOOK_EVERY = 0.25

@@ -38,9 +38,9 @@ class AttemptPlan:
     node: str
     environment: Mapping[str, str]
     grace: float
-    """Seconds from the ending signal to SIGKILL."""
+    """Seconds to SIGKILL."""
     hang_after: float | None
-    """Seconds beyond the job's own limit until a hang is ended; None for never."""
+    """Seconds beyond the job's own limit; None for never."""
     most_output: int
     prints_to_terminal: bool = False
 

@@ -43,11 +43,11 @@ class Cause:
     status: int
     """Exit code of the first failed rank, else of the launcher; negative for a signal."""
     kind: str = ""
-    """Kind of the last printed error, such as ``ValueError``, or ``hang``; else empty."""
+    """Such as ``ValueError``, or ``hang``."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     lost_peer: bool = field(default=False, compare=False)
-    """True if all failed ranks here had lost another."""
+    """True if all failed ranks here had."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"

@@ -29,7 +29,6 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
-"""Seconds from an attempt's start to the next one's standby."""
 _DELAY_AFTER_PROGRESS = 5.0
 """Seconds after an attempt with progress."""
 _SHORTEST_WAIT = 0.2

@@ -31,12 +31,12 @@ from typing import Any, Callable, NoReturn
 READ = b"1"
 _LONGEST_MESSAGE = 1 << 20
 _LONGEST_REQUEST = 1 << 16
-"""Bytes; default sockets accept such a message whole."""
+"""Default sockets accept such a message whole."""
 _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
 _ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
-"""Optional imports of ranks. The first optimizer imports the second, which takes as long as PyTorch."""
+"""The first optimizer imports the second, which takes as long as PyTorch."""
 
 
 def main(orders: int, threads: str) -> NoReturn:

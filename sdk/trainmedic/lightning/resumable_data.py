@@ -22,7 +22,6 @@ from trainmedic.trainer.patching import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
 _EARLIER_STATE = {"place", "began"}
-"""Members of loader states of earlier versions."""
 
 
 class ResumableData:

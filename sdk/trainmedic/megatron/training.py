@@ -29,7 +29,7 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
 _BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
-"""Configuration set by ``train()``, which expects it unset."""
+"""``train()`` expects it unset."""
 
 _FOR_A_ROLLBACK = {
     "finetune": False,

@@ -23,11 +23,11 @@ NEW = "new"
 """No baseline exists yet."""
 SLOW = "slow"
 WRONG = "wrong"
-"""Incorrect sums: worse than slow, because trainings do not check them."""
+"""Incorrect sums, which trainings do not check."""
 WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
-"""Good measurements to keep for each pair."""
+"""Per pair."""
 _SLOWER = 2.0
 """Multiple of the usual latency at which a barrier is slow."""
 _NOTICEABLE = 100e-6

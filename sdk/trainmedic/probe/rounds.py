@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Mapping, Sequence, Tuple
 
 Pair = Tuple[str, str]
-"""Two sorted node names; twice the same for the ranks within one node."""
+"""Sorted; equal names for one node."""
 
 
 def rounds(ranks_by_node: Mapping[str, Sequence[int]]) -> list[list[Pair]]:

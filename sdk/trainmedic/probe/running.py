@@ -29,7 +29,7 @@ class ProbeOptions:
     sizes: ProbeSizes = field(default_factory=ProbeSizes)
     backend: str = "auto"
     timeout: float = 120.0
-    """Seconds, for one operation and for the ranks to meet."""
+    """Seconds."""
     baselines: Path | None = None
     least_bytes_per_s: float | None = None
     even_if_training: bool = False

@@ -15,10 +15,10 @@ from trainmedic.ranks.shared_store import SharedStore
 Value = TypeVar("Value")
 
 SILENT_AFTER = 30.0
-"""Seconds without a heartbeat until a rank counts as gone."""
+"""Seconds without a heartbeat."""
 GONE = "gone"
 _GRACE = 15.0
-"""Additional wait for rank 0's result, in seconds."""
+"""Seconds more for rank 0's result."""
 _READ_INTERVAL = 1.0
 
 
@@ -26,7 +26,7 @@ _READ_INTERVAL = 1.0
 class Round:
     key: str
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Makes rank 0's result from values and missing ranks; None: its value is the result."""
+    """None: rank 0's value is the result."""
     outcomes_key: str | None = None
     patience: float = PATIENCE
 

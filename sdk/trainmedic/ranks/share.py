@@ -25,9 +25,9 @@ from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchroniz
 from trainmedic.wire import envelope
 
 PATIENCE = 10.0
-"""Wait for one late decision, in seconds."""
+"""Seconds for a late decision."""
 CALL_PATIENCE = 30.0
-"""Wait of ranks for each other at a command, in seconds."""
+"""Seconds at a command."""
 _MOST_GROUPS = 1000
 
 

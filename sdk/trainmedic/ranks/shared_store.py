@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NOTHING = "?"
-"""Placeholder, not JSON: comparing with it and setting it reads a key."""
+"""Not JSON: comparing with it and setting it reads a key."""
 _DELETED_AT_ONCE = 200
 _MOST_EXPIRED = 20_000
 

@@ -31,9 +31,9 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 GRACE = 15.0
-"""Additional wait for a slow store, in seconds."""
+"""Seconds more for a slow store."""
 JOIN_PATIENCE = 60.0
-"""Wait for admission by rank 0, in seconds."""
+"""Seconds."""
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0

@@ -36,7 +36,6 @@ LARGEST_GROWTH = 1000
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
 WORKERS = "workers"
-"""Replaces a command ID for the data loader workers."""
 _STARTS = 2
 
 
@@ -80,7 +79,6 @@ class FactorBounds:
 class ChangeTrial:
     changes: frozenset[str] = frozenset()
     step: int = 0
-    """Step after which the last change was made."""
     starts: int = 0
 
     @classmethod

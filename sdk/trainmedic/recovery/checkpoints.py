@@ -23,7 +23,7 @@ from trainmedic.wire import envelope
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
-"""The newest may hold the fault to undo."""
+"""The newest may hold the fault."""
 _LARGEST_MARK = 1 << 20
 _KEPT = ".trainmedic-rank-{rank:05d}.json"
 
@@ -34,7 +34,6 @@ class SavedCheckpoint:
     at: datetime
     """Completion, in UTC."""
     path: Any
-    """A path, or any value for loading."""
     complete: bool = True
     health: CheckpointHealth | None = None
     """None if unrecorded."""

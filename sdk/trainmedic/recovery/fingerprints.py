@@ -19,7 +19,7 @@ _MOST_LEAVES = 128  # most values of one batch
 _DEEPEST = 8
 
 Fingerprint = Union[int, "Unread", None]
-"""None if nothing in the batch can be sampled."""
+"""None if nothing can be sampled."""
 _Leaves = List[Any]  # bytes; immutable numbers, texts, types and shapes; tensors on a device
 
 
@@ -31,7 +31,7 @@ class Unread:
     def __init__(self, leaves: _Leaves, is_here: bool) -> None:
         self._leaves = leaves
         self.is_here = is_here
-        """True if reading waits for no device."""
+        """True if no device is waited for."""
 
     def read(self) -> Optional[int]:
         """Return the hash after waiting for the device, or None."""
@@ -72,7 +72,7 @@ def _name_of(dtype: Any) -> bytes:
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""Extent of sampling: types, plain values, arrays, or arrays on a device."""
+"""Types, plain values, arrays, or arrays on a device."""
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:

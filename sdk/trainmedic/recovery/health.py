@@ -30,7 +30,7 @@ _Factors = tuple[float, float]
 """Limits above the median, in standard deviations and as a part of it; the larger counts."""
 _NORMAL = 1.4826  # converts the median absolute deviation of normal noise to its standard deviation
 _ILL = (6.0, 0.25)
-"""A loss is unhealthy above its median by six standard deviations and by 25 %.
+"""Six standard deviations and 25 % above the median.
 
 Normal noise exceeds the first once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant losses.
 """
@@ -42,7 +42,7 @@ _REFRESH, _REFRESH_FALLING = 25, 5
 """Reports between computations of the limits."""
 _CALM = 3  # consecutive reports at the usual level that end a rise
 _LONGEST_RISE = 300.0
-"""Seconds; a longer rise is a new level, as of other data."""
+"""A longer rise is a new level."""
 _OFF_SCHEDULE = 0.05
 """Relative deviation of the learning rate, as in the alert TrainingLearningRateOff."""
 _SAID = ("finite", "ranks_agree", "on_schedule")
@@ -96,7 +96,7 @@ class Onset(NamedTuple):
 
     step: int
     is_rise: bool
-    """True if the losses show it, False if it is the alert's step."""
+    """False if it is the alert's step."""
     shown_at: int
     """First step certainly affected."""
 

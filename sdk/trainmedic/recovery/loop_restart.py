@@ -31,7 +31,7 @@ class LoopRestart:
     output: Mapping[str, Any] = field(default_factory=dict)
     """Known part of the answer."""
     trouble_at: int | None = None
-    """First untrusted step of a rollback; None if unknown."""
+    """First untrusted step."""
     others: tuple[SavedCheckpoint, ...] = ()
     """Older checkpoints, best first."""
 

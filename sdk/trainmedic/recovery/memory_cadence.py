@@ -9,7 +9,7 @@ import math
 from typing import Sequence
 
 HORIZON = 600.0
-"""Seconds that the checkpoints reach back; an alert's rollback takes about two minutes."""
+"""Seconds; an alert's rollback takes about two minutes."""
 FIRST_INTERVAL = 10
 """Steps between copies until their cost is known."""
 _REPLICA_REST = 4  # times the duration of a copy to another node, so that one is always complete
@@ -33,7 +33,7 @@ class MemoryCadence:
         self.every = every or 1
         self.interval = every or FIRST_INTERVAL
         self.horizon = 0
-        """Steps that the checkpoints reach back; 0 while unknown."""
+        """Steps; 0 while unknown."""
         self.replica_steps = 0
         """Multiples of this are copied to another node; 0 while unknown."""
         self._replica_every = replica_every

@@ -33,16 +33,16 @@ except ImportError:  # Windows has no shared memory of this kind
     fcntl = None  # type: ignore[assignment]
 
 ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
-"""Variable for another directory than ``/dev/shm``."""
+"""Replaces ``/dev/shm``."""
 STALE_AFTER = 3600.0
-"""Seconds, for trainings without a live process."""
+"""Seconds."""
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
 _LARGEST_MARK = 1 << 20
 _CHUNK = 1 << 26
 _VERSION = 1
 _LOCK = "lock"
 _HELD: set[tuple[int, str]] = set()
-"""Locks of this process by process ID, because a fork copies the set."""
+"""By process ID, because a fork copies the set."""
 
 
 class UntrustedMemory(TrainmedicError):
@@ -55,13 +55,13 @@ class SlotMark:
     """ID common to all ranks."""
     step: int
     at: str
-    """Time of the state, in the envelope's format."""
+    """In the envelope's format."""
     rank: int
     ranks: int
     size: int
     """Bytes in use."""
     structure: int
-    """Offset of the last part, which describes the others."""
+    """Offset of the last part."""
     checksum: int
     """CRC-32 of the bytes in use."""
     health: Mapping[str, Any] | None = None

@@ -27,7 +27,7 @@ class Return:
     accumulation_then: int
     is_scaled_otherwise: bool
     trouble_at: int | None
-    """First untrusted step; None without a fault."""
+    """First untrusted step."""
     has_state: bool = True
     """True if the checkpoint holds the run's own state."""
     has_random: bool = True

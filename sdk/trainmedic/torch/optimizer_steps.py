@@ -7,9 +7,8 @@ from typing import Any, Callable, Sequence
 import torch
 
 SILENT = 100
-"""Steps without an update until a warning."""
 _HOOKS = "_optimizer_step_pre_hooks"
-"""Attribute of `register_step_pre_hook`, which some wrappers lack."""
+"""Some wrappers lack it."""
 _MOST = 256
 
 

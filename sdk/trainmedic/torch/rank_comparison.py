@@ -32,9 +32,9 @@ class RankComparison:
         self._apart: set[str] = set(apart)
         self.differing: tuple[str, ...] = ()
         self.agree: bool | None = None
-        """Last result; None if unknown, and after a rollback."""
+        """None if unknown, and after a rollback."""
         self.trouble_at: int | None = None
-        """First step with a loss from possibly wrong weights, or None."""
+        """First step with a possibly wrong loss."""
 
     def compare(self, step: int, digests: Digests, memory: MemoryCheckpoints | None) -> None:
         """Compare the ranks' digests. Every rank calls it."""

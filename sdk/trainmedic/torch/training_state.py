@@ -46,15 +46,15 @@ class TrainingState:
     budget: RollbackBudget
     changes: AppliedChanges
     accumulation: int
-    """Batches per optimizer step, with changes by commands."""
+    """With changes by commands."""
     accelerated: AcceleratedSteps = field(default_factory=AcceleratedSteps)
     verifies: bool = True
     """True to compare loaded states with the saved digests."""
     memory: MemoryCheckpoints | None = None
     accumulates: bool = False
-    """True if the loop heeds ``Step.is_update``, and so supports any accumulation."""
+    """The loop heeds ``Step.is_update``."""
     keep_global_batch: bool | None = None
-    """With another number of ranks: None if possible, True or refuse, False never."""
+    """None if possible, True or refuse, False never."""
 
     rank_comparison: RankComparison = field(init=False)
     script_accumulation: int = field(init=False)
@@ -62,12 +62,12 @@ class TrainingState:
     given_accumulation: int = field(init=False)
     """Accumulation that the script asked for."""
     script_batch_size: int | None = field(init=False)
-    """Batch size of the script's loader; None if unknown or fixed."""
+    """None if unknown or fixed."""
     script_workers: int | None = field(init=False)
-    """Workers of the script's loader; None if fixed."""
+    """None if fixed."""
 
     global_step: int = 0
-    """Completed optimizer steps; a rollback decreases it."""
+    """A rollback decreases it."""
     batches_done: int = 0
     batch_log: BatchLog = field(default_factory=BatchLog)
     loss_log: LossLog = field(default_factory=LossLog)
@@ -87,7 +87,7 @@ class TrainingState:
     was_interrupted: bool = False
     """True if the last step was interrupted, so that the state is incomplete."""
     broken: HalfLoaded | None = None
-    """A partial load, after which nothing is saved."""
+    """Nothing is saved any more."""
 
     def __post_init__(self) -> None:
         # With an averager (``PostLocalSGDOptimizer``) the ranks differ between averages.

@@ -64,9 +64,9 @@ class _Pending:
     comparison: BatchComparison
     losses: LossComparison
     until: float
-    """``time.monotonic`` of the answer, with enough losses."""
+    """``time.monotonic``, with enough losses."""
     latest: float
-    """``time.monotonic`` of the answer, without enough losses."""
+    """``time.monotonic``, without enough losses."""
     batches: Mapping[str, Any] | None = None
     verdict: str = ""
 

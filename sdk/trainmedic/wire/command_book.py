@@ -14,7 +14,7 @@ from trainmedic.wire.reading import read_object
 MOST_WAITING = 1000
 """Commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
-"""Bytes; a larger record loses its outputs."""
+"""A larger record loses its outputs."""
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -30,7 +30,7 @@ class CommandRecord:
     """True if this process entered the command."""
     is_cut: bool = False
     is_forged: bool = False
-    """True for a wrongly signed record: the outcome is unknown."""
+    """The outcome is unknown."""
 
     @property
     def is_final(self) -> bool:
@@ -84,10 +84,10 @@ class Do(enum.Enum):
     ANSWER = enum.auto()
     CLOSE = enum.auto()
     WAIT = enum.auto()
-    """Wait: the repeat extends the command's time."""
+    """The repeat extends the command's time."""
     TAKE_OVER = enum.auto()
     DROP = enum.auto()
-    """Send no answer: the record is forged."""
+    """The record is forged."""
 
 
 @dataclass(frozen=True)

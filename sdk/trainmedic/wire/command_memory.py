@@ -24,7 +24,7 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 SECONDS = 30 * 24 * 3600
-"""Retention of a record: an undo can come days later, when its alert resolves."""
+"""An undo can come days later."""
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
 

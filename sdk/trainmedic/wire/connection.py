@@ -26,7 +26,6 @@ log = logging.getLogger("trainmedic")
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
 ANSWER_SECONDS = 5.0
-"""Seconds after which a silent connection is broken."""
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0

@@ -38,7 +38,7 @@ def notice_of_rules(node: str) -> str:
 class RulesNotice:
     digest: str
     at: datetime
-    """Since when these rules apply; readers reject older ones."""
+    """Readers reject older rules."""
 
     @classmethod
     def of(cls, rules: bytes, at: datetime) -> RulesNotice:

@@ -5,7 +5,7 @@ import time
 from collections import deque
 
 _random: deque[int] = deque()
-"""Precomputed 80 bits each, because a system call per ID would yield the GIL; cleared in forks."""
+"""80 bits each, because a system call per ID would yield the GIL; cleared in forks."""
 os.register_at_fork(after_in_child=_random.clear)
 
 

@@ -123,11 +123,10 @@ class LogFile:
     kind: str
     """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES`, `ENDED` or `FLIGHT_RECORDER`."""
     job: str | None
-    """None if the name was too long; `directory` is then its `encoded` name."""
+    """None if too long; `directory` is then its `encoded` name."""
     directory: str
     attempt: int
     node: str | None = None
-    """None if the path does not state it."""
     rank: int | None = None
     local_rank: int | None = None
     is_rotated: bool = False

@@ -26,14 +26,13 @@ LARGEST_COMMAND = 256 * 1024
 """Bytes of a command's JSON."""
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
-"""Polling after an unanswered command: the answer uses the same connection, and Redis ends blocking reads only ten
-times a second."""
+"""Seconds of polling: the answer uses the same connection, and Redis ends blocking reads only ten times a second."""
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
-"""Seconds between polls: the first, and a share of the time since the command."""
+"""Seconds, and share of the time since the command."""
 _PENDING_EVERY = 5.0
-"""Seconds between reads of pending entries, which may have come to an ending process."""
+"""Seconds; entries may have come to an ending process."""
 _COUNT = 20
-"""Few, because entries may be very large."""
+"""Entries may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 
@@ -51,9 +50,9 @@ class Addressee:
 class ReceivedCommand:
     command: Command
     entry: bytes
-    """Entry ID, on the stream until the final reply."""
+    """On the stream until the final reply."""
     client: redis.Redis
-    """Connection by which it came, only during the delivery."""
+    """Only during the delivery."""
     stream: str
 
     def drop(self) -> None:

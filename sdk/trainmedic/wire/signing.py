@@ -24,7 +24,7 @@ MORE_FIELD = b"more_signatures"
 _MOST_SIGNATURES = 8
 _READ_AGAIN_AFTER = 60.0
 _READ_AGAIN_AT_ONCE_AFTER = 2.0
-"""Seconds between reads caused by wrong signatures, which any client can provoke."""
+"""Seconds, because any client can provoke it."""
 _SEAL_BEGINS = b',"signature":"'
 _SEAL_ENDS = b'"}'
 _SEAL = re.compile(rb"[0-9a-f ]{0,1024}")

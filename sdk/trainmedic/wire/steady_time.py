@@ -15,9 +15,9 @@ from functools import partial
 from typing import Literal
 
 STEP_SECONDS = 60.0
-"""Tolerated difference; NTP corrects less at once."""
+"""NTP corrects less at once."""
 BELIEVED_AFTER_SECONDS = 900.0
-"""Time to correct an error. Equal to the default maximum age of alerts on which the server acts."""
+"""Equal to the default maximum age of alerts on which the server acts."""
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ since_boot: Callable[[], float] = (
 class ClockStep:
     seconds: float
     kind: Literal["stepped", "believed", "returned"]
-    """``stepped``: it jumped and is not followed yet; ``believed``: it is followed from now on; ``returned``: it agrees
-    again."""
+    """``stepped``: not followed yet; ``believed``: followed from now on; ``returned``: it agrees again."""
 
     def __str__(self) -> str:
         if self.kind == "returned":

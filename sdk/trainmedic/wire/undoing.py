@@ -11,11 +11,11 @@ from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
 KNOWN = "known"
-"""Member of the output with the proof, which the server requires."""
+"""The server requires this proof."""
 NEVER_APPLIED = "never_applied"
-"""The receiver remembers everything since the command was issued."""
+"""Everything is remembered since before the command."""
 NOT_IN_FORCE = "not_in_force"
-"""The receiver records active changes, and this one ended."""
+"""Recorded, and ended."""
 
 _RESOLUTION = timedelta(milliseconds=1)  # of the time in an ID
 

@@ -32,13 +32,13 @@ log = logging.getLogger("trainmedic")
 STREAM_SECONDS = 24 * 3600
 """Expiry of the command stream after its receiver's end."""
 LARGEST_PRESENCE = 1024 * 1024
-"""Bytes; the placement of 8,192 ranks takes about 800 KB."""
+"""8,192 ranks take about 800 KB."""
 REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
 _LONGEST_REFUSAL = 30.0
-"""Seconds, in which the server repairs a tampered stream of replies."""
+"""Seconds in which the server repairs a tampered stream."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class OutgoingReplies:
     entry: bytes | None = None
     remember: CommandRecord | None = None
     forget: bool = False
-    """True if the command expired: its record is deleted."""
+    """The command expired: its record is deleted."""
     notice: Notice | None = None
 
     @property
@@ -65,7 +65,7 @@ class PresenceKey:
     owner: str
     describe: Callable[[], Mapping[str, Any]]
     on_conflict: Callable[[Mapping[str, Any]], None]
-    """Called with the presence of another live process of the same name."""
+    """With another live process's presence."""
     seconds: int = 15
     every: float = 5.0
     """Seconds between two renewals."""

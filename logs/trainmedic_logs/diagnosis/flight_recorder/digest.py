@@ -15,11 +15,11 @@ from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
 RULE = SOURCE = "flight-recorder"
-"""A name of no log rule or policy."""
+"""No log rule or policy has it."""
 LONGEST = 24 * 1024
-"""Characters of a line; ten fit into an excerpt."""
+"""Ten fit into an excerpt."""
 _KEPT = ((16, 8), (4, 0))
-"""Open and completed collectives per group, with a second choice for too long lines."""
+"""Open and completed collectives per group; the second for too long lines."""
 _LARGEST = 2**63 - 1
 
 

@@ -13,12 +13,12 @@ from trainmedic_logs.diagnosis.flight_recorder import plain_pickle
 from trainmedic_logs.errors import DumpError
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Size of a file; 2,000 entries with call stacks take about 5 MiB."""
+"""2,000 entries with call stacks take about 5 MiB."""
 MOST_ENTRIES = 200_000
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
 MOST_MEMBERS = 1_000_000
-"""Ranks of all groups; a small pickle can repeat a list 20,000 times."""
+"""A small pickle can repeat a list 20,000 times."""
 _DONE_KEPT = 32
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
@@ -28,7 +28,7 @@ _RANKS = re.compile(r"\d{1,7}")
 class ProcessGroup(Struct, frozen=True):
     name: str
     description: str
-    """Such as ``TENSOR_MODEL_PARALLEL_GROUP``; ``default_pg`` has all ranks."""
+    """``default_pg`` has all ranks."""
     ranks: tuple[int, ...] = ()
     """Ascending; empty if not stated."""
 
@@ -38,7 +38,7 @@ class Entry(Struct, frozen=True):
 
     group: ProcessGroup
     number: int
-    """Number in the group, the same for all members."""
+    """The same for all members."""
     operation: str
     sizes: str
     """Input sizes: ``[[4096, 5120]]``."""
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True):
     is_started: bool
     """Its kernel runs."""
     created_ns: int
-    """Call by the node's clock, in ns since 1970."""
+    """Nanoseconds since 1970, by the node's clock."""
 
 
 class Dump(Struct, frozen=True):
@@ -54,7 +54,7 @@ class Dump(Struct, frozen=True):
     groups: tuple[ProcessGroup, ...]
     entries: tuple[Entry, ...]
     last_called: frozenset[int] | None
-    """Last collective called per group; None if not stated."""
+    """By group; None if not stated."""
 
 
 class TakenGroup(TypedDict):

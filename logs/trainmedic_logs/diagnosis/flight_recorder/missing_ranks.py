@@ -22,13 +22,13 @@ class Waiting(Struct, frozen=True):
     number: int
     operation: str
     since: datetime | None
-    """First call of a waiting rank, by its node's clock (UTC)."""
+    """By its node's clock (UTC)."""
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
-    """Members that did not call it, by their own dumps."""
+    """By their own dumps."""
     silent: tuple[int, ...]
     differing: tuple[int, ...] = ()
-    """With another operation than the majority: the program diverged."""
+    """The program diverged."""
 
 
 class Reading(Struct, frozen=True):

@@ -27,7 +27,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 PATIENCE = 120.0
-"""Seconds to wait for a pending checkpoint before any is changed."""
+"""Seconds."""
 _LONGEST = 1800.0  # seconds that rank 0 waits for the other parts
 _LOOK_EVERY = 0.2
 _WRITTEN, _FAILED = "written-", "failed-"

@@ -31,7 +31,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ALERT_TO_ROLLBACK = 120.0
-"""Seconds, with the shipped rules and playbooks."""
+"""Seconds, with the shipped rules."""
 RUN = "run.pt"
 _SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
@@ -50,7 +50,7 @@ class CheckpointStorage(Protocol):
     """Storage of checkpoints. Methods raise OSError or the user's errors."""
 
     directory: Path | None
-    """For small files about the run; None for none."""
+    """For small files."""
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]: ...
 

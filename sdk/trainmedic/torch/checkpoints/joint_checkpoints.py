@@ -31,7 +31,6 @@ from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 NewGroup = Callable[[str], Group]
-"""Returns a group of all ranks, by name."""
 
 
 class JointContents(Protocol):

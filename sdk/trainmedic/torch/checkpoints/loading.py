@@ -30,7 +30,6 @@ class LoadedCheckpoint:
     kept: KeptState | None
     """The run's own state, or None."""
     unusable: list[str]
-    """Faults of the checkpoints tried before it."""
     verified: Mapping[str, Any]
     """The answer's ``verified.parameters``."""
 

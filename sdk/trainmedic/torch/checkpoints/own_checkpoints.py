@@ -75,7 +75,6 @@ class OwnCheckpoints:
         self._abandoned = self._recall()
         self._kept_health = self._recall_health()
         self.writes_files = True
-        """True if this process writes into ``directory``."""
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         return [

@@ -48,7 +48,6 @@ class Course:
     """Identity of a course. Parts of different ones are never combined."""
 
     name: str
-    """New for each start of the processes."""
     turn: int = 0
 
     def set_id(self, step: int) -> str:

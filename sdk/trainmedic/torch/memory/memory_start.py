@@ -36,21 +36,18 @@ class Memory:
     """Options of in-memory checkpoints for `trainmedic.torch.attach`. Raises ConfigurationError."""
 
     every: int | Literal["auto"] = "auto"
-    """Steps between checkpoints, raised to respect ``share``. ``"auto"``: as few as ``share`` allows."""
+    """Steps between checkpoints, raised to respect ``share``. ``"auto"``: as few as it allows."""
     keep: int = 4
-    """Number kept, at distances that grow with age; one more slot is written to."""
+    """At distances that grow with age; one more slot is written to."""
     limit: int | None = None
-    """Most bytes on each rank. None: its part of half the node's available memory."""
+    """Bytes per rank. None: its part of half the available memory."""
     share: float | None = None
-    """Average share of a step that training may wait, such as 0.01.
-
-    None: 0.8 % for steps of 10 ms, falling to 0.15 % from 100 ms on.
-    """
+    """Share of a step that training may wait. None: 0.8 % for 10 ms, falling to 0.15 % from 100 ms on."""
 
     asynchronous: bool = False
-    """True writes ``checkpoint_every``'s checkpoints in the background."""
+    """Also write ``checkpoint_every``'s checkpoints in the background."""
     replica_every: float | None = None
-    """Minimum seconds between copies to another node. None: no copies."""
+    """Seconds between copies to another node. None: no copies."""
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("keep", self.keep), ("limit", self.limit)):

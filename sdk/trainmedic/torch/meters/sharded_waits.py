@@ -34,7 +34,7 @@ _FLAT_GATHERING = "_all_gather_flat_param"
 _FLAT_SUMS = ("_reduce_grad", "_reduce_grad_no_shard")
 """Summing functions of `FullyShardedDataParallel` on a CPU."""
 _CUDA_EVERY = 4
-"""Steps per measured one, because a hundred layers need hundreds of events."""
+"""A hundred layers need hundreds of events."""
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 

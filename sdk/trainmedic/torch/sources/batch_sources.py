@@ -24,7 +24,7 @@ class BatchSource:
     """
 
     kind: str
-    """Name in checkpoints, which must not change."""
+    """In checkpoints, so it must not change."""
     batch_size: int | None = None
     workers: int | None = None
 

@@ -14,7 +14,7 @@ from trainmedic.torch import randomness
 
 _MOST_ENDS = 1000
 Position = int
-"""Entries before it in the epoch's order: samples, or batches of the user's batch sampler."""
+"""In samples, or in batches of the user's batch sampler."""
 
 
 class SampleOrder:

@@ -21,7 +21,6 @@ from trainmedic.torch.sources.batch_sources import (
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, shuffles
 
 _LAST = 4
-"""Batches to compare after reading the epoch again."""
 
 
 class StatefulSource(IteratedSource):
