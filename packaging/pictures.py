@@ -48,7 +48,7 @@ Point = tuple[float, float]
 
 
 class LossRecord:
-    """Losses of a job, read from its metrics endpoint in a thread, as (seconds since 1970, loss)."""
+    """Losses of a job, read in a thread, as (seconds since 1970, loss)."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -133,7 +133,6 @@ def screenshot(url: str, scheme: Any) -> bytes:
 
 
 def loss_curve(points: Sequence[Point], caused: float, events: Sequence[Mapping[str, Any]]) -> str:
-    """Return the losses as SVG, with the fault, the rollback and the undo marked."""
     begin, end = points[0][0], points[-1][0]
     low, high = min(loss for _, loss in points), max(loss for _, loss in points)
 

@@ -202,7 +202,7 @@ class CommandRunner:
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Undo a command that an earlier process may have begun; return whether certainly no effect is left."""
+        """Undo a command that an earlier process may have begun; return whether no effect is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):
@@ -219,7 +219,7 @@ class CommandRunner:
         """Return whether the command to be undone may have had an effect.
 
         A command that never arrived is revoked, so that it cannot act later. Raises CommandFailed while it is running,
-        or if the journal may have been lost since it was sent; JournalUnavailable.
+        or if the journal may have been lost; JournalUnavailable.
         """
         record = self._known(command_id)
         if record is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):

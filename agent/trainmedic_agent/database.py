@@ -203,10 +203,7 @@ class AgentDatabase:
 
 
 def _locked_file(directory: Path) -> IO[bytes]:
-    """Lock a file for the process's lifetime.
-
-    Mode 0600: a user who can open it could prevent the agent's start.
-    """
+    """Lock a file for the process's lifetime, with mode 0600: others could prevent the agent's start."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")
     try:

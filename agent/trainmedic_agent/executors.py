@@ -22,8 +22,8 @@ class AcceptedCommand(Struct, frozen=True):
     """A journaled command.
 
     - ``resumed``: an earlier process may have begun it
-    - ``is_stopping``: the agent is stopping; a long-running executor then raises `CommandInterrupted`
-    - ``is_withdrawn``: the server has withdrawn it (`SupportsWithdrawal`)
+    - ``is_stopping``: a long-running executor then raises `CommandInterrupted`
+    - ``is_withdrawn``: see `SupportsWithdrawal`
     """
 
     command: Command
@@ -48,11 +48,10 @@ class Executor(Protocol):
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         """Return the output as JSON-compatible values.
 
-        A command with ``undo_of`` reverts an earlier one that may have had an effect: it was applied, it failed, or the
-        executor remembers it (`RemembersEffects`).
+        A command with ``undo_of`` reverts an earlier one that may have had an effect.
 
-        Raises CommandRejected, CommandUnsupported, CommandFailed or CommandInterrupted. Other exceptions are logged and
-        answered as failed.
+        Raises CommandRejected, CommandUnsupported, CommandFailed or CommandInterrupted. Other exceptions are answered
+        as failed.
         """
         ...
 

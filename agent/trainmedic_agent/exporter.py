@@ -73,7 +73,7 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> bool:
-        """Return whether the readings are recent; False if another scrape's takes too long."""
+        """Return False if another scrape's reading takes too long."""
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._late += 1
             return False

@@ -150,6 +150,5 @@ def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
 
 
 def _action(code: int, recovery_action: str | None) -> str:
-    """Return an XID's action, or the driver's if the catalogue defers to it."""
     action = xid(code).action
     return action if action != "driver_says" else _DRIVERS_WORD.get(recovery_action or "", "ask")

@@ -31,7 +31,7 @@ _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_
 class KnownGpu(Struct, frozen=True):
     """A present or former GPU.
 
-    - ``is_present``: listed by the driver now, even if stuck
+    - ``is_present``: listed by the driver, even if stuck
     - ``xids``: errors by code, since the last reboot or reset
     - ``recovery_action``: requested by the driver
     """
@@ -43,10 +43,7 @@ class KnownGpu(Struct, frozen=True):
     energy_mj: int | None = None
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
-        """Return the GPU after a reading, without its errors if it was reset.
-
-        Readings fail during a reset, so the last known values are kept for the comparison.
-        """
+        """Return the GPU after a reading, without its errors if it was reset."""
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
         action = reading.recovery_action or asked_for

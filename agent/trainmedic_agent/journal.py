@@ -69,10 +69,7 @@ class Journal(AgentDatabase):
         return _record(*rows[0]) if rows else None
 
     def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
-        """Add a command and return None, or return its record.
-
-        An expired command was never applied, so it is added again.
-        """
+        """Add a command and return None, or return its record. An expired command is added again."""
 
         def enter(connection: sqlite3.Connection) -> CommandRecord | None:
             record = self.look_up(command.id)

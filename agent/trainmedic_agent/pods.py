@@ -35,9 +35,9 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 
 
 def pod_in(groups: bytes) -> str | None:
-    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text, or None.
+    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text.
 
-    The outermost pod is the cluster's. Groups of a login are ignored: the user chooses their names.
+    Groups of a login are ignored: the user chooses their names.
     """
     match = _POD.search(b"\n".join(line for line in groups.split(b"\n") if _LOGIN not in line))
     return match[1].decode().replace("_", "-") if match is not None else None

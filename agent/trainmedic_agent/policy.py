@@ -35,7 +35,7 @@ _LONGEST_LEASE = timedelta(days=1)
 class PowerBounds(Struct, frozen=True):
     """Bounds of ``gpu.power_limit``.
 
-    - ``floor_percent``: minimum, in percent of the card's default
+    - ``floor_percent``: of the card's default
     - ``max_lease``: maximum duration of an unrenewed cap
     """
 
@@ -48,7 +48,7 @@ class Policy(Struct, frozen=True):
 
     - ``allow``: allowed changing actions
     - ``containers``: None: nothing may be removed
-    - ``logs``: None: the log reader is not loaded
+    - ``logs``: None: no log reader
     - ``digest``: first 12 hexadecimal digits of the file's SHA-256
     """
 
@@ -166,7 +166,6 @@ def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
 
 
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
-    """Add line and column: an unknown key's, else the value's."""
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.path, str(fault), at_key=is_about_a_key))
 

@@ -47,12 +47,7 @@ class ReadsLogs(Protocol):
 
 
 class AgentParts(Struct, frozen=True):
-    """Parts that act on the node.
-
-    - ``executors``: one for each known action
-    - ``inventory``: the GPUs' part of the presence
-    - ``log_reader``: None if the policy names no logs
-    """
+    """Parts that act on the node. ``log_reader`` is None if the policy names no logs."""
 
     executors: Sequence[Executor] = ()
     tasks: Sequence[PeriodicTask] = ()

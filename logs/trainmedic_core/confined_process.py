@@ -86,7 +86,7 @@ class ConfinedProcess:
     def ask(self, request: bytes, seconds: float) -> bytes:
         """Return the answer line, cut after `longest_answer` bytes.
 
-        It has no line feed if the process ended or took longer than `seconds`. Raises OSError if it cannot start.
+        It has no line feed if the process ended or took too long. Raises OSError if it cannot start.
         """
         process = self._process = self._process or self._start(self._module, self._arguments)
         watchdog = threading.Timer(seconds, process.kill)

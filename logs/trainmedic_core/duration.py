@@ -35,7 +35,6 @@ def parse(text: str) -> timedelta:
 
 
 def _meant(text: str) -> str:
-    """Suggest how to write a text such as ``1.5 hours``."""
     at, total = 0, timedelta(0)
     while at < len(text) <= 40 and (part := _LONG_PART.match(text, at)):
         unit = part[2].lower()

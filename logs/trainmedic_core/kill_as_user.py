@@ -30,7 +30,6 @@ def kill_group(group: int, uid: int) -> bool:
 
 
 def _ended(send: Callable[[], None], uid: int) -> bool:
-    """Return whether `send` was permitted in time, as `uid`."""
     if uid == os.geteuid():
         return _sent(send)
     outcome: list[bool] = []

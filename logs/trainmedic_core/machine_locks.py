@@ -28,7 +28,7 @@ _own_lock = threading.Lock()
 
 
 class FileLock:
-    """Lock on a file's inode, so links, bind mounts and other containers share it.
+    """Lock on a file's inode, so links, bind mounts and containers share it.
 
     It survives other opens and closes of the file.
     """
@@ -148,7 +148,6 @@ def _address(name: str) -> str:
 
 
 def _bound(address: str) -> socket.socket | None:
-    """Return a listening socket, or None if in use."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(address)

@@ -112,8 +112,6 @@ def faults(
 
 
 class _Place(Struct, frozen=True):
-    """An error's path, the tried union branches, and the value."""
-
     path: DocumentPath
     labels: tuple[str, ...]
     value: Any
@@ -144,7 +142,6 @@ def _has(value: Any, part: int | str) -> bool:
 
 
 def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
-    """Return whether the value fits the error's union branch, or the first if it fits none."""
     here = _shape(place.value)
     shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
     if here in shapes:

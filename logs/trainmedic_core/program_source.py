@@ -160,7 +160,7 @@ def _start(
     running: set[int],
     silence: int,
 ) -> int:
-    """Return the program's process ID, or a negative errno."""
+    """Return the process ID, or a negative errno."""
     while len(running) >= _MOST_RUNNING:
         _end(min(running), running)  # the oldest was never ended
     try:

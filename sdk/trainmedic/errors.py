@@ -43,5 +43,5 @@ class Unsupported(Refusal):
 class Interrupted(BaseException):
     """A training step hangs, and a waiting command can help.
 
-    The integration catches it. Not an Exception, so that ``except Exception`` does not swallow it.
+    Not an Exception, so that ``except Exception`` does not swallow it.
     """

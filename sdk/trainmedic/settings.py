@@ -98,7 +98,7 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Raises ConfigurationError without a key in its text. ``job.connect_options`` checks the Redis URL."""
+    """Raises ConfigurationError without a key in its text."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):
@@ -143,7 +143,7 @@ def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable
 
 
 def _previous_key(env: Mapping[str, str]) -> bytes | None:
-    """Return the key that is still accepted; None if withdrawn (its file is gone or empty)."""
+    """Return the key that is still accepted, unless withdrawn."""
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
     if env.get(variable):

@@ -41,7 +41,7 @@ def driver_error(error: Any) -> GpuError:
 
 
 def call_error(error: Any, called: str) -> GpuError:
-    """Translate an error of a call on a card (its UUID) or on ``the driver``."""
+    """Translate an error of a call on a card or ``the driver``."""
     if error.value in STALE:
         return driver_error(error)
     if error.value in CARD_GONE:

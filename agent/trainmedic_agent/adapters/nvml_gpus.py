@@ -141,7 +141,6 @@ class NvmlGpus:
 
 
 def _fixed(session: NvmlSession, uuid: str, handle: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Like `collect`, for constant readings, cached once complete."""
     if uuid in session.fixed:
         return session.fixed[uuid], {}
     values, unread = collect(FIXED, handle, _ENDS_READING)

@@ -20,7 +20,7 @@ Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values, and errors by query name, without unsupported readings.
 
-    Raises errors with a code in `ends`, after which all queries fail.
+    Raises errors with a code in `ends`.
     """
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}

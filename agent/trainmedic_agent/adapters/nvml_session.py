@@ -52,10 +52,10 @@ class NvmlSession(Struct):
     """State of open NVML.
 
     - ``name``: changes after a driver reload or a restart of this process
-    - ``opened_at``: monotonic seconds of the opening, or of a later loss of a card
-    - ``infos``, ``handles``: cards that responded at opening; handles by UUID
-    - ``fixed``: constant readings by UUID, once complete
-    - ``events``: event set that collects XIDs. None if it cannot be created
+    - ``opened_at``: monotonic seconds, also of a later loss of a card
+    - ``infos``, ``handles``: cards that responded; handles by UUID
+    - ``fixed``: constant readings by UUID
+    - ``events``: event set that collects XIDs, or None
     - ``lost``, ``problems``: a sentence for each card that stopped responding, or did not at opening
     """
 
@@ -107,7 +107,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
-        """Like `open`, plus the card's handle. Success shows that the card is not lost."""
+        """Yield the session with the card's handle."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:
@@ -118,7 +118,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
-        """Yield the session, opened if necessary. Translates NVML errors, for the card `uuid` if given."""
+        """Yield the session, opened if necessary. Translates NVML errors."""
         with self._lock:
             session = self._current()
             self._in_flight += 1

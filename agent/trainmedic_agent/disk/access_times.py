@@ -72,7 +72,7 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 
 
 def _mounts_of_others(proc: Path) -> list[Mount]:
-    """Return the mounts of machine and containers. Raises OSError if some cannot be read.
+    """Return the mounts of machine and containers. Raises OSError.
 
     Namespaces with the first process's ``/`` are skipped: services' restrictions would show nearly everything as
     read-only.
@@ -109,5 +109,4 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
-    """Return device and root of the visible mount at ``/``, or None."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

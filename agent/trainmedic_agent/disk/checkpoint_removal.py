@@ -129,8 +129,6 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Deletion of a directory's contents from the leaves up, until an error or a change since the survey."""
-
     throttle: Throttle
     root: Root
     cutoff_ns: int
@@ -162,7 +160,6 @@ class _ContentsRemoval(Struct):
                 os.close(descriptor)
 
     def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
-        """Remove the last level's directory. Return why not, or None."""
         emptied, path = levels.pop()
         os.close(emptied)
         parent, parents_path = levels[-1]
@@ -180,7 +177,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink_files(self, fd: int, path: str) -> str | Reason | None:
-        """Delete the directory's files. Return the first subdirectory's name, or a reason to stop."""
+        """Return the first subdirectory's name, or a reason to stop."""
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -191,7 +188,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink(self, fd: int, path: str, name: str) -> str | Reason | None:
-        """Delete a file. Return its name if it is a directory, or a reason to stop."""
+        """Return the name if it is a directory, or a reason to stop."""
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             return name

@@ -112,7 +112,7 @@ def inode_at(path: str | os.PathLike[str]) -> Inode | None:
 
 
 def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> Root | str:
-    """Return the root, or why it is refused. Each directory is checked by descriptor: paths can change."""
+    """Return the root, or why it is refused, checking each directory by descriptor: paths can change."""
     fd = os.open("/", _OPEN_DIRECTORY)
     try:
         top = os.fstat(fd)
@@ -145,7 +145,6 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
-    """Return why another user could replace entries of this directory, or None."""
     if facts.st_uid not in trusted:
         return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
@@ -189,7 +188,7 @@ class Filesystem(Struct):
 
 
 class Filesystems:
-    """File systems of a cleaning by device number, open until `close`. `target`: percentage of free space."""
+    """File systems of a cleaning by device number, open until `close`."""
 
     def __init__(self, measure: MeasureSpace, target: float | None, *, dry_run: bool, throttle: Throttle) -> None:
         self._measure = measure
@@ -236,7 +235,6 @@ class Filesystems:
         return False
 
     def output(self) -> Mapping[str, Any]:
-        """Return each file system's output, and the smallest free share before and after."""
         parts = [self._part(device) for device in self._by_device]
         if not parts:
             return {"filesystems": []}

@@ -18,7 +18,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(Struct, frozen=True):
-    """A line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+    """A line of ``/proc/PID/mountinfo``."""
 
     number: int
     device: bytes

@@ -98,7 +98,7 @@ class ReadWatch:
                 return
 
     def _add(self, directory: WalkedDirectory, is_deep: bool) -> set[int]:
-        """Return watch numbers of a directory, and subdirectories if `is_deep`, with `_FAILED` after an error."""
+        """Return watch numbers, with `_FAILED` after an error."""
         numbers: set[int] = set()
 
         def add(inner: WalkedDirectory, _: bool = True) -> bool:

@@ -36,8 +36,6 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Methods return the freed bytes, or why the file was left."""
-
     usage: FileUsage
     age_by: AgeBy
     cutoff_ns: int

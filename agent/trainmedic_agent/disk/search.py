@@ -109,8 +109,7 @@ class FileSearch(_Search):
     def batches(self, enough: Set[int]) -> Iterator[Iterable[MatchedFile]]:
         """Yield matching files, oldest first, in batches.
 
-        Roots on devices in `enough`, which the caller may extend, are not walked again. When the throttle ends the
-        search, the batch is dropped.
+        Roots on devices in `enough`, which the caller may extend, are not walked again.
         """
         after = b""
         while True:

@@ -84,8 +84,7 @@ class Walk(Struct, frozen=True):
     def __call__(self, root: Root) -> Generator[WalkedEntry, None, None]:
         """Yield each matching non-directory with its directory, and each directory with None at its end.
 
-        It is incomplete if the throttle stops it. The caller closes the generator (`contextlib.closing`), which holds
-        descriptors.
+        It is incomplete if the throttle stops it. The caller closes the generator, which holds descriptors.
         """
         levels: list[_Level] = []
         count = 0

@@ -27,7 +27,7 @@ class CpuTimes(Struct, frozen=True):
 
 
 def cpu_times(proc: Path = PROC) -> CpuTimes:
-    """Read ``/proc/stat``: user nice system idle iowait irq softirq steal; user includes guest times (proc_stat(5))."""
+    """Read ``/proc/stat``: user nice system idle iowait irq softirq steal; user includes guest times."""
     ticks = [int(text) for text in proc.joinpath("stat").read_text().split("\n", 1)[0].split()[1:9]]
     return CpuTimes(ticks[3], ticks[4], sum(ticks))
 
@@ -113,7 +113,6 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
 
 
 def _mounts(proc: Path) -> dict[str, str]:
-    """Return file system types by mount point."""
     kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -135,7 +134,6 @@ def _device(mount: str) -> int:
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """Return the percentage of the last 10 s in which tasks waited."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}

@@ -192,10 +192,7 @@ class FindingRelay:
         return raw if len(raw) <= LARGEST_UPDATE else None
 
     def _measured(self, client: redis.Redis) -> float | None:
-        """Return the maximum clock difference to Redis in seconds: the measured one plus half the round trip.
-
-        None if this user may not call TIME.
-        """
+        """Return the maximum clock difference to Redis in seconds; None if this user may not call TIME."""
         asked = time.monotonic()
         try:
             seconds, microseconds = client.time()

@@ -41,7 +41,7 @@ class ReaderUser(Struct, frozen=True):
 
 
 def reader_user(name: str | None) -> ReaderUser:
-    """Return the user for reading logs. Raises ConfigurationError if a named user does not exist.
+    """Return the user for reading logs. Raises ConfigurationError.
 
     Without the default user it is one without an account: the agent's own user could signal the agent, and root could
     open root's files.
@@ -63,8 +63,7 @@ def reader_user(name: str | None) -> ReaderUser:
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
     """Return the user for reading logs, who can reach `paths`, and the reason if it is this process's own.
 
-    `is_started`: this process starts the reader under that user. Raises ConfigurationError if a named user does not
-    exist.
+    `is_started`: this process starts the reader. Raises ConfigurationError.
     """
     user = reader_user(name)
     if user.uid == os.geteuid():
@@ -113,7 +112,7 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 class ReaderChild(subprocess.Popen[bytes]):
     """The reader as child process and group leader.
 
-    The kernel ends its own child, of another user, with it only if it may signal that child.
+    The kernel ends its own child with it only if it may signal that child.
     """
 
     user_of_child: int | None = None
@@ -158,10 +157,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Drop user, capabilities, new privileges and memory that reading does not need.
-
-    Raises ConfigurationError.
-    """
+    """Drop unneeded user, capabilities and memory. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -184,9 +180,9 @@ def confine(user: ReaderUser, memory: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Make the kernel end this process with its parent.
+    """Make the kernel end this process with its parent. Raises ConfigurationError.
 
-    A change of user resets this, so call it afterwards. Raises ConfigurationError if the parent has ended.
+    A change of user resets this, so call it afterwards.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -139,7 +139,7 @@ class GuardedFiles:
             way.bind(self._users.rights_of(uid), number)
 
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
-        """Return the rights that a naming file has: its owner's, and those of all users who could have placed it.
+        """Return the rights of the users who could have placed or own a naming file.
 
         If root owns the file or a directory of the job, root of any container may have created it.
         """
@@ -157,7 +157,6 @@ class GuardedFiles:
         return rights
 
     def _own_place(self, path: str) -> str:
-        """Return the directory of a file's writer: a pod's volumes, or a job's directory."""
         tops = [_POD_VOLUMES, *sorted(self._tops, key=len, reverse=True)]
         top = next((top for top in tops if path.startswith(f"{top}/")), path)
         return f"{top}/{path[len(top) + 1 :].split('/', 1)[0]}"
@@ -207,7 +206,6 @@ def _check_entered(directory: WayStep) -> None:
 
 
 def _check_same(parent: WayStep, child: WayStep) -> None:
-    """Raise OSError if the calling thread cannot get from one step to the next."""
     fd = os.open(child.name, ENTRY, dir_fd=parent.fd)
     try:
         if not os.path.samestat(os.fstat(fd), child.facts):

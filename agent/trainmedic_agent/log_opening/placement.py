@@ -24,7 +24,7 @@ class WayStep(Struct, frozen=True):
 
 
 def writers(step: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to all users, except the owner, who may write to a directory, or None."""
+    """Return the rights common to all users, except the owner, who may write to a directory."""
     mode = step.facts.st_mode
     if mode & stat.S_IWOTH:
         return ANYONE
@@ -37,7 +37,7 @@ def writers(step: WayStep, users: UserDatabase) -> Rights | None:
 
 
 def placers(parent: WayStep, child: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to all users, except both owners, who could have placed `child`, or None."""
+    """Return the rights common to all users, except both owners, who could have placed `child`."""
     others = writers(parent, users)
     if others is None or not stat.S_ISDIR(child.facts.st_mode):
         return others

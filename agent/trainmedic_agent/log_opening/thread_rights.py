@@ -114,7 +114,6 @@ class ThreadRights:
             raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
 
     def _read(self) -> list[int]:
-        """Return the effective, permitted and inheritable capabilities, low words first."""
         header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
         if self._libc.capget(ctypes.byref(header), data) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")

@@ -174,14 +174,12 @@ class HourlyBudget:
 
 
 class SharedLines:
-    """Lines per second that rules process, per job and per user."""
-
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         # A bound per ten seconds is an hourly one with a faster clock.
         self._budget = HourlyBudget(per_second * _TEN, lambda: monotonic() * _HOUR / _TEN)
 
     def within(self, owner: BudgetOwner, count: int) -> int:
-        """Return how many of the next `count` lines may be processed, and count them."""
+        """Count at most `count` lines; return how many may be processed."""
         if count == 0 or self._budget.take(owner, count):
             return count
         part = count

@@ -49,7 +49,6 @@ class CutRecord:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
     def cuts(self, node: str = "") -> list[LogCut]:
-        """Return the cuts of the last ten minutes, at most `MOST_REPORTED`, newest of each kind first."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}

@@ -120,8 +120,8 @@ class Discovery:
     ) -> Scan:
         """Scan everything once. `known` are files followed under any name.
 
-        It ends after about `seconds`; for jobs not reached, the previous result counts. One job may take `job_seconds`
-        or longer. `is_asked`: a caller waits, so cheap units are scanned early.
+        It ends after about `seconds`; for jobs not reached, the previous result counts. `is_asked`: a caller waits, so
+        cheap units are scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -238,12 +238,10 @@ class Discovery:
             return [None] * len(units)
 
     def _is_partial(self, looked: Looked) -> bool:
-        """Return whether a look with a large job's bounds can find more."""
         budget = looked.budget
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 
     def _take(self, looked: Looked, units: int) -> bool:
-        """Take a look's result; return whether the job's entries are cut."""
         unit, budget = looked.unit, looked.budget
         if looked.is_stopped:
             return False  # earlier results still hold, and the next look is due

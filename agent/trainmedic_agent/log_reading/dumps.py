@@ -55,8 +55,6 @@ class TakesFindings(Protocol):
 
 
 class DumpReading:
-    """Users and jobs take turns, with hourly budgets of bytes and seconds."""
-
     def __init__(
         self,
         findings: TakesFindings,

@@ -207,7 +207,6 @@ class FileFollowing(Generic[FollowedT]):
         return has_more
 
     def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[_Turn[FollowedT]]]:
-        """Return files to poll and to open, those that wait longest first."""
         due: dict[BudgetOwner, list[tuple[float, _Turn[FollowedT]]]] = {}
         for key, file in self._followed.items():
             polled_at = self._polled_at.get(key, 0.0)
@@ -251,8 +250,8 @@ class FileFollowing(Generic[FollowedT]):
     def _adopt(self, scan: Scan) -> None:
         """Choose files with new data to open, within each owner's share, most recently written first.
 
-        A job's are opened and read in the order of their last writes, because a failure belongs to the first attempt
-        that shows it.
+        A job's are read in the order of their last writes, because a failure belongs to the first attempt that shows
+        it.
         """
         refused = Counter(scan.refused)
         now, monotonic = self._now().timestamp(), self._monotonic()

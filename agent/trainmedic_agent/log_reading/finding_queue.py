@@ -43,8 +43,7 @@ class FindingQueue:
     def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes | None]) -> int:
         """Number the next findings, after which they are final.
 
-        `numbered` returns a body with its number, or None if it is unreadable. Such a finding is deleted and its number
-        skipped. Return how many these were.
+        `numbered` returns None for an unreadable body, which is deleted. Returns how many these were.
         """
         unreadable = 0
         counts = {
@@ -73,10 +72,8 @@ class FindingQueue:
 
     @staticmethod
     def make_room(connection: sqlite3.Connection, most_bytes: int) -> int:
-        """Delete findings down to `most_bytes`: the oldest of the largest job of the largest user. Return their number.
-
-        Their numbers are skipped.
-        """
+        """Delete the oldest findings of the largest job of the largest user, down to `most_bytes`; return their
+        number."""
         ((total,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
         if total <= most_bytes:
             return 0
@@ -103,7 +100,7 @@ class FindingQueue:
         return lost
 
     def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
-        """Return how many findings of each owner are sent next, `most` in total.
+        """Return how many findings of each owner are sent next.
 
         Users take turns, and jobs within them, the least recently served first.
         """

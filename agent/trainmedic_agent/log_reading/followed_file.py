@@ -173,7 +173,7 @@ def followed_by(
     arrivals: ArrivalIndex | None = None,
     of_jobs: LinesOfJobs | None = None,
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
-    """Return a factory of followed files whose lines go to `runner`.
+    """Return a factory of followed files.
 
     The rules process `max_lines` per second of each file, and per job as many as `of_jobs` allows.
     """

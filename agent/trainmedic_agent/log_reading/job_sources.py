@@ -94,8 +94,7 @@ class JobSources:
         return next((entry.origin for entry in self._of_attempt(attempt) if entry.local_rank == local_rank), None)
 
     def is_of_another_job(self, attempt: str, job: str) -> bool:
-        """Return whether this node's sources files in `attempt` name only other jobs: another user has renamed the
-        directory."""
+        """Return whether this node's sources files in `attempt` name only other jobs, after a rename."""
         stated = {entry.origin.job for entry in self._of_attempt(attempt)}
         return bool(stated) and job not in stated
 

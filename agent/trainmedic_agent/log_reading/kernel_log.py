@@ -236,7 +236,7 @@ class KernelStream:
         return bool(placed)
 
     def _timed(self, placed: list[PlacedLine], now: datetime) -> list[PlacedLine]:
-        """Replace timestamps far from the arrival: after months the kernel's clock is minutes off."""
+        """Replace timestamps far from the arrival: the kernel's clock drifts by minutes."""
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()

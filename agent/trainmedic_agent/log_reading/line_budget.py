@@ -15,8 +15,6 @@ _ONE_IN = 100
 
 
 class LinesOfJobs:
-    """Lines per second of each job and user, averaged over ten seconds."""
-
     def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lines = SharedLines(per_second, monotonic)
         self._cuts = cuts
@@ -32,8 +30,6 @@ class LinesOfJobs:
 
 
 class LineBudget:
-    """Bound of one file's lines per second, averaged over ten seconds."""
-
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second
         self._left = (per_second or 0) * _SECONDS

@@ -217,10 +217,7 @@ class GrowingFile:
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
-        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines.
-
-        Raises OSError.
-        """
+        """Return the position to resume at: `oldest`, or after the returned lines. Raises OSError."""
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))
         return replace(

@@ -50,8 +50,6 @@ _KERNEL_WAIT = 0.5
 
 
 class ShipsLines(Protocol):
-    """Shipping of the same files' lines to a store, with its own positions and threads."""
-
     @property
     def known_keys(self) -> Collection[tuple[int, int]]:
         """Device and inode of files it follows."""

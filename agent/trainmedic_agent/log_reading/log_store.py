@@ -166,7 +166,6 @@ class LogStore:
         self._measure()
 
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
-        """Add an update, replacing the finding's unnumbered one."""
         finding = outgoing.finding.id
         earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
         if earlier is not None:
@@ -219,7 +218,7 @@ class LogStore:
 
 
 def _numbered(body: bytes, number: int) -> bytes | None:
-    """Return the update with its number; None if unreadable, as users' directory names can make it."""
+    """Return the update with its number; None if unreadable."""
     try:
         return finding_codec.encode(replace(finding_codec.decode(body), number=number))
     except EnvelopeError:

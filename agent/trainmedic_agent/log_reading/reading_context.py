@@ -11,8 +11,6 @@ from trainmedic_agent.database import AgentDatabase
 
 @dataclass(frozen=True, slots=True)
 class ReadingContext:
-    """State of log reading. ``database`` is the reader's own, not the agent's journal."""
-
     node: str
     database: AgentDatabase
     counters: AgentCounters

@@ -121,7 +121,7 @@ class ScanUnit(Struct):
     due: float = float("-inf")
 
     def looked(self, began: float, ended: float, units: int, *, is_late: bool) -> None:
-        """Record a look. `units` is the number of all units, which share the time.
+        """Record a look. `units` share the time.
 
         A look that ran out of time is repeated in the next scan, unless this unit is always slow.
         """
@@ -138,7 +138,7 @@ class ScanUnit(Struct):
 
     @property
     def cost(self) -> float:
-        """Seconds of the shortest of the latest looks: a busy machine can interrupt any look for a second."""
+        """Seconds of the shortest of the latest looks: a busy machine can interrupt any."""
         return min(self.costs)
 
     @property
@@ -225,7 +225,7 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tup
 
 
 def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
-    """Drop the oldest files of each user's largest units down to `most` per user; return counts by owner."""
+    """Drop the oldest files of each user's largest units; return counts by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:

@@ -24,8 +24,6 @@ BYTES_AROUND = 64 * 1024
 
 
 class PendingExcerpt(Struct, frozen=True):
-    """A finding sent without its excerpt, because later lines had not arrived."""
-
     finding_id: str
     place: int
     update: str

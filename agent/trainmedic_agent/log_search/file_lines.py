@@ -193,10 +193,8 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _after_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which lines state times before `since`: a copied file arrives late.
-
-        All lines there must be old, because several processes can write a file.
-        """
+        """Return a place from `low` on before which all lines state times before `since`: a copied file arrives
+        late."""
         high = self._size
         while high - low > _NEAR:
             middle = (low + high) // 2
@@ -207,7 +205,6 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the first timestamp after `offset`, or the latest."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

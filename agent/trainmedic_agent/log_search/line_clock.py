@@ -69,7 +69,7 @@ class LineClock:
         self._arrival_begin = self._arrival_end = -1
 
     def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
-        """Detect the zone of times without one from the lines' arrival: a container's may differ from its node's.
+        """Detect the zone of times without one: a container's may differ from its node's.
 
         `lines`: end offsets with stated times.
         """
@@ -96,7 +96,7 @@ class LineClock:
             self._is_learned = True
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
-        """Return the time stated by the line ending at `end`, and how it is known, or None.
+        """Return the time stated by the line ending at `end`, and how it is known.
 
         `at`: a time with a certain zone.
         """

@@ -36,7 +36,6 @@ class LikelyLines:
         return cls(patterns) if patterns is not None else None
 
     def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
-        """Return possible matches, the nearest timed lines around each, and the first and last timed lines."""
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
@@ -113,7 +112,7 @@ class LineFilter(Struct, frozen=True):
 
 
 def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
-    """Return a requested attribute that the file does not state; empty if it can have matches, None if it cannot."""
+    """Return a requested attribute that the file does not state; empty if it can match, None if it cannot."""
     missing = ""
     for name in _OF_FILES:
         asked, stated = getattr(query, name), getattr(origin, name)

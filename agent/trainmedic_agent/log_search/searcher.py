@@ -331,8 +331,7 @@ def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
 def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
     """Start or continue a file. Raises OSError.
 
-    A new file may be the copy that rotation makes before it truncates the original; lines already read are then
-    skipped.
+    A new file may be the copy that rotation makes before it truncates the original; read lines are then skipped.
     """
     own = places.get(lines.key)
     if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
@@ -344,7 +343,6 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines by time, and whether there are more."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

@@ -182,7 +182,6 @@ class WantedLines(ABC):
         return said[0] if said is not None else None
 
     def _times_in(self, raw: bytes) -> tuple[datetime | None, Stated | None]:
-        """Return the time with a certain zone, else the time as stated."""
         if self._origin.source != "kernel" and not _may_state(raw):
             return None, None
         text, _ = raw_text.text_of(raw)

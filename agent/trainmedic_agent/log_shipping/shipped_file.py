@@ -65,7 +65,7 @@ class ShippedFile:
 
     @property
     def grown_at(self) -> float:
-        """Monotonic time of the last new data. A file with a backlog is not idle, unless deleted long ago."""
+        """Monotonic time of the last new data, now with a backlog, unless deleted long ago."""
         is_held = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
         return self._grown_at if is_held or not self.behind else self._polled_at
 

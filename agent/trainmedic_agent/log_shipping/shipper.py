@@ -243,7 +243,7 @@ class LogShipping:
         return 0.0 if self._batch or self._has_more else BATCH_SECONDS
 
     def _is_over(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
-        """Return whether the entries are accepted or permanently refused; otherwise schedule a retry."""
+        """Return whether to drop the entries, accepted or permanently refused; otherwise schedule a retry."""
         if answer.outcome is Outcome.TAKEN:
             self._recovered()
             return True
@@ -297,7 +297,6 @@ class LogShipping:
 
 
 def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
-    """Advance the entry's time until it is unique."""
     while (same := (entry.at, entry.labels, entry.text)) in met:
         entry = replace(entry, at=entry.at + 1)
     met.add(same)

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 class GpuInfo(Struct, frozen=True):
     """Identity of a GPU.
 
-    - ``index``: number on the node, from 0; may change when the driver is reloaded
+    - ``index``: from 0; may change when the driver is reloaded
     - ``uuid``: the driver's ``GPU-…``, constant
     - ``pci_address``: ``0000:18:00.0``
     """
@@ -30,7 +30,7 @@ class Inventory(Struct, frozen=True):
     """GPUs of the node.
 
     - ``gpus``: those that respond, by index
-    - ``problems``: a sentence for the driver, and for each silent GPU or one of another agent
+    - ``problems``: a sentence for each silent part
     - ``driver``: its version
     """
 
@@ -44,7 +44,7 @@ class PowerLimits(Struct, frozen=True):
 
     - ``limit_mw``: configured
     - ``enforced_mw``: effective, the lowest of several limiters
-    - ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, a restart of this process
+    - ``session``: changes when the driver may have forgotten settings
     """
 
     limit_mw: int
@@ -68,9 +68,9 @@ class EccErrors(Struct, frozen=True):
 class RemappedRows(Struct, frozen=True):
     """Memory rows replaced by spare ones.
 
-    - ``corrected``, ``uncorrected``: number by kind of the causing error
+    - ``corrected``, ``uncorrected``: number by the causing error
     - ``is_pending``: the next reset will replace rows
-    - ``has_failed``: no spare row was left; the card must be replaced
+    - ``has_failed``: the card must be replaced
     """
 
     corrected: int
@@ -82,13 +82,13 @@ class RemappedRows(Struct, frozen=True):
 class GpuReading(Struct, frozen=True):
     """Readings of a GPU at one moment, None if unsupported.
 
-    - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was read or written
+    - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was accessed
     - ``slowdown_celsius``: temperature at which the chip throttles
     - ``power_enforced_mw``: effective limit; ``power_limit_mw`` is the configured one
     - ``energy_mj``: since the driver was loaded or the card was reset
-    - ``recovery_action``: requested by the driver, from `RECOVERY_ACTIONS`
-    - ``last_xid``: last XID error since this process began to listen (`Gpus.xids`)
-    - ``unread``: by name, the errors of supported but failed readings
+    - ``recovery_action``: one of `RECOVERY_ACTIONS`
+    - ``last_xid``: since this process began to listen
+    - ``unread``: errors of failed readings, by name
     """
 
     utilization_percent: float | None = None

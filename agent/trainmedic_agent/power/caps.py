@@ -31,7 +31,7 @@ class PowerCap(Struct, frozen=True):
     - ``limit_mw``: within the bounds of card and policy
     - ``lease_until``: end of the lease in Unix seconds, used after a reboot; before that `ends_at` counts
     - ``previous_mw``, ``requested_mw``: the driver's limit before, and the requested one
-    - ``clamped``: bound that changed the request, ``floor`` or ``card``
+    - ``clamped``: deciding bound, ``floor`` or ``card``
     - ``ended_by``: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or ``undo <command id>``
     - ``boot``: boot ID for `ends_at`; empty if an earlier agent wrote the cap
     - ``ends_at``: end of the lease in seconds since that boot, a clock that cannot be set
@@ -68,9 +68,9 @@ class PowerBaseline(Struct, frozen=True):
     If the driver shows ``set_mw`` or ``pending_mw``, no other process has changed it.
 
     - ``original_mw``: before the first cap
-    - ``set_mw``: last confirmed after this agent set it
-    - ``session``: driver session then (`PowerLimits.session`)
-    - ``pending_mw``: about to be set; None once the driver shows it
+    - ``set_mw``: last confirmed one
+    - ``session``: driver session then
+    - ``pending_mw``: about to be set
     """
 
     original_mw: int
@@ -83,7 +83,7 @@ class GpuPowerState(Struct, frozen=True):
     """The agent's record of a GPU's power.
 
     - ``baseline``: None while the agent does not control the limit
-    - ``caps``: active ones, and the last `KEPT_ENDED` ended ones
+    - ``caps``: active ones, and the last ended ones
     """
 
     baseline: PowerBaseline | None = None
@@ -176,8 +176,8 @@ class GpuPowerState(Struct, frozen=True):
     def to_json(self) -> dict[str, Any]:
         """Return the stored form.
 
-        Agents of all versions read it, so never rename ``holds`` or fields. Older agents reject unknown fields of a
-        cap, so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
+        Agents of all versions read it, so never rename ``holds`` or fields. Older agents reject a cap's unknown fields,
+        so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
         """
         caps = [asdict(cap) for cap in self.caps]
         ends = {cap["id"]: {name: cap.pop(name) for name in _BESIDE} for cap in caps}

@@ -35,7 +35,6 @@ class PowerOutcome(Struct, frozen=True):
     """Result of setting or restoring a GPU's limit.
 
     - ``before``, ``after``: the driver's limits
-    - ``state``: the agent's record afterwards
     - ``set_by_agent_mw``: the agent's last limit, if another process has changed it
     """
 
@@ -86,7 +85,7 @@ class PowerControl:
         return self._cap(cap_id, lambda _, present: requested(present), uuids, lease, "failed: {}")
 
     def set_again(self, cap_id: str, until: float) -> Outcomes:
-        """Reapply an expired cap on all its GPUs, or on none if one fails; empty without such a cap.
+        """Reapply an expired cap on all its GPUs, or on none if one fails.
 
         The limit follows from the original request and the current bounds.
         """
@@ -105,7 +104,6 @@ class PowerControl:
         lease: float,
         failed_by: str,
     ) -> Outcomes:
-        """Like `cap`. After a failure the caps end with ``failed_by.format(error)``."""
         before: dict[str, PowerLimits] = {}
         requested_mw: dict[str, int] = {}
         for uuid in uuids:
@@ -166,7 +164,7 @@ class PowerControl:
         self.reconcile(uuids)
 
     def record_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """Like `end`, but only in the ledger. Return the GPUs to reconcile, without those of expired caps."""
+        """Like `end`, but only in the ledger; return the GPUs to reconcile."""
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
         ended = {uuid: state.ending(cap_ids, by, self._unix_now()) for uuid, state in states.items()}
         self.ledger.save_best_effort({uuid: state for uuid, state in ended.items() if state != states[uuid]})
@@ -263,7 +261,7 @@ class PowerControl:
     def _remaining(self, cap: PowerCap) -> float:
         """Return a lease's remaining seconds, in time since boot, which no user can set.
 
-        After a reboot the wall clock must do; the policy's maximum applies in case that was set back.
+        After a reboot the wall clock must do, bounded by the policy's maximum.
         """
         if self._boot and cap.boot == self._boot:
             return cap.ends_at - self._boottime()

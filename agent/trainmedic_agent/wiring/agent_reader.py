@@ -201,7 +201,6 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
 
 
 def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
-    """End both processes if the child hangs after the link's end."""
     reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):
         log.error("log reader does not end; killing it")

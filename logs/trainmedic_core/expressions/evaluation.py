@@ -140,7 +140,7 @@ def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
 
 
 def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:
-    """Turn `work`'s errors into an ExpressionError that names the template and hides its data."""
+    """Hide the data of `work`'s errors, and name the template."""
     try:
         with work_meter.metered() as meter:
             return work(meter)

@@ -45,7 +45,6 @@ _COMPARISONS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "n
 
 
 def texts_beside_numbers(tree: SyntaxTree) -> Iterator[str]:
-    """Yield a warning for each comparison of a label or annotation with a number."""
     for compare in tree.all_of(nodes.Compare):
         operands = [compare.expr, *(operand.expr for operand in compare.ops)]
         for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):

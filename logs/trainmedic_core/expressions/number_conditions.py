@@ -30,10 +30,7 @@ class _NotPlain(Exception):
 
 
 def number_condition(text: str, name: str, functions: Mapping[str, Callable[[Any], Any]]) -> Condition | None:
-    """Compile an expression on the mapping `name`; None unless it is comparisons of members, `get`, and `functions`.
-
-    Raises Malformed.
-    """
+    """Compile an expression on the mapping `name`; None if it needs the sandbox. Raises Malformed."""
     match template_syntax.parse_expression(text).root.body:
         case [nodes.Output(nodes=[expression])]:
             try:

@@ -176,7 +176,6 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
-    """Count a text method's cost beyond its operands' length."""
     for part in args[:1]:
         if method == "join":
             meter.spend_on_text(len(text) * len(part))
@@ -190,7 +189,7 @@ def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Seque
 
 
 def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
-    """Return a filter or test that counts input and output, and turns iterators into lists.
+    """Return a filter or test that counts input and output.
 
     Jinja never calls it at compile time, because it takes the context.
     """
@@ -217,7 +216,7 @@ def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable
 
 
 def _numeric(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Return a filter or test for numbers only, because Python's operators also accept text."""
+    """Allow numbers only, because Python's operators also accept text."""
 
     def call(value: Any, *args: Any, **kwargs: Any) -> Any:
         for operand in (value, *args, *kwargs.values()):
@@ -282,7 +281,6 @@ def _tojson(value: Any) -> str:
 
 
 def _duration(value: Any) -> str | float:
-    """Convert seconds to text such as ``1h30m``, and back."""
     if isinstance(value, str) and not _NUMBER.match(value):
         try:
             return duration.parse(value).total_seconds()
@@ -303,7 +301,6 @@ def _number(value: Any) -> int | float:
 
 
 def _time(value: Any) -> float:
-    """Convert a time with a zone to Unix seconds."""
     if isinstance(value, jinja2.Undefined):
         str(value)
     try:

@@ -30,7 +30,6 @@ MEANS = {
 def what_to_do(
     cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
 ) -> Advice:
-    """Return the next step after `before` equal ends. A job that never started has no checkpoint."""
     if names_node:
         return Advice.ISOLATE_NODE
     if not has_started:

@@ -87,7 +87,6 @@ class Attribution(Struct, frozen=True):
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
     def concerns(self, other: Attribution) -> bool:
-        """Return whether both share a rank or, if either has none, the node."""
         if self.ranks and other.ranks:
             return bool(self.ranks & other.ranks)
         return self.node == other.node

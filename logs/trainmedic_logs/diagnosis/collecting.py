@@ -144,7 +144,6 @@ class Collector:
         )
 
     def _steps(self) -> dict[int, RankStep]:
-        """Return the ranks' step parts, else those of the log with the most steps."""
         by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.step()) is not None]
         return by_rank or dict(enumerate(own[:1]))
@@ -201,7 +200,7 @@ class Collector:
         return _of_its_own(line._replace(origin=replace(origin, source=source, generation=generation)), match)
 
     def _note_beginning(self, line: Line, has_time: bool, is_trouble: bool) -> None:
-        """Note the first time. A log that begins with a fault does not show the job's begin."""
+        """Note the first time, unless the log begins with a fault."""
         if has_time and (self._first_at is None or line.at < self._first_at):
             self._first_at = line.at
             self._began_at = None if is_trouble else line.at
@@ -262,7 +261,7 @@ class Collector:
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
-    """Put a kernel line into a stream of its minute and process, so that it makes a finding of its own, unless the rule
+    """Give a kernel line a stream of its minute and process, so that it makes a finding of its own, unless the rule
     counts lines or waits for an end."""
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
@@ -293,16 +292,12 @@ def _table(origin: Origin, lines: list[str]) -> list[Exit]:
 
 
 def _placed(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
-    """Set whether the node is certain: by the log's location, or stated by its own launcher.
-
-    Lines in a training's log may be forged.
-    """
+    """Set whether the node is certain: lines in a training's log may be forged."""
     by_launcher = origin.source == "launcher" and origin.rank is None and ended.teller == "torchrun"
     return replace(ended, at=at, is_node_sure=by_launcher or (bool(origin.node) and ended.node == origin.node))
 
 
 def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
-    """Merge ends that torchrun's agent and its table report."""
     in_tables: Mapping[tuple[str, int | None], Exit] = {(ended.node, ended.pid): ended for ended in tables}
     pids = {pid for _, pid in in_tables}
     kept = list(in_tables.values())

@@ -47,8 +47,6 @@ class CollectiveWait(Struct, frozen=True):
 
 
 class NotJoined(Struct, frozen=True):
-    """Ranks that did not join, by the watchdog's comparison."""
-
     ranks: frozenset[int]
     number: int
     line: str

@@ -88,7 +88,6 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """Return whether the launcher saw exit code 0, or each read rank finished and no process failed."""
         by_launcher = [each for each in self.exits if each.teller == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)

@@ -79,7 +79,6 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
 
 
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
-    """Return only faults that can belong to the failure; `after`: end of the previous one."""
     first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
     earliest = began_at - _NODE_BEFORE
@@ -104,7 +103,6 @@ def are_own(
 
 
 def ends(facts: Facts) -> Sequence[Exit]:
-    """Return the ends of training containers, if nothing else states or explains any."""
     reading = facts.pods
     if facts.exits or any(_is_why(fault) for fault in reading.faults):
         return ()
@@ -148,7 +146,6 @@ def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFaul
 
 
 def _confidence_of(fault: PodFault) -> Confidence:
-    """Return the confidence: high only for a status that states the reason."""
     if not fault.is_training:
         return Confidence.LOW
     cause, is_stated = _meaning(fault)
@@ -273,7 +270,7 @@ def _why(fault: PodFault) -> str:
 
 
 def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
-    """Attribute to an unready node: a silent kubelet means a lost machine; a reported condition may be harmless."""
+    """Attribute to an unready node: a silent kubelet means a lost machine."""
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
     words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
     why = f"node {not_ready.node} {what}{words}"

@@ -119,7 +119,6 @@ class RecoveryEvidence(Struct):
         self._take(line, is_timed, is_step)
 
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
-        """Count the line for all waiting findings of its stream, or `only` these."""
         stream = line.origin.stream
         # A step in words counts only once its format has repeated: error messages may contain one.
         if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):
@@ -156,7 +155,7 @@ class RecoveryEvidence(Struct):
                 del unwell[each]
 
     def _took_nobodys(self, stream: str) -> None:
-        """Count a line of unknown rank: one of several is the rank's in question."""
+        """Count a line of unknown rank, maybe the rank's in question."""
         for (name, rank), open_ in self._open.items():
             for each in open_ if name == stream and rank is not None else ():
                 self._loose[each] += 1

@@ -86,10 +86,10 @@ def verdict_of(
     taken_in: timedelta,
     stepped_at: datetime | None,
 ) -> KnownVerdict | None:
-    """Return the existing verdict on a reported failure, or None.
+    """Return the existing verdict on a reported failure.
 
-    `before` is the previous report, `stepped_at` the last observed progress. A hang is diagnosed long before the
-    launcher ends it, so a verdict on the same attempt counts until a step completes.
+    A hang is diagnosed long before the launcher ends it, so a verdict on the same attempt counts until a step
+    completes.
     """
     for verdict in verdicts:
         is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt

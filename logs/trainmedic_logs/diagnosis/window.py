@@ -101,7 +101,6 @@ def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
 
 
 def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
-    """Return the earliest time of a finding (not numerics) or failed exit."""
     moments = [moment_of(finding) for finding in findings if finding.cause is not CauseClass.NUMERICS]
     # Tables have local times, possibly off by hours.
     moments += [Moment(e.at) for e in facts.exits if e.at and e.is_failure and e.teller != "torchrun"]
@@ -109,7 +108,6 @@ def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
 
 
 def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
-    """Return whether it is a trusted root or confirmation, near the failure in time."""
     if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
         return False
     moment = moment_of(finding)

@@ -207,7 +207,7 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
 def taken(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """Merge a stream's update; return the finding and the episode, unchanged for a repeat."""
+    """Merge a stream's update, unchanged for a repeat."""
     earlier = before or Episode(key, known.id, 0)
     if earlier.finding_id != known.id:  # its finding was over; start a new one
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)

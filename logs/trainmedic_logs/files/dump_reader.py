@@ -68,7 +68,7 @@ def read_raw(
 ) -> list[Dump | str]:
     """Return each rank's dump, or why there is none. Raises OSError.
 
-    A new process continues after a dump that ends one. `most_memory` (address space) and `longest_answer` are in bytes.
+    `most_memory` (address space) and `longest_answer` are in bytes.
     """
     with DumpProcess(most_memory, longest_answer, start=start) as process:
         return [process.read(rank, each) for rank, each in raw]

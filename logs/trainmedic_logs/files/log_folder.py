@@ -212,7 +212,7 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether the head is text, possibly with some NULs of PyTorch or truncated logs."""
+    """Return whether it is text, possibly with some NULs of PyTorch or truncated logs."""
     if head.startswith(_UTF16):
         return True
     has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # such as a binary number at the start

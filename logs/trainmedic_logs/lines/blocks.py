@@ -138,7 +138,6 @@ def has_ended(lines: list[str]) -> bool:
 
 
 def _is_broken_message(lines: list[str], text: str) -> bool:
-    """Return whether `text` continues a message wrapped by Rich."""
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)

@@ -136,8 +136,8 @@ class ExceptionReading(Struct, frozen=True):
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     """Return the cause by the exception at the end of `traceback`.
 
-    In a chain, the first cause other than the program counts. A program error raised while handling another exception
-    proves nothing.
+    In a chain, the first cause other than the program counts. A program error raised while handling another proves
+    nothing.
     """
     inner = _inner(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:
@@ -267,7 +267,6 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
 
 
 def _inner(traceback: str) -> tuple[str, str, str] | None:
-    """Return class, message and traceback of a chain's previous exception."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

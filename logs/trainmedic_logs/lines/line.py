@@ -13,7 +13,7 @@ LONGEST = 8 * 1024
 class Line(NamedTuple):
     """Line, or joined block such as a traceback. A tuple for speed.
 
-    `text` is decoded, without colours, progress bar redraws and prefixes.
+    `text` is decoded, without colours, redraws and prefixes.
     """
 
     origin: Origin

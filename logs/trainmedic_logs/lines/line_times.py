@@ -94,8 +94,8 @@ def stated(text: str) -> Stated | None:
 def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
     """Return the stated time in UTC, None if it is after `latest`.
 
-    `zone` applies to times without one; None is the local zone. Of several moments (missing year, repeated hour), the
-    nearest to `expected` counts, else the latest.
+    `zone` applies to times without one; None is the local zone. An ambiguous time is the nearest to `expected`, else
+    the latest.
     """
     fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
     if not fitting:

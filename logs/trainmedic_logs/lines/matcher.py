@@ -171,7 +171,6 @@ class LineMatcher:
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
-        """Return a filter of lines that no rule of these sources can take."""
         return self._of_sources(sources).prefilter
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
@@ -192,7 +191,6 @@ class LineMatcher:
         return rules
 
     def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str, words: str) -> LineMatch:
-        """Match `text`, which is `words` without shown source code."""
         near, ended, taken, is_known = [], [], LineMatch(), False
         for ready in candidates:
             over = _ended(ready, text)
@@ -242,7 +240,6 @@ class LineMatcher:
 
 
 def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
-    """Return the meaning of an exception found by a general rule. Shown source counts too."""
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
@@ -260,7 +257,6 @@ def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: 
 
 
 def _whole_message(name: str, message: str, text: str) -> str:
-    """Return the message with the lines after it, as in gRPC and Azure."""
     _, found, rest = text.rpartition(f"{name}: {message}")
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 

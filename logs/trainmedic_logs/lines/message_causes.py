@@ -195,7 +195,7 @@ _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
 def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
-    """Return the stated cause. `shown`: source of the raising call, which may name the exhausted resource."""
+    """Return the stated cause. `shown`: source of the raising call."""
     if cause := other_than_disk(message, shown):
         return cause
     if name.startswith("sqlite3."):

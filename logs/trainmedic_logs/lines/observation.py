@@ -111,7 +111,6 @@ def _id(line: Line, rule: LogRule) -> str:
 
 
 def _start(text: str, match: LineMatch) -> int:
-    """Return the offset of the line to show: in a traceback, the final exception's."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
@@ -141,7 +140,6 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
-    """Return the GPU's UUID, else its PCI address."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named

@@ -63,7 +63,6 @@ def unpacks_outside(shown: str) -> bool:
 
 
 def _is_own_key(key: str, shown: str) -> bool:
-    """Return whether a key belongs to the program's settings, or its mapping is not shown."""
     if not _WORD.match(key) or _VARIABLE.match(key):
         return False
     if not _READS.search(shown):
@@ -78,7 +77,6 @@ def _has_key(source: str, key: str) -> bool:
 
 
 def _is_own_attribute(message: str, shown: str) -> bool:
-    """Return whether the program's own object or settings lack the attribute."""
     missing = _NO_ATTRIBUTE.match(message)
     if missing is None or _PARSED.fullmatch(missing[1]):
         return False

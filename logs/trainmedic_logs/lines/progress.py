@@ -69,7 +69,6 @@ class ProgressReader:
 
 
 def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
-    """Return the first number that has grown often enough."""
     step: float | None = None
     for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
         is_greater = before is not None and now is not None and now > before
@@ -82,7 +81,6 @@ def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
 
 
 def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
-    """Return a line's form and numbers, None where one cannot be a step."""
     text = _BAR.sub("~", _TIMES.sub("@", text))
     text = _PREFIX.sub("", text.strip())
     pieces: list[str] = []

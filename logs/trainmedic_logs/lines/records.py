@@ -146,7 +146,6 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first nested object with a loss or gradient norm, None if the outer one has one."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
@@ -171,7 +170,6 @@ def _exception(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
-    """Return the traceback under any member name, or ""."""
     kind = value.get("exc_type")
     if isinstance(kind, str) and kind:  # some loggers write null into every line
         return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"

@@ -43,7 +43,7 @@ class Confirmation(Struct, frozen=True):
 
 
 class RuleAlert(Struct, frozen=True):
-    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Alert of a rule. Texts may be templates."""
 
     name: str
     severity: str = "warning"
@@ -55,8 +55,6 @@ class RuleAlert(Struct, frozen=True):
 
 
 class LogRule(Struct, frozen=True):
-    """Rule for lines with one of its literals and patterns, or of its record event."""
-
     name: str
     sources: tuple[str, ...]
     role: Role

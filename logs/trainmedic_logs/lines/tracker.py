@@ -144,10 +144,7 @@ class FindingTracker:
         return done
 
     def tick(self, now: datetime) -> list[Finding]:
-        """Return findings due at `now`: those that lasted long enough, and changed ones, each at most once per second.
-
-        Forget those whose silence has passed.
-        """
+        """Return lasting and changed findings due at `now`; forget those whose silence has passed."""
         due: list[Finding] = []
         for key, followed in list(self._followed.items()):
             finding, rule = followed.finding, followed.rule
@@ -229,7 +226,6 @@ class FindingTracker:
     # --- ending ---------------------------------------------------------------------------------
 
     def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
-        """End findings after as many consecutive refused records as began them."""
         if not self._stretches:
             return []
         stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
@@ -246,7 +242,6 @@ class FindingTracker:
         return done
 
     def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
-        """End the rule's findings in this stream whose fields do not contradict the line's."""
         stream, done = observation.stream_key(line.origin), []
         for key in [key for key in self._followed if key[0] == stream and key[1] == rule.name]:
             followed = self._followed[key]

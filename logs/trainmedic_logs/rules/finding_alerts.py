@@ -29,7 +29,6 @@ def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, booted_at: datetime | None, now: datetime) -> str:
-    """Return why the finding raises no alert, ignoring confirmation; empty if it may."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:

@@ -145,7 +145,6 @@ class LogRuleLibrary:
 def _chosen(
     files: Iterable[LoadedRules], before: Sequence[PlacedRule], problems: list[FileProblem]
 ) -> list[PlacedRule]:
-    """Return the rules; of duplicates, the already loaded one, else the first."""
     files = list(files)
     problems.extend(problem for file in files for problem in file.problems)
     was = {(placed.rule.name, placed.source, placed.line) for placed in before}

@@ -22,7 +22,7 @@ from trainmedic_logs.lines.rule import RuleSet
 
 
 class LineExplanation(Struct, frozen=True):
-    """Explanation of a physical line; a block's rule is at its first line."""
+    """A block's rule is at its first line."""
 
     number: int
     text: str
@@ -109,7 +109,6 @@ def _said(physical: bytes, source: str) -> _Said:
 
 
 def _written(at: datetime | None, text: str) -> str | None:
-    """Return a time with zone, else the local time at the beginning."""
     if at is not None:
         return write_time(at)
     match = _LOCAL.search(text[:_BEGINNING])

@@ -109,7 +109,7 @@ def _check_checkpoints(engine: Any) -> None:
 
 
 def _plain(loader: Any) -> Any:
-    """Return the ``DataLoader`` within DeepSpeed's, except for curriculum learning, whose sampler has state."""
+    """Return DeepSpeed's ``DataLoader``, except for curriculum learning, whose sampler has state."""
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):
         return loader

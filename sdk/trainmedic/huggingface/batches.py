@@ -27,7 +27,7 @@ _OTHER_EPOCH = "the batches to leave out reach beyond the end of the epoch, and 
 class UsedBatches:
     """Reporter of each used batch to ``proof``.
 
-    ``why_not``: reason why batches may differ from before. ``makes_batches``: the model samples before a step's loss.
+    ``why_not``: reason why batches may differ. ``makes_batches``: the model samples before a step's loss.
     """
 
     makes_batches = False
@@ -114,8 +114,8 @@ def batches_per_sampling(trainer: Any) -> int | None:
 class LoadedBatches:
     """Batches from a Trainer's loader, with some skipped and the wait measured.
 
-    ``skip`` batches are read but not trained on, over the ends of epochs; ``skipped`` counts them. With ``max_steps``
-    further epochs replace them. A shortened epoch's incomplete last step is skipped too.
+    ``skip`` batches are read but not trained on, over the ends of epochs. With ``max_steps`` further epochs replace
+    them. A shortened epoch's incomplete last step is skipped too.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ def _is_deepspeed(names: set[str]) -> bool:
 
 
 def _is_whole(weights: Path) -> bool:
-    """Check safetensors by the header's length (8 bytes) and its JSON with all tensors' offsets."""
+    """Check safetensors by the header's length (8 bytes) and its JSON."""
     size = weights.stat().st_size
     if weights.suffix != ".safetensors":
         return size > 0

@@ -19,7 +19,7 @@ class JobCommand:
     """One command to this job.
 
     ``parameters`` is the typed form of ``params``, None for unknown actions. ``undo_of``: the ID of the command to
-    revert. Answer once; further answers are only logged.
+    revert. Only the first answer counts.
     """
 
     def __init__(

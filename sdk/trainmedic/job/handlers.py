@@ -112,7 +112,7 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether active changes prove that an interrupted command was applied. Thread-safe."""
+        """Return whether active changes prove that a command was applied. Thread-safe."""
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
         return self.is_in_force(action, command_id)

@@ -36,8 +36,7 @@ def fetch(iterator: Iterator[Item]) -> Item:
 class Interrupter:
     """Interrupter of the job's main thread, on which it must be created.
 
-    ``is_worth_it`` returns whether a waiting command justifies an interruption, ``hangs`` whether the loop hangs.
-    Another thread calls both.
+    Another thread calls ``is_worth_it`` (a waiting command justifies an interruption) and ``hangs``.
     """
 
     def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
@@ -110,5 +109,5 @@ class Interrupter:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Return whether this package's code runs, which must be completed, except `fetch`."""
+    """Return whether this package's code runs, which must be completed."""
     return frame.f_code is not fetch.__code__ and frame.f_code.co_filename.startswith(_PACKAGE)

@@ -55,7 +55,7 @@ class LossCourse:
 
 
 class LossComparison:
-    """Comparison of the losses after a rollback to `step` with earlier ones.
+    """Comparison of the losses after a rollback with earlier ones.
 
     ``earlier_until`` is the last step of an earlier process.
     """
@@ -86,7 +86,6 @@ class LossComparison:
         self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
-        """Return the first untrusted step, or None."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
@@ -146,7 +145,6 @@ class LossComparison:
         return bool(self._frozen_because) and step > self._frozen_after
 
     def _trains_as_before(self, step: int) -> bool | None:
-        """Return whether gradients agree up to the first update from `step` on; None before it."""
         update = min((each for each in self._gradients if each >= step), default=None)
         if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):
             return False
@@ -162,7 +160,6 @@ class LossComparison:
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
-        """Return the problem. Unless ``is_last``, later gradients may explain it."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"

@@ -68,7 +68,7 @@ class OwnLoss:
 
 
 def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
-    """Queue a copy on the tensor's device; None if impossible, as during a graph capture."""
+    """Queue a copy on the tensor's device; None if impossible."""
     library = getattr(sys.modules.get("torch"), tensor.device.type, None)
     if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
         return None

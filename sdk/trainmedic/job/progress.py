@@ -256,7 +256,7 @@ class Progress:
     ) -> tuple[int | None, Mapping[str, Any]]:
         """Add the results of an evaluation, by default after the last reported step.
 
-        Return the step and the accepted values, at most `evaluations.MOST` per job.
+        Return the step and the accepted values.
         """
         at = step if step is not None else self._reported_step
         # An evaluation with other metrics only does not concern the loss.
@@ -324,8 +324,8 @@ class Progress:
     def values(self, now: float) -> dict[str, float]:
         """Return the known metric values by name; NaN if not finite.
 
-        Loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A norm that a loss scaler explains
-        is omitted. A late report lowers the throughput, so a hanging loop does not look busy.
+        Some frameworks log a loss of 0.0 if its gradient norm is not finite; it becomes NaN. A late report lowers the
+        throughput, so a hanging loop does not look busy.
         """
         grad_norm = number(self.grad_norm)
         loss = number(self.loss)

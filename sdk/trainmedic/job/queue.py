@@ -38,8 +38,7 @@ _LONGEST_LOGGED = 500
 class CommandQueue:
     """Commands of one job.
 
-    The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them. ``on_outcome``
-    receives outcomes.
+    The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class CommandQueue:
         return due
 
     def _answer_interrupted(self, now: datetime) -> None:
-        """Answer the commands during which an earlier process ended. A recorded change was applied."""
+        """Answer commands that an earlier process did not; a recorded change was applied."""
         for command_id, received in list(self.interrupted.items()):
             command = received.command
             was_applied = self._handlers.was_applied(command.action, command_id)
@@ -240,10 +239,7 @@ class CommandQueue:
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def _log_change(self, sent: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
-        """Log an applied command in the job's log.
-
-        Numbers only: log rules could take an alert's text for the job's own.
-        """
+        """Log an applied command's numbers only: log rules could take an alert's text for the job's own."""
         if status != envelope.APPLIED or output.get(undoing.NOTHING):
             return
         what = "reverted" if sent.undo_of is not None else "applied"

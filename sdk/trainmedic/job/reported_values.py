@@ -26,7 +26,7 @@ class ReportRecord:
         self._unread = 0  # number of last reports whose values were not read
 
     def add(self, step: int, at: float, loss: Any, grad_norm: Any) -> None:
-        """Add a report. Tensors are copied, because scripts reuse theirs.
+        """Add a report with copies of tensors, which scripts reuse.
 
         A step before the last one starts another course.
         """

@@ -205,7 +205,7 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
-        """Record a failure and wait for the next attempt; False if there is none."""
+        """Record a failure and wait for the next attempt, if any."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)

@@ -203,7 +203,7 @@ def _run(work: Callable[[], None]) -> NoReturn:
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
     """Do a process's work.
 
-    After a failure, or always with `ends_well_too`, skip Python's teardown, which would copy the pages of all imports.
+    After a failure, or always with `ends_well_too`, skip Python's teardown, which would copy pages.
     """
     try:
         work()
@@ -302,7 +302,7 @@ def _set_threads() -> None:
 
 
 def _seed() -> None:
-    """Reseed, because forks would draw the same numbers. ``random`` does so itself."""
+    """Reseed, because forks would draw the same numbers."""
     import torch
 
     torch.default_generator.seed()

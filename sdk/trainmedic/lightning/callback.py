@@ -220,7 +220,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
 
     def _confirm(self, path: Path) -> None:
-        """Wait for a background write. Raises TrainmedicError if it is missing."""
+        """Wait for a background write. Raises TrainmedicError."""
         until = time.monotonic() + _PATIENCE
         while not checkpoints.is_written(path):
             if not writes_later(self._trainer) or time.monotonic() >= until:

@@ -38,7 +38,6 @@ def in_directories(directories: Iterable[Path]) -> list[SavedCheckpoint]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether a file has its table of contents and more than weights, or a directory its last file."""
     if checkpoint.is_dir():
         return (checkpoint / ".metadata").is_file() or (checkpoint / "latest").is_file()
     return zipfile.is_zipfile(checkpoint) and _content(checkpoint).has_optimizers
@@ -69,7 +68,7 @@ def _content(checkpoint: Path) -> _Content:
 
 @functools.lru_cache(maxsize=1024)
 def _read(checkpoint: Path, changed: int, size: int) -> _Content:
-    """Read a file without tensors. ``changed`` and ``size`` make the cache miss replaced files."""
+    """Read a file without tensors. The cache's keys miss replaced files."""
     try:
         content = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):

@@ -121,10 +121,7 @@ class ResumableData:
 
     @property
     def resumes_at_end(self) -> bool:
-        """True if Lightning requests one more batch of an epoch that had ended in the checkpoint.
-
-        It does with ``max_steps`` and no validation.
-        """
+        """True if Lightning requests one more batch of an ended epoch, as with ``max_steps``."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         ended = self._resume is not None and self._resume["ended"]
         return bool(ended and progress.current.ready >= self._trainer.num_training_batches)
@@ -134,7 +131,7 @@ class ResumableData:
         return resume
 
     def take_skip(self, left: float) -> int:
-        """Return how many batches to skip at a step boundary, if the epoch has ``left`` more.
+        """Return how many batches to skip, if the epoch has ``left`` more.
 
         Only whole steps, and never the epoch's last: Lightning must see its end.
         """
@@ -157,7 +154,7 @@ class ResumableData:
 class _ResumableLoader:
     """Part of a ``CombinedLoader`` that resumes at a position.
 
-    It begins to iterate at the first batch: before, the sampler does not know its epoch.
+    It begins at the first batch: before, the sampler does not know its epoch.
     """
 
     data: ResumableData
@@ -201,7 +198,6 @@ class _ResumableLoader:
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
-        """Name what the loaders hold outside their states, such as a shuffle buffer."""
         states = self.kept_places() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
@@ -228,7 +224,6 @@ class _ResumableLoader:
 
     @property
     def _is_read_ahead(self) -> bool:
-        """True without a length, when Lightning reads one batch ahead."""
         return self._epoch_length == float("inf")
 
     @functools.cached_property
@@ -275,7 +270,6 @@ class _ResumableLoader:
         randomness.restore(now)
 
     def _read_up_to(self, place: int) -> str:
-        """Read the epoch again up to the position. Return `ResumableData.replayed`."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator cannot go back"
@@ -287,7 +281,6 @@ class _ResumableLoader:
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 
     def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
-        """Restore the random state of the epoch's start."""
         for loader, had_workers in zip(self.flattened, workers, strict=False):
             # A loader that reuses its workers draws one number less.
             if had_workers and loader._iterator is None:

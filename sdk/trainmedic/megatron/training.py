@@ -181,7 +181,6 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
-        """Move past the iterations to skip; count them as done."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)

@@ -98,7 +98,7 @@ _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError
 
 
 class BaselineFile:
-    """JSON file with many pairs' baselines. Raises ConfigurationError if unusable."""
+    """JSON file with many pairs' baselines. Raises ConfigurationError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -152,7 +152,6 @@ class BaselineFile:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Refuse links to another file of this user."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -169,7 +168,6 @@ def _baseline(samples: Sequence[Mapping[str, Any]]) -> PairBaseline:
 
 
 def _measured(value: Any) -> float:
-    """Raise ValueError for impossible values, such as NaN."""
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise ValueError("not a finite number")

@@ -94,7 +94,6 @@ def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: i
 
 
 def _timed(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
-    """Return the seconds of each call, including the device's work."""
     seconds = []
     for turn in range(warm_up + count):
         _finish(device)

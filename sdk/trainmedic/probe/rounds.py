@@ -9,7 +9,7 @@ Pair = Tuple[str, str]
 def rounds(ranks_by_node: Mapping[str, Sequence[int]]) -> list[list[Pair]]:
     """Return pairs to measure concurrently, by round.
 
-    First each node with several ranks alone, then each two nodes once; pairs of a round share no node.
+    First each node with several ranks alone, then each two nodes once.
     """
     nodes = sorted(ranks_by_node)
     within = [(node, node) for node in nodes if len(ranks_by_node[node]) > 1]

@@ -131,10 +131,8 @@ class Coordinator:
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
-        """Return commands for the next decision, pending until the ranks agree.
-
-        Empty before all ranks have joined, and until a rank has passed a sync point that it missed.
-        """
+        """Return commands for the next decision, none before all ranks have joined, or while one is behind a missed
+        sync point."""
         self._take_pending()
         if not self._pending or self.membership.absent():
             return []

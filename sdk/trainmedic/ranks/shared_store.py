@@ -66,10 +66,7 @@ class SharedStore:
 
 
 class ExpiredKeys:
-    """Keys that rank 0 deletes once every rank has passed a sync point, or the older half of too many.
-
-    ``deleted_before`` informs late ranks.
-    """
+    """Keys that rank 0 deletes once every rank has passed a sync point, or the older half of too many."""
 
     def __init__(self, store: SharedStore) -> None:
         self._store = store

@@ -144,7 +144,6 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
-        """Return the fingerprints since ``drawn`` batches, or why there are none."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"

@@ -156,7 +156,7 @@ class AppliedChanges:
         return dict(self._factors[name])
 
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
-        """Return the factors after one more command, or without ``undo_of``'s. Raises Rejected if out of bounds.
+        """Return the factors after one more command, or without ``undo_of``'s. Raises Rejected.
 
         If ``undo_of`` is not recorded, a resumed training applies ``factor``; a new one ignores it.
         """
@@ -221,10 +221,7 @@ class AppliedChanges:
             self.save()
 
     def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
-        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed.
-
-        A checkpoint's ``step`` after the last change ends the trial.
-        """
+        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed."""
         self._is_new = False
         state = _read(self._file) or otherwise
         if state is not None:
@@ -268,7 +265,7 @@ class AppliedChanges:
         self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file at the first checkpoint; before, the user may have forgotten to
+        """Overwrite an earlier training's file at the first checkpoint, not before: the user may have forgotten to
         resume."""
         if self._is_new and self._file is not None and self._file.exists():
             self.save()

@@ -102,7 +102,7 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Return reasons for checkpoints within the margin, by identity, if there are others."""
+    """Return reasons for checkpoints within the margin, by identity."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)
@@ -123,7 +123,7 @@ def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Return reasons for those used by rollbacks for the same fault, by identity, if one is older."""
+    """Return reasons for those used by rollbacks for the same fault, by identity."""
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {

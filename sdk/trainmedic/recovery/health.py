@@ -184,9 +184,9 @@ def _latest(progress: Progress, last: ReportedValues) -> ReportedValues:
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """Return the rise at the end of the record, or None.
+    """Return the rise at the end of the record.
 
-    It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it.
+    It begins with the first raised loss and must reach unhealthy ones.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []
@@ -235,7 +235,6 @@ class _UsualLosses:
 
 
 def _limit(median: float, spread: float, factors: _Factors) -> float | None:
-    """Return the loss above which chance is excluded, or None."""
     deviations, part = factors
     room = max(deviations * _NORMAL * spread, part * abs(median))
     return median + room if room > 0 else None

@@ -62,7 +62,7 @@ class MemoryCadence:
 def dispensable(steps: Sequence[int], horizon: int) -> int:
     """Return the most dispensable of ascending steps, never the newest.
 
-    The others reach back at growing distances, up to ``horizon`` steps (0: unlimited).
+    The others reach back at growing distances.
     """
     newest = steps[-1]
     if len(steps) < 3 or (horizon and newest - steps[0] > horizon):

@@ -61,7 +61,7 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 class LoopRestarter:
     """Runs and restarts one training's loop.
 
-    `choose` returns a rollback's checkpoint or raises Rejected; the interrupter's thread calls it too.
+    `choose` returns a rollback's checkpoint or raises Rejected, also in the interrupter's thread.
     """
 
     def __init__(
@@ -196,7 +196,6 @@ class LoopRestarter:
         return False
 
     def _after_interruption(self, interruption: Interrupted) -> LoopRestart:
-        """Return the restart for the interrupting rollback, or as after a crash."""
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
         _free_frames(interruption)
@@ -248,7 +247,6 @@ class LoopRestarter:
         return starting
 
     def _fallback(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
-        """Replace the failing `starting`, or raise `error`."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: continuing with the former settings", self._medic.job)
@@ -289,7 +287,6 @@ class LoopRestarter:
             restart.command.failed(reason)
 
     def _enter_window(self) -> None:
-        """Open a window up to the first step, which is no hang."""
         if self._window is None:
             self._window = self._medic.window(REPAIR).__enter__()
 
@@ -300,6 +297,5 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Free tensors that the traceback's frames hold."""
     error.__traceback__ = None
     gc.collect()

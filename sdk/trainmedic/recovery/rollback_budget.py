@@ -22,8 +22,6 @@ LIMIT = 3
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Earliest step reached, latest step left, and number of rollbacks that belong together."""
-
     root_step: int = -1
     furthest_step: int = -1
     rollbacks: int = 0
@@ -40,7 +38,7 @@ class RollbackCount:
 class RollbackBudget:
     """Counts a job's rollbacks and rejects those above ``limit`` (None: unlimited).
 
-    ``directory`` holds the file, which one rank ``writes``; without it the count ends with the process.
+    Without ``directory`` the count ends with the process. One rank ``writes``.
     """
 
     def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:

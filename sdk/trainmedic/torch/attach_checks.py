@@ -77,7 +77,6 @@ def _holds_state(value: Mapping[Any, Any]) -> bool:
 
 
 def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
-    """Return identities and addresses of saved tensors outside modules."""
     states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
     kept: set[int] = set()
     for tensor in tensors_in([*states, *carried]):

@@ -40,10 +40,7 @@ class BoundaryWatches:
 
 
 class StepBoundary:
-    """Boundaries of one training, with a checkpoint every ``every`` steps (None: never).
-
-    ``begin`` and ``end`` enclose work that may be interrupted.
-    """
+    """Boundaries of one training, with a checkpoint every ``every`` steps (None: never)."""
 
     def __init__(
         self,

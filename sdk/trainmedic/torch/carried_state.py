@@ -148,7 +148,6 @@ class CarriedState:
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
-        """Restore a value; return whether its place exists."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)

@@ -17,8 +17,6 @@ _NUMBERS = 4096
 
 
 class GradientSamples:
-    """Adds norms to ``TrainingState.gradients`` while losses are recorded."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._works = True
@@ -50,7 +48,6 @@ def _has_numbers(gradient: torch.Tensor) -> bool:
 
 
 def _part(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the first numbers of this rank's gradient."""
     own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     row = own if own.is_contiguous() or not own.dim() else own[0]
     numbers = row.reshape(-1)[:_NUMBERS]

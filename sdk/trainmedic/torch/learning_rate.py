@@ -27,8 +27,6 @@ Name = Hashable
 
 
 class _RateSlot:
-    """Entry of a container with a rate, with a unique name."""
-
     __slots__ = ("_container", "_key", "name")
 
     def __init__(self, name: Name, container: Any, key: Any) -> None:
@@ -48,8 +46,6 @@ class _RateSlot:
 
 
 class _Watched(NamedTuple):
-    """Rates after a change of the scale, and the change's ratio."""
-
     expected: list[float]
     ratio: float
 
@@ -120,8 +116,7 @@ class LearningRate:
     def give_up(self, scale: float) -> None:
         """Set ``scale`` and keep the rates, which the loop sets without asking for the factor.
 
-        Removes the last change where it remains: in groups that the loop does not set, or if schedulers compute rates
-        from the last ones.
+        Removes the last change where it remains.
         """
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
@@ -248,7 +243,7 @@ class LearningRate:
 
 
 def _follow(scheduler: Any, rate: LearningRate) -> None:
-    """Make a scheduler step with unscaled rates. Raises Rejected if it cannot."""
+    """Make a scheduler step with unscaled rates. Raises Rejected."""
     kind = type(scheduler)
     if not hasattr(kind, "_trainmedic_rate"):
         steps = {name: _following(getattr(kind, name)) for name in _STEPS if callable(getattr(kind, name, None))}

@@ -90,7 +90,6 @@ class OptimizerAttributes:
         return ""
 
     def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
-        """Return objects by name, with parameters that may be their keys."""
         holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
@@ -169,7 +168,6 @@ class _Holder:
         return key
 
     def _put(self, present: Any, value: Any) -> Any:
-        """Return the value to set, in the same tensors and generators."""
         if isinstance(value, torch.Tensor):
             if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
                 with torch.no_grad():

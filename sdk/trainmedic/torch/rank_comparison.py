@@ -97,5 +97,4 @@ class RankComparison:
 
 
 def _part(name: str) -> str:
-    """Return the kind of part, empty for attributes."""
     return name.partition(":")[0].partition(".")[0]

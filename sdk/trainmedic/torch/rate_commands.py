@@ -37,7 +37,7 @@ HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) r
 
 
 class ScaledTraining(Protocol):
-    """Interface of a plain loop's ``TrainingState`` and a Trainer's ``LiveCommands``."""
+    """Implemented by ``TrainingState`` and ``LiveCommands``."""
 
     @property
     def medic(self) -> Medic: ...
@@ -183,7 +183,7 @@ class RateCommands:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all. Without enough updates, observe further for a correction."""
+        """Answer all; observe further for a correction if needed."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -213,7 +213,6 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _give_up(self, watch: _Watch) -> str:
-        """Undo the scale, because the loop sets the rate; return the reason."""
         assert watch.overwritten is not None
         actual, expected = watch.overwritten
         training = self._training

@@ -194,7 +194,6 @@ class CheckpointRestore:
         return loaded, output
 
     def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
-        """Read changes and rollback count after a restart, from rank 0."""
         changes, budget = self._training.changes, self._training.budget
         changes.recall(None if loaded.kept is None else loaded.kept.get("changes"), loaded.checkpoint.step)
         if group.world_size > 1:
@@ -234,7 +233,6 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
-        """Go to the checkpoint's position; return the answer's text and the number newly skipped."""
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -294,7 +292,7 @@ class CheckpointRestore:
             log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a rollback; return the answer's part about the budget. Errors do not undo the rollback."""
+        """Count a rollback; errors do not undo it."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)

@@ -225,7 +225,7 @@ class Run:
             )
 
     def _save_at_start(self) -> None:
-        """Write the initial checkpoint, unless resumed. Deletes none: the user may have forgotten to resume."""
+        """Write the initial checkpoint. Deletes none: the user may have forgotten to resume."""
         if self._saves_at_start and self.training.current_checkpoint is None:
             self._writer.save_or_log(prune=False)
         self._saves_at_start = False
@@ -249,7 +249,7 @@ class Run:
             log.warning("%s: no in-memory checkpoints: %s", training.medic.job, error)
 
     def _loading_was_interrupted(self, source: BatchSource) -> None:
-        """Restart a hanging loader at its position, unless a rollback moved it."""
+        """Restart a hanging loader, unless a rollback moved it."""
         training = self.training
         log.warning("%s: the data loader hung and was interrupted", training.medic.job)
         rollbacks, state = training.rollbacks, source.state()

@@ -34,7 +34,7 @@ _EITHER_COURSE = (
 
 
 class VerifiedTraining(Protocol):
-    """Interface of a plain loop's ``TrainingState`` and a Trainer's ``RollbackProof``."""
+    """Implemented by ``TrainingState`` and ``RollbackProof``."""
 
     @property
     def medic(self) -> Medic: ...
@@ -117,7 +117,7 @@ class RollbackVerification:
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
     def batch_drawn(self, batch: Any, epoch: int, before: Mapping[str, Any] | None) -> None:
-        """Record the next batch before the loop gets it. ``before`` is `before_draw`'s."""
+        """Record the next batch before the loop gets it."""
         if not self._is_logged:
             return
         is_random = before is not None and randomness.has_moved(before)

@@ -49,7 +49,7 @@ class Attachment:
     """One training's attachment.
 
     ``end_loop`` ends the framework's loop for a rollback. ``restart_handlers`` (by action) need a restartable loop;
-    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run such a loop.
+    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run it.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Attachment:
 
 
 def _join_ranks(medic: Medic) -> None:
-    """Let the ranks agree on commands; every rank calls it at the start. Raises ConfigurationError.
+    """Let the ranks agree; every rank calls it at the start. Raises ConfigurationError.
 
     If they cannot, no rank carries out commands: one alone would block the others.
     """

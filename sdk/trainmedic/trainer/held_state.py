@@ -47,7 +47,7 @@ class PutBack:
 class HeldState:
     """Attributes of ``holder``, except ``excluded``, which the framework restores.
 
-    Modules include non-persistent buffers (only these with ``buffers_only``).
+    Modules include non-persistent buffers.
     """
 
     def __init__(self, holder: Any, excluded: Collection[str], buffers_only: bool = False) -> None:
@@ -89,7 +89,6 @@ class HeldState:
         return PutBack(tuple(restored), tuple(reset))
 
     def _is_part(self, name: str) -> bool:
-        """Return whether the attribute is an object of the program, such as an engine."""
         return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
 
     def _members(self) -> dict[str, Any]:

@@ -64,7 +64,6 @@ class TrainerLoop:
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """Return the restart's checkpoint, or after a crash the newest. Raises FileNotFoundError."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()

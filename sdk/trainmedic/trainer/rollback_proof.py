@@ -35,7 +35,7 @@ _SKIPPED_MORE = "further batches are left out around the end of the epoch"
 class RollbackProof:
     """Proof of one training over all restarts.
 
-    ``accumulation`` returns the batches per step. ``not_comparable``: reason if parameters cannot be compared.
+    ``not_comparable``: reason if parameters cannot be compared.
     """
 
     storage = True

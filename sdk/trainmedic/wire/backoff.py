@@ -7,7 +7,7 @@ _GENERATOR = random.Random()  # noqa: S311
 
 
 class Backoff:
-    """Waits that grow by ``factor`` from ``first`` to ``longest`` seconds, until `reset`.
+    """Waits that grow by ``factor`` from ``first`` to ``longest`` seconds.
 
     ``jitter`` spreads thousands of jobs' reconnects: each wait is between half and its whole length.
     """

@@ -109,8 +109,7 @@ def admit(
 ) -> CommandDecision:
     """Decide on a genuine command, and enter it.
 
-    ``refusal`` returns a new command's refusal. ``claim`` enters the command durably before it starts, or returns an
-    existing record.
+    ``refusal`` returns a new command's refusal. ``claim`` enters it durably, or returns an existing record.
     """
     if record is None:
         if now >= command.expires_at:
@@ -138,8 +137,7 @@ class CommandEffect(enum.Enum):
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:
     """Return the effect that a command may have left.
 
-    ``is_covered``, called without a record, returns whether the receiver would have one. ``of_failed`` is the effect of
-    one that ended ``failed``.
+    ``is_covered`` returns whether the receiver would have a record. ``of_failed`` is the effect after ``failed``.
     """
     if record is None:
         return CommandEffect.NONE if is_covered() else CommandEffect.UNKNOWN

@@ -126,7 +126,7 @@ class CommandMemory:
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
-        """Enter a record. Return False if Redis has one, unless ``replace``."""
+        """Return False if Redis has a record, unless ``replace``."""
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:

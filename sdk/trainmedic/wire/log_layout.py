@@ -48,9 +48,8 @@ _STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "error.json": ERROR}
 def encoded(name: str) -> str:
     """Return the name of a job or node as one path part.
 
-    ASCII letters, digits, ``.``, ``_`` and ``-`` stay, except a leading dot. Other bytes become ``%`` and two
-    hexadecimal digits. Results over 180 bytes are cut and end with ``%-`` and a hash of the name, irreversible for
-    `decoded`.
+    Unsafe bytes become ``%`` and two hexadecimal digits. Results over 180 bytes are cut and end with ``%-`` and a hash
+    of the name, irreversible for `decoded`.
     """
     raw = name.encode("utf-8", "surrogateescape")
     parts = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]

@@ -60,8 +60,6 @@ class ReceivedCommand:
 
 
 class CommandConsumer(Protocol):
-    """Called in the receiver's thread. It may raise Redis errors."""
-
     def receive(self, received: ReceivedCommand) -> None: ...
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None: ...

@@ -128,7 +128,6 @@ class Signer:
         return None
 
     def _read_again(self) -> bool:
-        """Read the keys; return whether they have changed."""
         self._read_at = self._clock()
         try:
             keys = _checked(self._read_keys())

@@ -41,8 +41,7 @@ def issued_at(command_id: str) -> datetime | None:
 def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
     """Return whether a memory complete since `remembered_since` would know this command.
 
-    Two clocks' times are compared. An error would take a receiver that applies a command, loses its memory and restarts
-    within their difference.
+    An error would take a receiver that applies a command, loses its memory and restarts within two clocks' difference.
     """
     issued = issued_at(command_id)
     return issued is not None and remembered_since is not None and remembered_since - _RESOLUTION < issued

@@ -74,8 +74,7 @@ class PresenceKey:
 class ReplyWriter:
     """Sender of queued replies, in order, until `stop`.
 
-    Its thread calls ``on_written`` with the replies that Redis has taken, none if only the presence was written.
-    ``signer`` signs both.
+    Its thread calls ``on_written`` with the replies that Redis has taken, maybe none.
     """
 
     def __init__(
@@ -218,7 +217,7 @@ class ReplyWriter:
         pipeline.xadd(envelope.REPLIES, fields, maxlen=REPLIES_KEPT, approximate=True)
 
     def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
-        """Return the replies to send again: all, or none after several refusals, so that they block no later ones."""
+        """Return the replies to send again, none after several refusals, so that they block no later ones."""
         self._presence_due = 0.0
         if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
             return unsent
@@ -240,7 +239,6 @@ class ReplyWriter:
         return raw if self._signer is None else self._signer.seal(raw, self._presence.name)
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
-        """Report another process that announced itself under this name after this one."""
         if self._announced_at is None:
             return
         present = self._read_presence(client)
@@ -248,7 +246,7 @@ class ReplyWriter:
             self._presence.on_conflict(present)
 
     def _is_later(self, presence: Mapping[str, Any]) -> bool:
-        """Return whether the presence is later than this process's first; unsigned times count as later."""
+        """Return whether the presence is later than this process's first; unsigned times are."""
         if self._signer is None or self._announced_at is None:
             return True
         try:

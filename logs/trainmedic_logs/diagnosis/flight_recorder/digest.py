@@ -37,7 +37,6 @@ def write_refused(rank: int, attempt: int | None, why: str) -> str:
 
 
 def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
-    """Return the dumps, and reasons for unreadable ones by rank, without other attempts."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
     for line in lines:

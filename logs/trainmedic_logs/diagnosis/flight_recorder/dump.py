@@ -141,7 +141,6 @@ def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, ProcessGroup]]
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
-    """Parse ``[0, 1, 2]`` from text (all versions) or a list."""
     if isinstance(ranks, str) and len(ranks) <= 8 * _MOST_RANKS:
         return tuple(sorted({int(found) for found in _RANKS.findall(ranks)}))
     if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
@@ -166,7 +165,6 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
 
 
 def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
-    """Keep open collectives, and each group's last completed ones."""
     by_group: dict[ProcessGroup, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)

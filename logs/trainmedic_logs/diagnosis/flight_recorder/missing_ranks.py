@@ -112,8 +112,8 @@ def _candidates(
 def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
     """Return the members whose dump shows that they did not call collective `number`.
 
-    Recorders may list only open collectives. Then a rank that waits nowhere is absent if its counters show the previous
-    collective, or if it has none.
+    If a recorder lists only open collectives, a rank that waits nowhere is absent if its counters show the previous
+    one, or if it has none.
     """
 
     def is_absent(rank: int) -> bool:

@@ -51,8 +51,6 @@ class PartWriter(Protocol):
 
 
 class BackgroundSaves:
-    """Writes this rank's periodic checkpoints. Its thread calls ``saved(step)`` or ``failed(step, reason)``."""
-
     def __init__(
         self,
         job: str,
@@ -159,7 +157,6 @@ class BackgroundSaves:
             self._disk.prune()
 
     def _clear_away(self, unfinished: Path, error: Exception) -> None:
-        """Delete the checkpoint on rank 0; elsewhere report the failure."""
         with suppress(OSError):
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -48,7 +48,7 @@ def add_file(path: Path, content: Any) -> None:
 
 
 def write_training(directory: Path, split: Split) -> dict[str, int]:
-    """Write the states and the frozen parameters; return the sizes by file name."""
+    """Write states and frozen parameters; return sizes by file name."""
     sizes = {TRAINING: write_file(directory / TRAINING, split.trained)}
     if split.frozen is not None:
         if not split.link(directory):

@@ -43,7 +43,7 @@ class PartlyLoaded(UnusableCheckpoint):
 
 
 class HalfLoaded(TrainmedicError):
-    """A checkpoint was loaded in part or on some ranks only. The training ends, because it would continue uselessly."""
+    """A checkpoint was loaded in part or on some ranks only. The training ends."""
 
 
 class CheckpointStorage(Protocol):
@@ -191,10 +191,7 @@ class CheckpointDirectory:
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Return whether it is pinned and few checkpoints exist beyond the step before its rollback.
-
-        With more the fault is over.
-        """
+        """Return whether it is pinned and its fault may not be over, as few checkpoints exist beyond it."""
         reason = checkpoints.pin_reason(checkpoint.path)
         left = None if reason is None else reason.get("left_step")
         if type(left) is not int:
@@ -230,7 +227,6 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Rename a written checkpoint and mark it complete with ``more``; return its time."""
         if self._is_of_another(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # incomplete, or of the same step and equivalent

@@ -184,7 +184,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
-        """Read this rank's file, or derive it from rank 0's."""
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         if ranks == self._world_size:
@@ -258,7 +257,6 @@ class JointOwnCheckpoints:
 
 
 def _health_of_all(own: Any, group: Group) -> Any:
-    """Return rank 0's health; ``finite`` holds for all ranks."""
     if not isinstance(own, dict):
         return None
     finite = [report for report in group.poll(own.get("finite")).values() if report is not None]

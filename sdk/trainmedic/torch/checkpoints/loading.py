@@ -63,7 +63,7 @@ class CheckpointLoading:
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
         """Confirm the load on all ranks; return the differences by rank.
 
-        Raises HalfLoaded if a rank failed; ``fault`` is this rank's reason.
+        Raises HalfLoaded if a rank failed.
         """
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
@@ -79,7 +79,6 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
-        """Load on this rank; return the run's own state, differences and the error."""
         training = self._training
         assert training.storage is not None
         try:

@@ -61,7 +61,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare this rank's states with rank 0's. None if the ranks cannot agree. Every rank calls it."""
+    """Compare this rank's states with rank 0's, on every rank. None if they cannot agree."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -151,7 +151,6 @@ def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, s
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]:
-    """Describe a value; append its tensors to `tensors` and return their indexes."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not hasattr(value, "to_local"):
         tensors.append(value.detach())
         return f"tensor {tuple(value.shape)}", [len(tensors) - 1]

@@ -61,7 +61,7 @@ class ReplicatedContents:
 def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return this rank's own state with its digests; after a fault rank 0's (``first``).
 
-    Raises UnusableCheckpoint if an earlier release saved only rank 0's and this rank's differed.
+    Raises UnusableCheckpoint for an earlier release's differing state.
     """
     mine: Mapping[str, Any] = file["run"]
     digests = mine.get("digests")
@@ -83,10 +83,7 @@ def differs(first: Mapping[str, Any]) -> bool:
 
 
 def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
-    """Return the united differences and their digests, with rank 0's buffers and ``also``.
-
-    Raises UnusableCheckpoint.
-    """
+    """Return the united differences and their digests. Raises UnusableCheckpoint."""
     first = files[0]["run"]
     state = RankState.of(first.get("rank_state"))
     if state is None or not state.parts:

@@ -170,7 +170,6 @@ class MemoryCheckpoints:
         return slot
 
     def _judged(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Return the indexes of tensors that must be finite."""
         if self._judging[0] is not snapshot.places:
             try:
                 judged = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
@@ -181,7 +180,7 @@ class MemoryCheckpoints:
         return self._judging[1]
 
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
-        """Return the last rollback's checkpoint, until training passes it, and those being copied to other nodes."""
+        """Return the checkpoints of the last rollback and those being copied to other nodes."""
         every = self.cadence.replica_steps
         marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
         kept = {mark.set_id for mark in [mark for mark in marks if every and mark.step % every == 0][-COPIED:]}
@@ -249,7 +248,6 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the run's own part with digests of the copy."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run
@@ -314,7 +312,6 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
-    """Return a slot's views, cached by layout."""
     places, views = slot.cache or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

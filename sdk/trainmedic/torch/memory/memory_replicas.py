@@ -145,7 +145,6 @@ class MemoryReplicas:
 
     @contextmanager
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
-        """Find a checkpoint of any process on this node."""
         for file, mark in memory_slots.surviving(self._node):
             if mark.set_id == set_id and mark.rank == rank:
                 yield mark, memoryview(memory_slots.mapped(file, mark))

@@ -190,7 +190,7 @@ def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
 
 
 def _is_passing(name: str) -> bool:
-    """Wrap a waiting function once; False if PyTorch lacks it."""
+    """False if PyTorch lacks it."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False

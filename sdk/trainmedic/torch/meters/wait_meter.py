@@ -66,7 +66,6 @@ class WaitMeter:
             waits.step_ends()
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean wait of the known steps since the last call, or None."""
         if self._is_alone:
             return 0.0
         seconds = [waits.seconds_per_step() for waits in self._waits]
@@ -168,7 +167,6 @@ class _WrapperWaits:
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
     def _gradients_are_ready(self, parameter: torch.Tensor) -> None:
-        """Start to measure the wait for the sums."""
         self._was_ready = True
         self.stopwatch.start()
         _engine.queue_callback(self._backward_ends)

@@ -20,7 +20,7 @@ REREAD = 1000
 class BatchSource:
     """Batches by epoch. ``position`` is the delivered part of the epoch, in batches by default.
 
-    Positions in ``skipped`` are never delivered. ``batch_size`` and ``workers`` may be None.
+    Positions in ``skipped`` are never delivered.
     """
 
     kind: str
@@ -149,8 +149,6 @@ class IteratedSource(BatchSource, ABC):
 
 
 class RereadSource(IteratedSource):
-    """Reads up to ``most`` batches again for a position."""
-
     kind = "Reread"
 
     def __init__(self, source: Any, most: int) -> None:

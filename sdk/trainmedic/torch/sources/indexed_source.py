@@ -162,7 +162,6 @@ class IndexedSource(BatchSource):
             yield self._requested(epoch, begin, end, batch)
 
     def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
-        """Record the batch's end; return its entry, with the position for workers."""
         self._ends.append(end)
         if not self.workers:
             return entry

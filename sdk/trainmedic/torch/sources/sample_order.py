@@ -20,7 +20,7 @@ Position = int
 class SampleOrder:
     """Order of a `DataLoader` with an indexed data set and a sampler of known length.
 
-    ``batch_size`` is None if each entry is a batch; ``batches`` is False without batching.
+    ``batch_size`` is None if each entry is a batch.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -81,7 +81,6 @@ class SampleOrder:
 
 
 def _members(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler and its inner samplers."""
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
