@@ -1,8 +1,8 @@
 """Train a small character model on the CPU under Trainmedic.
 
-A typical PyTorch loop: a causal transformer, AdamW, a data loader. ``train`` contains everything that Trainmedic adds:
-it attaches to the parts, yields the batches, and gets a report of each step. Playbooks can then roll the run back,
-change its learning rate, pause it or stop it.
+``train`` contains everything that Trainmedic adds to a typical PyTorch loop: it attaches to the parts, yields the
+batches, and gets a report of each step. Playbooks can then roll the run back, change its learning rate, pause it or
+stop it.
 
     python examples/train_char_model.py --checkpoints /tmp/char-model --poison-at 600
 

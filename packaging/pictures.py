@@ -1,9 +1,9 @@
-"""The pictures of the README: a real repair's loss curve, and the console while faults are repaired.
+"""Pictures of the README: a real repair's loss curve, and the console during repairs.
 
     python packaging/pictures.py
 
-Runs the demo (real trainings with the SDK, simulated GPUs) for three minutes, and writes docs/loss.svg,
-docs/console.png and docs/console-dark.png. Needs Chromium and what requirements/test.txt lists.
+Runs the demo for three minutes, and writes docs/loss.svg, docs/console.png and docs/console-dark.png. Needs Chromium
+and requirements/test.txt.
 """
 
 from __future__ import annotations
@@ -114,7 +114,6 @@ def wait(stage: DemoStage, is_so: Callable[[], bool], what: str) -> None:
 
 
 def pass_time(stage: DemoStage, seconds: float) -> None:
-    """Run the demo for some seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         stage.check()

@@ -1,14 +1,11 @@
-"""The software bill of materials of a wheel or of the image, as CycloneDX JSON on standard output.
+"""Software bill of materials of a wheel or of the image, as CycloneDX JSON on standard output.
 
     python packaging/sbom.py wheel server|agent|logs|sdk
     python packaging/sbom.py image PYTHON [--root DIRECTORY]
 
-That of a wheel lists the versions and hashes with which it was tested, by requirements/*.txt; what somebody installs
-beside it may be newer. That of the image lists what is in it: the packages of the environment that PYTHON belongs to,
-that Python itself, and the packages of Debian under DIRECTORY (/).
-
-CycloneDX's own tools read requirements and environments, and check the result against the schema. Needs what
-requirements/supply.txt lists.
+A wheel's lists the versions and hashes with which it was tested, by requirements/*.txt. The image's lists its content:
+the packages of PYTHON's environment, that Python, and Debian's packages under DIRECTORY (/). Needs
+requirements/supply.txt.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from packageurl import PackageURL
 ROOT = Path(__file__).parents[1]
 SCHEMA = SchemaVersion.V1_6
 _BUILD_TOOLS = frozenset({"packaging", "setuptools", "wheel"})
-"""`wheel` needs `packaging`."""
+"""Packages that only build our wheels (`wheel` needs `packaging`)."""
 
 Bom = dict[str, Any]
 

@@ -82,7 +82,6 @@ class Journal(AgentDatabase):
         return self.write(enter)
 
     def record_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Record an outcome whose reply is unsent."""
         self._put(command_id, outcome, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:

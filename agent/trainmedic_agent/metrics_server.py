@@ -37,7 +37,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self._asking: dict[socket.socket, None] = {}
         """Incomplete requests, oldest first."""
         self._open: set[socket.socket] = set()
-        """Also without a place."""
+        """All open connections, also without a place."""
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 

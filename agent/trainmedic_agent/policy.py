@@ -64,7 +64,6 @@ class Policy(Struct, frozen=True):
         return action in READING or _PART_OF.get(action, action) in self.allow
 
     def refusal(self, command: envelope.Command) -> str | None:
-        """Return why the command is not allowed, or None."""
         is_undo = command.undo_of is not None and command.action in _TAKES_BACK
         if is_undo or self.allows(command.action):
             return None

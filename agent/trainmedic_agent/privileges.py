@@ -23,7 +23,7 @@ POWER = ("CAP_SYS_ADMIN",)
 FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
 """Write to even sticky directories, and take leases."""
 PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
-"""To see open files without leases."""
+"""Capability to see others' open files without leases."""
 
 
 class Privileges(Struct, frozen=True):

@@ -66,7 +66,6 @@ class AgentReplies:
         self._mark_sent()
 
     def name_conflict(self) -> str | None:
-        """Return the other agent that recently used this node's name."""
         conflict = self._conflict
         if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
             return None

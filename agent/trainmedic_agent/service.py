@@ -121,7 +121,6 @@ class Agent:
             self._log_reader.start()
 
     def stop(self) -> bool:
-        """Stop everything; return whether no command was left."""
         self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
         if self._log_reader is not None:

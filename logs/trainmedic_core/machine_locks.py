@@ -17,7 +17,7 @@ from msgspec import Struct
 
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
 _BYTE = 1 << 62
-"""After any file's end, and not among SQLite's."""
+"""Locked byte after any file's end, and not among SQLite's."""
 _NO_SUCH_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 _BACKLOG = 128

@@ -42,7 +42,6 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return one line of ASCII JSON."""
     # DEL is the only ASCII control character that JSON does not escape.
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("\x7f", "\\u007f").encode()
 

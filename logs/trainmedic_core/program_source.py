@@ -71,7 +71,7 @@ class ProgramSource:
         return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
-        """Return the process ID. Raises OSError."""
+        """Raises OSError."""
         with self._lock:
             try:
                 socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))

@@ -16,7 +16,7 @@ class TargetKind(StrEnum):
     JOB = "job"
     CLUSTER = "cluster"
     GROUP = "group"
-    """By a selector."""
+    """Many nodes, GPUs or jobs, by a selector."""
 
 
 LONGEST_NAME = 512
@@ -31,7 +31,7 @@ class Target(Struct, frozen=True, dict=True):
     """UUID, PCI address or index."""
     job: str | None = None
     group: str | None = None
-    """Such as ``nodes:pool=h100``."""
+    """Selector such as ``nodes:pool=h100``."""
 
     @once
     def key(self) -> str:

@@ -19,7 +19,7 @@ MOST_ENTRIES = 10_000
 """Entries of a directory."""
 TEST_SUFFIX = "_test"
 TEMPLATE_SUFFIX = "_template"
-"""For a playbook's step."""
+"""Suffix of a file for a playbook's step."""
 LOG_RULE = "log_rule"
 _ENDINGS = (".yaml", ".yml")
 

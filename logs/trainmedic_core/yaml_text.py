@@ -44,7 +44,7 @@ _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
 _COMMENT = re.compile(r"[ \t]+(#[^\s#][^\n]*)")
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Forbidden in YAML, or parsed as in YAML 1.1."""
+"""Characters forbidden in YAML, or parsed as in YAML 1.1."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}

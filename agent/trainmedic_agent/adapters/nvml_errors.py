@@ -26,7 +26,6 @@ _NO_LIBRARY = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_N
 
 
 def driver_error(error: Any) -> GpuError:
-    """Translate an error of opening NVML."""
     if error.value in _NO_LIBRARY:
         return DriverAbsent("NVML (libnvidia-ml.so.1) is not on this machine: NVIDIA's driver is not installed")
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:

@@ -107,7 +107,6 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
-        """Yield the session with the card's handle."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:
@@ -224,7 +223,6 @@ def _address(handle: Any) -> int | None:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
-    """Return None if card or driver do not support it."""
     try:
         return ask()
     except pynvml.NVMLError as error:

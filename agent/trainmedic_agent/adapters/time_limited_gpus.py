@@ -21,7 +21,7 @@ CARD_SECONDS = 4.0
 DRIVER_SECONDS = 20.0
 """Seconds; opening may take 1-2 s per card."""
 _MOST_CALLS = 4
-"""Two worker queues, presence, exporter."""
+"""Concurrent calls: two worker queues, presence, exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 

@@ -84,7 +84,6 @@ class GlobState(Struct, frozen=True):
         return any(match(name) for match in self.last)
 
     def below(self, name: str) -> GlobState | None:
-        """Return the state in a subdirectory, None if nothing there can match."""
         onward = set()
         for index, position in self.positions:
             glob = self.globs[index]

@@ -1,11 +1,10 @@
 """Detection of files in use, by a write lease or by scanning ``/proc``.
 
-The kernel grants a write lease only if no other process has the file open or mapped. It needs CAP_LEASE for other
-users' files; NFS, Lustre and others have no leases.
+The kernel grants a write lease only if no other process has the file open or mapped. NFS, Lustre and others have no
+leases.
 
 A scan is conclusive only in the first PID namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE; else the file
-is left (`Reason.OPEN_UNKNOWN`). It never queries other file systems, which may hang. Use by other machines is
-invisible.
+is left. It never queries other file systems, which may hang. Use by other machines is invisible.
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ class ReadWatch:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        """Watch the directories of files to delete; wait if one is new."""
         self._numbers.clear()
         self._names.clear()
         for file in files:

@@ -1,7 +1,7 @@
 """Search for a rule's files or checkpoints, oldest first, in bounded memory.
 
-A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next continues after the last. The
-order is total, so that a trial run finds the same files. A checkpoint within another belongs to the outer one.
+Each walk keeps the `BATCH_SIZE` oldest files; the next continues after the last. The order is total, so that a trial
+run finds the same files.
 """
 
 from __future__ import annotations

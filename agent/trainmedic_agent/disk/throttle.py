@@ -2,8 +2,8 @@
 
 While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked.
 
-The thread takes a low CPU priority and the lowest best-effort I/O priority. The idle class and nice 19 are too low: a
-starved thread may hold a directory lock that others need.
+The thread takes a low CPU priority and the lowest best-effort I/O priority. Still lower ones could starve it while it
+holds a directory lock that others need.
 """
 
 from __future__ import annotations

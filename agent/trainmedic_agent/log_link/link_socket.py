@@ -94,7 +94,7 @@ class LinkSocket:
 
 
 def connected(directory: Path) -> socket.socket:
-    """Connect to the agent. Raises OSError."""
+    """Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with short_path(directory / NAME) as path:

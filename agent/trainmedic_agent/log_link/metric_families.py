@@ -15,7 +15,6 @@ _LONGEST_VALUE = 256
 
 
 def written(families: Iterable[Metric]) -> list[LogMetric]:
-    """Convert families to messages, bounded and without unknown kinds."""
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(

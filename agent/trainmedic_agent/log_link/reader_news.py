@@ -30,7 +30,6 @@ class ReaderNews:
         store_token: str | None,
         counters: AgentCounters,
     ) -> None:
-        """`uuids` returns GPU UUIDs by PCI address."""
         self._link = link
         self._relay = relay
         self._welcome = welcome

@@ -54,7 +54,6 @@ class ReaderSupervisor:
 
     @property
     def restarts(self) -> int:
-        """Restarts or reconnections of the reader."""
         return max((self._starts if self._started is not None else self._link.generation) - 1, 0)
 
     def start(self) -> None:

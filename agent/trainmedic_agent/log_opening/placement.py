@@ -2,7 +2,7 @@
 
 - A directory's owner can rename its entries.
 - Users with write access can move files into it that they cannot read, even into sticky directories.
-- Moving a directory also requires write access to it, so its own writers count.
+- Moving a directory also requires write access to it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ MOST_CHUNKS = 400
 _MOST_ROWS = 40_000
 """About 40 MB."""
 _MOST_FILES = 100_000
-"""In memory: users can create any number."""
+"""Files in memory: users can create any number."""
 _WRITTEN_EVERY = 5.0
 _KEPT = 40 * 24 * 3600 * 1000
 """Milliseconds."""

@@ -21,7 +21,7 @@ _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
 _TEN = 10.0
 _JOBS_OF_USER = 4
-"""As a multiple of a job's."""
+"""Multiple of a job's budget."""
 _FREE_SHARE = 0.02
 """Share that a job always keeps: a user's jobs cannot silence each other."""
 
@@ -30,7 +30,7 @@ class BudgetOwner(Struct, frozen=True):
     uid: int | None
     """Owner of the job's directory or file. None: the node's own logs."""
     job: str | None = None
-    """From the job's directory, pod or file name."""
+    """Name from the job's directory, pod or file name."""
 
 
 NODE_ITSELF = BudgetOwner(None)

@@ -80,7 +80,7 @@ class JobSources:
             self._attempts.setdefault(directory, {})[name] = entry
 
     def saw_launcher(self, directory: str, node: str | None) -> None:
-        """Register a launcher's log. `node` is None if its name is truncated."""
+        """`node` is None if its name is truncated."""
         self._launchers.setdefault(directory, set()).add(node)
 
     def launchers(self, directory: str) -> Collection[str | None]:

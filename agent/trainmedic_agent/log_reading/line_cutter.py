@@ -49,7 +49,6 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
-        """Return the unfinished line at the file's end."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)

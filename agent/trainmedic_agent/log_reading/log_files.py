@@ -41,7 +41,7 @@ class FilePosition(Struct, frozen=True):
     offset: int = 0
     is_skipping: bool = False
     head: bytes = b""
-    """At most 256 bytes."""
+    """The file's first bytes, at most 256."""
     tail: bytes = b""
     """Last bytes before `offset`, at most 64."""
     written_ns: int = 0

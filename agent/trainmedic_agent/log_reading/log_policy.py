@@ -48,7 +48,7 @@ class FilesOfSource(Struct, frozen=True):
 
 class LogsPolicy(Struct, frozen=True):
     roots: tuple[str, ...] = ()
-    """In the layout of the SDK and ``trainmedic-run``."""
+    """Log directories in the layout of the SDK and ``trainmedic-run``."""
     paths: tuple[str, ...] = ()
     """Directories of files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()

@@ -45,7 +45,6 @@ _TABLES = (
 )
 _TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
 _IN_ROWS = "{}"
-"""Marks rule state in rows."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 

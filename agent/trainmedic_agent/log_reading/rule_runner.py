@@ -87,7 +87,7 @@ class RuleRunner:
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
-        """Activate rules. Raises ValueError or TrainmedicError if they cannot be compiled."""
+        """Raises ValueError or TrainmedicError if the rules cannot be compiled."""
         with self._lock:
             if self._tracker is None:
                 tracker = FindingTracker(rule_set, self._gpu_of)
@@ -98,7 +98,6 @@ class RuleRunner:
         self._counters.rules = rule_set.version
 
     def prefilter(self, source: str) -> Prefilter | None:
-        """Return a filter of lines that no rule can match."""
         with self._lock:
             return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 

@@ -45,7 +45,7 @@ _NO_COSTS = (0.0, 0.0, 0.0)
 _OFTEN = 1.0
 _UNITS_A_SECOND = 1000
 _QUIET_SECONDS = 60.0
-"""Without a write for this long, the wait doubles."""
+"""A unit without a write for this long waits twice as long."""
 
 
 class FoundFile(Struct, frozen=True):

@@ -22,11 +22,11 @@ class LostReason(StrEnum):
     DELETED = "deleted"
     TRUNCATED = "truncated"
     OVERWRITTEN = "overwritten"
-    """By the kernel, before it was read."""
+    """Overwritten by the kernel before it was read."""
 
 
 OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
-"""Never read, so counted in bytes."""
+"""Lines that were never read, so counted in bytes."""
 
 
 class ShipCounters:

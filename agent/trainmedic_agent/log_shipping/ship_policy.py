@@ -41,7 +41,6 @@ class ShipPolicy(Struct, frozen=True):
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
-    """Parse ``ship``; None if lines are not shipped."""
     raw = section.get("ship") if isinstance(section, Mapping) else None
     if raw is None or raw is False:
         return None

@@ -149,7 +149,6 @@ def body_of(entries: Sequence[StoreEntry]) -> bytes:
 
 
 def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
-    """Interpret an answer to a push of `count` lines."""
     words = f"{status} {text}"[:_LONGEST_WORDS]
     if 200 <= status < 300:
         return Answer(Outcome.TAKEN)

@@ -14,10 +14,10 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.ports.gpus import PowerLimits
 
 KEPT_ENDED = 64
-"""To answer a late undo or renewal."""
+"""Ended caps per GPU, to answer a late undo or renewal."""
 
 EXPIRED = "lease"
-"""Such a cap can be reapplied."""
+"""End reason of an unrenewed cap, which can be reapplied."""
 
 _BESIDE = ("boot", "ends_at")
 _SAME_MW = 1000

@@ -45,7 +45,6 @@ class PowerOutcome(Struct, frozen=True):
 
     @property
     def is_overridden(self) -> bool:
-        """True if another process has set the limit, which stays."""
         return self.set_by_agent_mw is not None
 
 

@@ -29,7 +29,7 @@ _LEAST_MEMORY = 96
 class ReaderStart(StrEnum):
     CHILD = "child"
     EXTERNAL = "external"
-    """Such as systemd or the kubelet."""
+    """A supervisor such as systemd or the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,6 @@ def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
 
 
 def chain(node: nodes.Node) -> tuple[str, ...] | None:
-    """Return the parts of ``name.member.member``, or None."""
     if isinstance(node, nodes.Name):
         return (node.name,)
     inner = chain(node.node) if isinstance(node, (nodes.Getattr, nodes.Getitem)) else None

@@ -62,7 +62,7 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""Only `join` and `replace` can produce more than their input."""
+"""Readable members; only `join` and `replace` can produce more than their input."""
 
 _EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]

@@ -50,7 +50,6 @@ class SyntaxTree(NamedTuple):
 
     @property
     def expression(self) -> nodes.Expr | None:
-        """The text's only expression, or None."""
         match self.root.body:
             case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
                 is_in_braces = self.text.startswith("{{") and self.text.endswith("}}")

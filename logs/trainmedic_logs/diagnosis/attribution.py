@@ -64,7 +64,7 @@ class Attribution(Struct, frozen=True):
     evidence: tuple[Evidence, ...]
     ranks: frozenset[int] = frozenset()
     node: str = ""
-    """Not necessarily at fault (see `names_node`)."""
+    """Node where it happened, not necessarily at fault (see `names_node`)."""
     gpu: str | None = None
     moment: Moment | None = None
     is_trusted: bool = False

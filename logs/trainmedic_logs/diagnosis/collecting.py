@@ -48,7 +48,7 @@ _OF_PROGRAMS = re.compile(
     rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
-"""By name in syslog and journal formats, else by facility; without userspace OOM killers."""
+"""Lines of programs, by name in syslog and journal formats, else by facility."""
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 _SOURCES_OF = {

@@ -27,7 +27,7 @@ _SEEN_WITHIN = 120.0
 _LOOKED_AFTER = 6.0
 """torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
-"""If more ranks fail at first, none is named."""
+"""Share of the ranks; if more fail at first, none is named."""
 MEMORY_FULL = "host-memory-full"
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 
@@ -218,7 +218,6 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
 
 
 def recorder(facts: Facts) -> Iterator[Attribution]:
-    """Attribute by the flight recorder: ranks that called another operation, or none."""
     reading = facts.recorder
     if reading is None:
         return
@@ -275,7 +274,6 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the first ends, without victims'."""
     victims = relevant.victims
     failed = [
         ended

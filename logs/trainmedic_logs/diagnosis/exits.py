@@ -29,7 +29,7 @@ class Exit(Struct, frozen=True):
     local_rank: int | None = None
     node: str = ""
     is_node_sure: bool = False
-    """Not only by the job."""
+    """Stated not only by the job."""
     pid: int | None = None
     at: datetime | None = None
     """UTC; in launcher tables node-local time taken as UTC."""
@@ -180,7 +180,7 @@ _ACCELERATE = re.compile(
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
-"""In kubectl's `describe`, `exec` and JSON."""
+"""Ends by a signal in kubectl's `describe`, `exec` and JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,

@@ -41,7 +41,7 @@ class Facts(Struct, frozen=True):
     job: str | None = None
     attempt: int | None = None
     findings: Sequence[Finding] = ()
-    """In order per stream."""
+    """Findings in order per stream."""
     exits: Sequence[Exit] = ()
     recorder: Reading | None = None
     refused_dumps: Mapping[str, str] = field(default_factory=dict)

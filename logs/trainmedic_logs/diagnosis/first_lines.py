@@ -82,7 +82,6 @@ _WORST_CLOCK = 900.0
 
 
 def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute by the first error that the job printed."""
     if not relevant.roots:
         return
     cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]

@@ -57,7 +57,6 @@ class ThroughputDrop(Struct, frozen=True):
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer reports waits for data."""
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)

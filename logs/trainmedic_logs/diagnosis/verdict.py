@@ -64,7 +64,7 @@ class Verdict(Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     """Origin, ascending; empty if unknown."""
     node: str | None = None
-    """Never by the job's own output."""
+    """Node at fault, never by the job's own output."""
     gpu: str | None = None
     evidence: tuple[Evidence, ...] = ()
     against: tuple[Evidence, ...] = ()

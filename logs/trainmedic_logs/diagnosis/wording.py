@@ -97,7 +97,6 @@ def few(names: Sequence[str]) -> str:
 
 
 def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
-    """Yield unavailable evidence; for a sure verdict, only unreadable data."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
     yield from facts.pods.unread

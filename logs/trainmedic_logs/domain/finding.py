@@ -54,17 +54,17 @@ class CauseClass(StrEnum):
     CODE = "code"
     NUMERICS = "numerics"
     NODE = "node"
-    """If nothing more exact is known."""
+    """The machine, if nothing more exact is known."""
     PREEMPTION = "preemption"
     """Ended by a user or scheduler."""
     HANG = "hang"
-    """For an unknown reason."""
+    """A wait for another rank, for an unknown reason."""
     UNKNOWN = "unknown"
 
 
 class TimeSource(StrEnum):
     LINE = "line"
-    """With zone, or as time since boot."""
+    """Stated with a zone, or as time since boot."""
     ARRIVAL = "arrival"
     """Time of reading."""
 

@@ -34,7 +34,7 @@ from trainmedic_logs.domain.finding import LARGEST_RANK as LARGEST_RANK
 VERSION = 1
 MOST_RANKS = 65_536
 _NEEDED = frozenset({"labels", "fields", "count", "time", "clock_error"})
-"""Always sent, despite their default."""
+"""Members that are always sent, despite their default."""
 _PARTS: Mapping[TargetKind, tuple[str, ...]] = {
     TargetKind.GPU: ("node", "gpu"),
     TargetKind.NODE: ("node",),

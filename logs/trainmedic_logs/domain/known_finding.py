@@ -172,7 +172,6 @@ def identity(finding: Finding) -> str:
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
-    """Return whether a later attempt ends `earlier`."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before

@@ -22,11 +22,11 @@ class KnownVerdict(Struct, frozen=True):
     began_at: datetime
     """First sign received by the server."""
     made_at: datetime
-    """With evidence of the following two minutes."""
+    """Latest update, with evidence of the following two minutes."""
     cause: str
     confidence: str
     node: str | None
-    """Only with high confidence."""
+    """Node at fault, only with high confidence."""
     fingerprint: str
     plain: Mapping[str, Any]
     labels: Mapping[str, str] | None = None

@@ -21,7 +21,7 @@ class CutKind(StrEnum):
     """A current number."""
     ENTRIES = "entries"
     JOBS = "jobs"
-    """Not scanned; a current number."""
+    """Job directories that are not scanned; a current number."""
     SECONDS = "seconds"
     """Scans that took too long."""
     LINES = "lines"
@@ -38,10 +38,9 @@ class LogCut(Struct, frozen=True):
     what: CutKind
     count: int
     since: datetime
-    """Without a pause of 10 min, UTC."""
+    """First cut without a pause of 10 min, UTC."""
 
     def plain(self) -> dict[str, Any]:
-        """Return a presence's members, without the node."""
         return {
             "job": self.job,
             "uid": self.uid,

@@ -36,9 +36,9 @@ class TimeKnownBy(StrEnum):
     LINE = "line"
     """Stated with a zone."""
     NODE_ZONE = "node_zone"
-    """Without a zone; the node's applies."""
+    """Stated without a zone; the node's zone applies."""
     ARRIVAL_ZONE = "arrival_zone"
-    """Without a zone; arrival times show it."""
+    """Stated without a zone; arrival times show it."""
     ARRIVAL = "arrival"
     """Not stated; latest arrival time."""
     NEIGHBOURS = "neighbours"
@@ -98,14 +98,13 @@ class LogQuery(Struct, frozen=True):
     """Containers do not know the job's name."""
     local_rank: int | None = None
     is_search: bool = False
-    """Only nodes with the job's files answer."""
+    """Ask all nodes; only those with the job's files answer."""
 
     def is_over(self, now: datetime) -> bool:
         """Return whether no more results can arrive."""
         return self.until is not None and now >= self.until + LATEST_ARRIVAL
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the command for an agent, without ``node``."""
         members = {
             "job": self.job,
             "since": written(self.since),
@@ -204,7 +203,6 @@ class FoundLine(Struct, frozen=True):
 
 
 def left_out(most: int, last: datetime) -> str:
-    """Return the note about lines after the first `most`."""
     more = "1 line answers" if most == 1 else f"{most} lines answer"
     return f"more than {more}; those after {written(last)} are not shown"
 

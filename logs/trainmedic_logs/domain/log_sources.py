@@ -25,7 +25,6 @@ def misspelt(name: str, known: Sequence[str]) -> str | None:
 
 
 def fault_of_source(name: str) -> str | None:
-    """Return the error of a name, or None."""
     meant = misspelt(name, SOURCES)
     if meant is not None:
         return f"there is no {name!r}; did you mean {meant!r}?"

@@ -16,7 +16,7 @@ class PodFaultKind(StrEnum):
     EXITED = "exited"
     """Ended by exit code or signal, without another reason."""
     EVICTED = "evicted"
-    """By the kubelet, for lack of a resource."""
+    """The kubelet evicted the pod for lack of a resource."""
     PREEMPTED = "preempted"
     API_EVICTED = "api_evicted"
     """Evicted by the Eviction API, such as in a drain."""
@@ -91,6 +91,6 @@ class PodReading(Struct, frozen=True):
     faults: tuple[PodFault, ...] = ()
     not_ready: tuple[NodeNotReady, ...] = ()
     shared_nodes: frozenset[str] = field(default_factory=frozenset)
-    """With several pods of the job."""
+    """Nodes with several pods of the job."""
     unread: tuple[str, ...] = ()
     """Unread data, as sentences."""

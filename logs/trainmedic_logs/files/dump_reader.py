@@ -36,7 +36,6 @@ def rank_of(name: str) -> int | None:
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
-    """Return the dumps, and reasons by unread path."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")

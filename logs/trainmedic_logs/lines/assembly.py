@@ -19,7 +19,7 @@ from trainmedic_logs.lines.step_trends import StepTrends
 PATIENCE = timedelta(seconds=5)
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)
 _MOST_OPEN = 256
-"""The oldest goes first."""
+"""Held-back blocks of a stream; the oldest goes first."""
 _FUTURE = timedelta(minutes=1)
 
 
@@ -91,7 +91,6 @@ class LineAssembler:
     def feed_many(
         self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
     ) -> list[Line]:
-        """Take the next physical lines with places."""
         lines: list[Line] = []
         if prefilter is None:
             for place, raw in placed:

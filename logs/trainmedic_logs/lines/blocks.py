@@ -12,7 +12,7 @@ class BlockKind(StrEnum):
     TRACEBACK = "traceback"
     TABLE = "table"
     OOM_PAIR = "oom-pair"
-    """Kernels before 5.0."""
+    """Two-line OOM kill of kernels before 5.0."""
 
 
 class Continuation(StrEnum):
@@ -23,9 +23,9 @@ class Continuation(StrEnum):
 
 TRACEBACK = "Traceback (most recent call last):"
 HEADING = TRACEBACK.removesuffix(":")
-"""Also in Rich's frame."""
+"""Heading, also in Rich's frame."""
 ORIGINAL = f"Original {TRACEBACK}"
-"""From PyTorch, for a loader process."""
+"""PyTorch's line before a loader process's traceback."""
 _ANNOUNCED = ("Exception ignored ", "Exception in thread ", "--- Logging error ---", "Error in atexit._run_exitfuncs:")
 """Lines before tracebacks of destructors, threads, logging calls and atexit functions."""
 _GROUP = "Exception Group Traceback (most recent call last):"
@@ -40,7 +40,7 @@ _REPORT = re.compile(
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
 """Beginnings of lines before the exception: blanks, Rich's frame, loguru's mark."""
 _EDGE = "╰─"
-"""At most as wide as the message below it."""
+"""Lower edge of Rich's frame, at most as wide as the message below it."""
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
 _TABLE_TITLE = re.compile(
@@ -128,7 +128,6 @@ def _is_report(text: str) -> bool:
 
 
 def has_ended(lines: list[str]) -> bool:
-    """Return whether only a chained traceback can follow."""
     for line in reversed(lines):
         if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
             return False

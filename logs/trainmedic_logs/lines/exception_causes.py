@@ -27,14 +27,14 @@ _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
 _WITH_WORDS = frozenset({"ImportError", "AssertionError"})
-"""Their message may state another cause."""
+"""Program errors whose message may state another cause."""
 _UNSPECIFIC = frozenset(_DATA["unspecific"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
-"""Only the program causes them."""
+"""Errors that only the program causes."""
 _OF_TENSORS = re.compile(
     r"shapes cannot be multiplied|[Ee]xpected all tensors to be on the same dev"
     r"|^Trying to backward through the graph a second time"
@@ -96,9 +96,9 @@ _RUN_BY_EXEC = re.compile(
     r"<(?:string|stdin|console|exec|eval|code|generated|solution|answer|completion|snippet|sandbox|ast|input|test"
     r"|reward|module)\b[\w -]{0,30}>$"
 )
-"""Such as a model's answer run by a reward function."""
+"""Source without a file, such as a model's answer run by a reward function."""
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
-"""Such as a model's answer under test."""
+"""Temporary file, such as a model's answer under test."""
 _OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
 _HEADING = "Traceback (most recent call last)"
 _ORIGINAL = f"Original {_HEADING}"

@@ -34,7 +34,6 @@ class KernelText(Struct, frozen=True):
 
 
 def split(text: str, booted_at: datetime | None = None) -> KernelText:
-    """Return the kernel's text, and its time if certain."""
     if match := _KMSG.match(text):
         seconds = int(match[3]) / 1_000_000
         return KernelText(text[match.end() :], _since(booted_at, seconds))

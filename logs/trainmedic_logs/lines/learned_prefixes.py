@@ -11,7 +11,7 @@ _MOST = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
 _UPPER_EDGE = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
 _TABLE_MEMBER = re.compile(r"(?:^|\s)(?:traceback|msg) *: *\Z")
-"""In the launcher's failure table."""
+"""Text before a traceback in the launcher's failure table."""
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 
 

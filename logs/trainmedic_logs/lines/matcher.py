@@ -163,7 +163,6 @@ class LineMatcher:
         return self._match_record(rules, source, line.record)
 
     def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
-        """Return whether no rule of these sources can take the line."""
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False

@@ -48,7 +48,7 @@ _BY_NPU_CODE: Mapping[int, CauseClass] = {
     507056: CauseClass.NETWORK,  # link errors between devices
     507057: CauseClass.NETWORK,
 }
-"""From Ascend's runtime (``acl/error_codes``)."""
+"""Error codes of Ascend's runtime (``acl/error_codes``)."""
 NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"

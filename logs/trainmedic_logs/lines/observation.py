@@ -25,7 +25,7 @@ from trainmedic_logs.lines.matcher import LineMatch
 from trainmedic_logs.lines.rule import LogRule
 
 GpuLookup = Callable[[str], str | None]
-"""By its logged PCI address."""
+"""Returns a GPU's UUID by its logged PCI address."""
 
 LONGEST_LINE = 500
 """Characters of a finding's line."""
@@ -101,7 +101,6 @@ def ranks_of(line: Line) -> frozenset[int]:
 
 
 def stream_key(origin: Origin) -> str:
-    """Return a permanent key of the stream in the fleet."""
     return "\0".join((origin.source, origin.node, origin.pod or "", origin.stream, origin.generation))
 
 

@@ -58,7 +58,6 @@ def is_own(name: str, message: str, shown: str) -> bool:
 
 
 def unpacks_outside(shown: str) -> bool:
-    """Return whether the source unpacks an external mapping or list."""
     return any(not _IS_SETTINGS.match(each) for each in _UNPACKED.findall(shown))
 
 

@@ -34,7 +34,7 @@ _NAMES: Mapping[str, LogLevel] = {
     **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
-"""Others mean info."""
+"""Level names; others mean info."""
 _BEGINNING = 200
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
@@ -50,7 +50,7 @@ class ParsedLine(Struct, frozen=True):
     local_rank: int | None = None
     """From torchrun's prefix."""
     stated: Stated | None = None
-    """Without a zone or ambiguous."""
+    """Stated time without a zone or in an ambiguous form."""
 
 
 def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ParsedLine | None:

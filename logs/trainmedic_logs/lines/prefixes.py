@@ -33,7 +33,7 @@ class Prefixed(NamedTuple):
     rank: int | None = None
     local_rank: int | None = None
     key: str = ""
-    """Without times, equal for a block's lines."""
+    """Prefixes without times, equal for a block's lines."""
 
 
 def split(text: str, source: str) -> Prefixed:

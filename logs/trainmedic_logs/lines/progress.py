@@ -49,7 +49,6 @@ class ProgressReader:
         self._forms: dict[str, _Form] = {}
 
     def step_of(self, text: str) -> int | None:
-        """Return the number of a line that reports progress."""
         if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
             return None
         form, numbers = _form_of(text[:_LONGEST])

@@ -34,7 +34,6 @@ def has_controls(raw: bytes) -> bool:
 
 
 def shown_of(raw: bytes) -> bytes:
-    """Return a line's displayed bytes, maybe invalid UTF-8."""
     return _cut(raw, LONGEST)[0] if has_controls(raw) else raw
 
 

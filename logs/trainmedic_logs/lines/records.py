@@ -83,7 +83,6 @@ class Report(NamedTuple):
 
 
 def report_of(text: str) -> Report | None:
-    """Return a line's record, even if in words."""
     record = record_of(text)
     if record is None:
         step = step_lines.step_of(text)

@@ -70,7 +70,7 @@ class LogRule(Struct, frozen=True):
     record: str = ""
     """Event such as ``step``."""
     is_general: bool = False
-    """Only if no other rule takes the line."""
+    """Takes lines that no other rule takes."""
     gpu: str = ""
     """Template of PCI address or UUID."""
     ends: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class LogRule(Struct, frozen=True):
 class RuleSet(Struct, frozen=True, dict=True):
     rules: tuple[LogRule, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Not understood by this version."""
+    """A newer server's rules that this version does not understand."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "rules", tuple(sorted(self.rules, key=lambda rule: rule.name)))

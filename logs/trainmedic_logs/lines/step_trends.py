@@ -1,7 +1,7 @@
 """Statistics over a stream's last steps, added to step records: `data_share`, `loss_before`, `loss_now`, `loss_rise`.
 
 A loss has risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that
-level's noise and the progress so far. A raised learning rate starts a new baseline.
+level's noise and the progress so far.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OTHER_LOSSES = re.compile(
     r"(?i)loss[ _]?(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)\b"
     r"|\b(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)[ _/-]?loss|reward|\bkl\b|entropy|advantage"
 )
-"""A rising loss is normal for them."""
+"""In adversarial and reinforcement learning, a rising loss is normal."""
 _OF_SDK = "attempt"
 """SDK records have their own alerts."""
 
@@ -45,7 +45,7 @@ _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
 class _Level(Struct, frozen=True):
     loss: float
     spread: float
-    """By the median absolute deviation."""
+    """Standard deviation, by the median absolute deviation."""
     rate: float | None
 
 

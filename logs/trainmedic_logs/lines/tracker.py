@@ -25,7 +25,7 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Above it, the user with the most loses the longest quiet ones."""
+"""Number above which the user with the most loses the longest quiet ones."""
 _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
@@ -159,7 +159,6 @@ class FindingTracker:
         return due
 
     def changed(self) -> list[Finding]:
-        """Return all changed findings, at a file's end."""
         due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
         for followed in due:
             followed.has_changed = False

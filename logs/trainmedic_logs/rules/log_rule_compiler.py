@@ -59,7 +59,7 @@ class _Compilation:
     problems: list[FileProblem] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
     has_sure_groups: bool = False
-    """So that a missing group is an error."""
+    """All patterns were read, so a missing group is an error."""
 
     def run(self) -> LogRule | list[FileProblem]:
         raw = self.document.value

@@ -35,13 +35,11 @@ def mark(checkpoint: Path, **facts: Any) -> None:
 
 
 def skipped_batches(checkpoint: str | Path) -> int:
-    """Return how many batches each rank had skipped."""
     batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
     return batches if type(batches) is int and batches > 0 else 0
 
 
 def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's stored data, with the digests of rank 0's weights."""
     own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None

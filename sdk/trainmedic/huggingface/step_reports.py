@@ -30,7 +30,6 @@ class StepReports:
             self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
-        """Open the window of the coming evaluation or checkpoint."""
         self._window.close()
         self._evaluates = evaluation
         if evaluation or checkpoint:

@@ -22,7 +22,7 @@ log = logging.getLogger("trainmedic")
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
 LINE = "log"
-"""Not written to a file."""
+"""Event of records that are not written to a file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
 _MOST_MEMBERS = 32

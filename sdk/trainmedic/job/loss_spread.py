@@ -12,7 +12,7 @@ _CURVE_POINTS = 33
 _APART_FACTOR = 8.0
 """One normally distributed rank in millions is that far."""
 _APART_LEAST = 0.01
-"""To exclude rounding."""
+"""Share of the median, to exclude rounding."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
@@ -53,7 +53,6 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def rank_spans(ranks: Sequence[int]) -> str:
-    """Return spans such as ``0-3, 7``, within a limit."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

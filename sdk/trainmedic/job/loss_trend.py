@@ -14,7 +14,7 @@ _ENOUGH = 20
 _NEWEST = 11
 """Losses whose median is a falling curve's level; odd."""
 _CLEAR_FALL = 3.0
-"""In median absolute deviations; three are two standard deviations."""
+"""Fall in median absolute deviations; three are two standard deviations."""
 
 
 class UsualLevel(NamedTuple):

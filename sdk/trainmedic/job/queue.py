@@ -1,8 +1,7 @@
 """A job's command queue on rank 0.
 
 It answers commands that need no loop: invalid, expired, interrupted and repeated ones. The undo of a possibly forgotten
-command is ``failed`` and stays pending. A rollback that waited in an earlier process continues if the launcher names
-it.
+command is ``failed`` and stays pending.
 """
 
 from __future__ import annotations

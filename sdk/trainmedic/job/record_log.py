@@ -91,7 +91,6 @@ class RecordLog:
     # --- any thread; steps from the training thread -----------------------------------------------------
 
     def note_step(self, loss: Any, grad_norm: Any, epoch: Any) -> None:
-        """Queue a record of the values since the last one."""
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}

@@ -43,7 +43,7 @@ class Cause:
     status: int
     """Exit code of the first failed rank, else of the launcher; negative for a signal."""
     kind: str = ""
-    """Such as ``ValueError``, or ``hang``."""
+    """Kind of the last error, such as ``ValueError``, or ``hang``."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     lost_peer: bool = field(default=False, compare=False)
@@ -116,7 +116,6 @@ def error_kind(text: str) -> str:
 
 
 def rank_ends(text: str) -> list[RankEnd]:
-    """Return the failed ranks in torchrun's table, the root cause first."""
     ends: list[RankEnd] = []
     first = 0
     rank: tuple[int, int] | None = None

@@ -19,7 +19,7 @@ _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
 _LONGEST_HOLD = 0.5
-"""Such as a prompt."""
+"""Seconds that a partial line waits, such as a prompt."""
 
 
 class OutputCopies:

@@ -1,7 +1,7 @@
 """Program that imports PyTorch in advance, then runs torchrun and the ranks as its forks.
 
 ``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path in torchrun's interpreter. The order is
-a JSON object with ``argv``, ``environment`` and torchrun's arguments, ``torchrun``; the answer is `READ`.
+JSON: ``argv``, ``environment`` and torchrun's arguments, ``torchrun``; the answer is `READ`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ except ImportError:
 _NO_LOADER = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
 
 _PATIENCE, _POLL = 60.0, 0.05
-"""Seconds for a background checkpoint."""
+"""Seconds for a background checkpoint, and between two looks."""
 _CANNOT_MOVE = (
     "a connected Callback cannot go to another process, as with strategy='ddp_spawn': leave it out of the Trainer, and "
     "give trainmedic.lightning.fit(..., job=...) the job's name, so that each process connects by itself"

@@ -46,7 +46,6 @@ class ResumableData:
         """Statement whether the batches since the checkpoint repeat."""
 
     def wrap(self, loaders: Any) -> Any:
-        """Return the loaders as one resumable loader of Lightning's."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -98,7 +97,6 @@ class ResumableData:
         self._resume = state
 
     def count_skipped(self) -> None:
-        """Add the skipped batches to Lightning's progress."""
         batches, self._uncounted = self._uncounted, 0
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         for counters in (progress.total, progress.current):

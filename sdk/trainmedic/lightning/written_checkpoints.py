@@ -38,7 +38,6 @@ class WrittenCheckpoints:
         self._watching = contextlib.ExitStack()
 
     def watch(self, trainer: Any) -> None:
-        """Replace ``trainer.save_checkpoint`` until `stop`."""
         self.stop()
         self._begun.clear()
         self._trainer, self._save = trainer, trainer.save_checkpoint

@@ -9,7 +9,7 @@ from typing import Any, Mapping
 HEARTBEAT_EVERY = 2.0
 """Seconds."""
 HEARTBEAT_OF_MANY = 5.0
-"""For more than `MANY_RANKS` ranks."""
+"""Seconds for more than `MANY_RANKS` ranks."""
 MANY_RANKS = 64
 
 

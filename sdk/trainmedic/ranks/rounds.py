@@ -26,7 +26,7 @@ _READ_INTERVAL = 1.0
 class Round:
     key: str
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """None: rank 0's value is the result."""
+    """Makes the result on rank 0; None: its value is the result."""
     outcomes_key: str | None = None
     patience: float = PATIENCE
 

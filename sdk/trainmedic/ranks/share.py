@@ -73,7 +73,6 @@ class Share:
         return self._synchronizer.ended_because or "on"
 
     def publish(self, stats: Mapping[str, Any]) -> None:
-        """Send additional figures to rank 0, every few seconds."""
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:

@@ -15,7 +15,7 @@ MOST_COMPARED = 16
 """Batches to compare after a rollback."""
 _LONGEST = 65_536  # most batches remembered
 FORMAT = 2
-"""Others are not comparable."""
+"""Version; others are not comparable."""
 _MOST_UNREAD = 32  # batches to collect before computing their fingerprints
 _MOST_AWAY = 1024  # the same for samples on a device
 _CARRIED = 512  # most batches that a checkpoint remembers for a restart

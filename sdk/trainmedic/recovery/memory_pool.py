@@ -42,7 +42,7 @@ class SlotPool:
             self._slots.append(slot)
 
     def make(self, size: int) -> Slot:
-        """Make a slot at once. Raises OSError."""
+        """Raises OSError."""
         slot = Slot(size, self._free_file())
         self.add(slot)
         return slot

@@ -33,7 +33,7 @@ except ImportError:  # Windows has no shared memory of this kind
     fcntl = None  # type: ignore[assignment]
 
 ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
-"""Replaces ``/dev/shm``."""
+"""Variable that replaces ``/dev/shm``."""
 STALE_AFTER = 3600.0
 """Seconds."""
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
@@ -42,7 +42,7 @@ _CHUNK = 1 << 26
 _VERSION = 1
 _LOCK = "lock"
 _HELD: set[tuple[int, str]] = set()
-"""By process ID, because a fork copies the set."""
+"""Locks by process ID, because a fork copies the set."""
 
 
 class UntrustedMemory(TrainmedicError):
@@ -55,7 +55,7 @@ class SlotMark:
     """ID common to all ranks."""
     step: int
     at: str
-    """In the envelope's format."""
+    """Time in the envelope's format."""
     rank: int
     ranks: int
     size: int
@@ -115,7 +115,7 @@ class Slot:
 
     @classmethod
     def of_file(cls, file: Path, mark: SlotMark) -> Slot:
-        """Open a slot that `surviving` found. Raises OSError and UntrustedMemory."""
+        """Raises OSError and UntrustedMemory."""
         memory = mapped(file, mark, is_writable=True)
         slot = cls(len(memory), file, memory)
         slot.mark = mark
@@ -215,7 +215,7 @@ def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
 
 
 def mapped(file: Path, mark: SlotMark, is_writable: bool = False) -> mmap.mmap:
-    """Map a file that `surviving` found. Raises OSError and UntrustedMemory."""
+    """Raises OSError and UntrustedMemory."""
     descriptor = os.open(file, (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size = _checked(os.fstat(descriptor)).st_size

@@ -22,7 +22,7 @@ from trainmedic.recovery.memory_slots import SlotMark
 log = logging.getLogger("trainmedic")
 
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
-"""By default the address that routes to MASTER_ADDR."""
+"""Variable for this node's address, by default the one that routes to MASTER_ADDR."""
 _SECONDS = 20.0  # without a byte, until a connection is closed
 _MOST_AT_ONCE = 16
 _LONGEST_LINE = 1 << 16

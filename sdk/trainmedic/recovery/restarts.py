@@ -3,10 +3,9 @@
 A handler that needs one passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again.
 
 - The next older checkpoint replaces a damaged one.
-- After an exception, the loop restarts from the newest one, a limited number of times without progress.
+- After an exception, the loop restarts from the newest one, a limited number of times.
 - A hanging loop is interrupted for a feasible rollback.
-- Several ranks restart together. The launcher handles their crashes and hangs, because other ranks wait in a
-  collective.
+- The launcher handles crashes and hangs of several ranks, because others wait in a collective.
 """
 
 from __future__ import annotations

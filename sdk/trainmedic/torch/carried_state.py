@@ -268,7 +268,6 @@ def _is_part(value: Any) -> bool:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Return the random generators of the data set."""
     if getattr(loader, "num_workers", 0):
         return {}  # workers have copies seeded by batch position
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}

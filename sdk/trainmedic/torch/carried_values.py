@@ -93,7 +93,6 @@ def put_back(present: Any, held: Held) -> Any:
 
 
 def is_same(one: Held, other: Held) -> bool:
-    """Compare two held values bit by bit."""
     if one[0] != other[0]:
         return False
     mine, theirs = one[1], other[1]

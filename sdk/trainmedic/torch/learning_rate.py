@@ -99,7 +99,7 @@ class LearningRate:
         return value if self.scale == 1.0 else value * self.scale
 
     def watch(self, before: float) -> None:
-        """Record the present rates. ``before``: former scale."""
+        """``before``: former scale."""
         self._watched, self._returned = _Watched(self.values, self.scale / before), False
 
     def overwritten(self) -> tuple[float, float] | None:

@@ -89,7 +89,6 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return inner optimizers with their own state."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)

@@ -1,8 +1,7 @@
 """Comparison of ranks' weights that should be equal, as with DDP.
 
 A silent hardware fault changes one rank's weights and degrades all gradients. A new difference makes the checkpoint
-unhealthy, discards later in-memory ones and sets ``training_ranks_differing``. Parts that differ on purpose, as with
-local SGD, are ignored.
+unhealthy and discards later in-memory ones. Parts that differ on purpose, as with local SGD, are ignored.
 """
 
 from __future__ import annotations

@@ -141,7 +141,6 @@ class RateCommands:
         self._steps.observer = self._update
 
     def step_done(self) -> None:
-        """Check the rates, and answer if enough was observed."""
         if self.pending:
             with self._timer.lock:
                 self._look_after_step()

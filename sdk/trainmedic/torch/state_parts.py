@@ -52,7 +52,6 @@ class StateParts:
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """Return why `states` cannot be restored, or ""."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"

@@ -46,7 +46,7 @@ class TrainingState:
     budget: RollbackBudget
     changes: AppliedChanges
     accumulation: int
-    """With changes by commands."""
+    """Batches per optimizer step, with changes by commands."""
     accelerated: AcceleratedSteps = field(default_factory=AcceleratedSteps)
     verifies: bool = True
     """True to compare loaded states with the saved digests."""
@@ -87,7 +87,7 @@ class TrainingState:
     was_interrupted: bool = False
     """True if the last step was interrupted, so that the state is incomplete."""
     broken: HalfLoaded | None = None
-    """Nothing is saved any more."""
+    """A partial load, after which nothing is saved."""
 
     def __post_init__(self) -> None:
         # With an averager (``PostLocalSGDOptimizer``) the ranks differ between averages.

@@ -13,7 +13,7 @@ class Framework(Protocol):
     """Optional members have defaults."""
 
     reads_late: bool = False
-    """The batches are known only at the first one, which calls `TrainerLoop.compare_losses`."""
+    """True if the batches are known only at the first one, which calls `TrainerLoop.compare_losses`."""
     no_restart_because: str = ""
     no_skip_because: str = ""
     writes: bool

@@ -83,7 +83,6 @@ class RollbackProof:
         self.batch_log.forget(why)
 
     def resumed(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
-        """Compare state loaded by a new process, and log differences."""
         before = None if kept is None or self.not_comparable else kept.get("digests")
         if before and (problem := compare(before, digests(modules, optimizers)).problem):
             message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "

@@ -30,7 +30,7 @@ class CommandRecord:
     """True if this process entered the command."""
     is_cut: bool = False
     is_forged: bool = False
-    """The outcome is unknown."""
+    """True for a wrongly signed record: the outcome is unknown."""
 
     @property
     def is_final(self) -> bool:

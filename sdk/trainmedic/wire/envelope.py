@@ -129,7 +129,7 @@ class Reply:
     node: str | None = None
     ranks: int | None = None
     is_to_genuine: bool = True
-    """A forged command's ID may be copied."""
+    """False for a forged command, whose ID may be copied."""
 
     @property
     def identity(self) -> str | None:

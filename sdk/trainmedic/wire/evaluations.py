@@ -12,7 +12,7 @@ from trainmedic.wire import envelope
 
 FIELD = "evaluations"
 MOST = 32
-"""The first reported ones are kept."""
+"""Metrics per job; the first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
 NOT_FINITE = "NaN"
 _MOST_STEP = 10**15
@@ -39,7 +39,6 @@ def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
 
 
 def read(content: Any) -> tuple[EvaluatedMetric, ...]:
-    """Return the metrics, each name once, without malformed entries."""
     if not isinstance(content, (list, tuple)):
         return ()
     by_name: dict[str, EvaluatedMetric] = {}

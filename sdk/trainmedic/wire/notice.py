@@ -14,7 +14,7 @@ from trainmedic.wire.reading import read_object, without_nul
 FIELD = b"notice"
 ENDED = "job_ended"
 FAILED = "job_failed"
-"""With a launcher, an attempt did."""
+"""A process failed, or with a launcher an attempt."""
 RESTARTED = "job_restarted"
 GONE = "job_gone"
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
@@ -53,7 +53,7 @@ class Notice:
     attempt: int | None = None
     """From 1; None if no launcher counts."""
     reason: str = ""
-    """Never with the training's output."""
+    """Text for a human, never with the training's output."""
     node: str = ""
     """The launcher's; this and the following may be empty."""
     status: int | None = None
@@ -61,7 +61,7 @@ class Notice:
     rank: int | None = None
     pid: int | None = None
     error: str = ""
-    """Such as ``ValueError``, or ``hang``."""
+    """Kind of its last error, such as ``ValueError``, or ``hang``."""
     restarts: bool = False
 
     def encode(self) -> bytes:

@@ -50,9 +50,9 @@ class Addressee:
 class ReceivedCommand:
     command: Command
     entry: bytes
-    """On the stream until the final reply."""
+    """Entry ID, on the stream until the final reply."""
     client: redis.Redis
-    """Only during the delivery."""
+    """Connection, only during the delivery."""
     stream: str
 
     def drop(self) -> None:

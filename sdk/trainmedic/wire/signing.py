@@ -157,7 +157,6 @@ class Sealed(NamedTuple):
 
 
 def unseal(value: bytes) -> Sealed:
-    """Split `value` into object and signatures."""
     begins_at = value.rfind(_SEAL_BEGINS, max(len(value) - _LONGEST_SEAL, 0))
     signatures = value[begins_at + len(_SEAL_BEGINS) : -len(_SEAL_ENDS)]
     if begins_at < 0 or not value.endswith(_SEAL_ENDS) or not _SEAL.fullmatch(signatures):

@@ -65,7 +65,7 @@ class PresenceKey:
     owner: str
     describe: Callable[[], Mapping[str, Any]]
     on_conflict: Callable[[Mapping[str, Any]], None]
-    """With another live process's presence."""
+    """Called with the presence of another live process of the same name."""
     seconds: int = 15
     every: float = 5.0
     """Seconds between two renewals."""

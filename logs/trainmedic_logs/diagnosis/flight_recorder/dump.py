@@ -54,7 +54,7 @@ class Dump(Struct, frozen=True):
     groups: tuple[ProcessGroup, ...]
     entries: tuple[Entry, ...]
     last_called: frozenset[int] | None
-    """By group; None if not stated."""
+    """Last collective called per group; None if not stated."""
 
 
 class TakenGroup(TypedDict):

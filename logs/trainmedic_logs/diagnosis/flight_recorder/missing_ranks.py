@@ -22,13 +22,13 @@ class Waiting(Struct, frozen=True):
     number: int
     operation: str
     since: datetime | None
-    """By its node's clock (UTC)."""
+    """First call of a waiting rank, by its node's clock (UTC)."""
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
-    """By their own dumps."""
+    """Members that did not call it, by their own dumps."""
     silent: tuple[int, ...]
     differing: tuple[int, ...] = ()
-    """The program diverged."""
+    """Ranks with another operation than the majority: the program diverged."""
 
 
 class Reading(Struct, frozen=True):

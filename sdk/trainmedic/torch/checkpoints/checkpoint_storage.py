@@ -50,7 +50,7 @@ class CheckpointStorage(Protocol):
     """Storage of checkpoints. Methods raise OSError or the user's errors."""
 
     directory: Path | None
-    """For small files."""
+    """Directory for small files, or None."""
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]: ...
 

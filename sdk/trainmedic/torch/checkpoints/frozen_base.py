@@ -55,7 +55,6 @@ class Split:
         self.file = f"frozen-{digest}.pt"
 
     def link(self, directory: Path) -> bool:
-        """Hard-link another checkpoint's file, or return False."""
         for other in sorted(directory.parent.glob(f"step-*/{self.file}"), reverse=True):
             with contextlib.suppress(OSError):
                 os.link(other, directory / self.file)
@@ -74,7 +73,6 @@ def join(states: dict[str, Any], frozen: Mapping[str, Any]) -> None:
 
 
 def present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the present parameters if their digest agrees."""
     names: Names = states[REFERENCE]["names"]
     present = {part: parts.by_name[part].state_dict() for part in names if part in parts.by_name}
     if any(part not in present or not set(members) <= present[part].keys() for part, members in names.items()):

@@ -38,14 +38,14 @@ class Memory:
     every: int | Literal["auto"] = "auto"
     """Steps between checkpoints, raised to respect ``share``. ``"auto"``: as few as it allows."""
     keep: int = 4
-    """At distances that grow with age; one more slot is written to."""
+    """Number kept, at distances that grow with age; one more slot is written to."""
     limit: int | None = None
     """Bytes per rank. None: its part of half the available memory."""
     share: float | None = None
     """Share of a step that training may wait. None: 0.8 % for 10 ms, falling to 0.15 % from 100 ms on."""
 
     asynchronous: bool = False
-    """Also write ``checkpoint_every``'s checkpoints in the background."""
+    """True writes ``checkpoint_every``'s checkpoints in the background."""
     replica_every: float | None = None
     """Seconds between copies to another node. None: no copies."""
 

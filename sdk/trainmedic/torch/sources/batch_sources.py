@@ -24,7 +24,7 @@ class BatchSource:
     """
 
     kind: str
-    """In checkpoints, so it must not change."""
+    """Name in checkpoints, which must not change."""
     batch_size: int | None = None
     workers: int | None = None
 

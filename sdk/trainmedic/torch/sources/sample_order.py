@@ -14,7 +14,7 @@ from trainmedic.torch import randomness
 
 _MOST_ENDS = 1000
 Position = int
-"""In samples, or in batches of the user's batch sampler."""
+"""Entries before it, in samples or in batches of the user's batch sampler."""
 
 
 class SampleOrder:

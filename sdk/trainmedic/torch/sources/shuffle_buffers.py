@@ -51,7 +51,6 @@ class BufferWatch:
             self._before = self._after_first
 
     def held_back(self, iterator: Any, state: Any) -> str:
-        """Return which samples ``state`` lacks, or ""."""
         if shuffles(self._loader):
             return "its shuffle buffer"
         now = _buffers(self._dataset, iterator)
