@@ -30,7 +30,7 @@ class Audit:
     vulnerable: tuple[str, ...]
     """A line for each vulnerability."""
     not_checked: str
-    """Empty if all were."""
+    """Reason why packages were not checked; empty if all were."""
 
     @property
     def status(self) -> int:

@@ -33,7 +33,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         self._places: dict[socket.socket, float] = {}
-        """Deadlines, in order of arrival."""
+        """Deadlines of connections, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
         """Incomplete requests, oldest first."""
         self._open: set[socket.socket] = set()

@@ -123,7 +123,7 @@ class TimeLimitedCalls:
 
 
 _CallQueue = queue.SimpleQueue[_Call[object] | None]
-"""None ends the thread."""
+"""Calls for one thread; None ends it."""
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:

@@ -24,7 +24,7 @@ from trainmedic_agent.executors import AcceptedCommand
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0
-"""Seconds; for large images."""
+"""Seconds; removing a large image takes a while."""
 
 
 class PruneContainersExecutor:

@@ -36,6 +36,8 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
+    """Remover of files. Methods return the freed bytes, or why the file was left."""
+
     usage: FileUsage
     age_by: AgeBy
     cutoff_ns: int

@@ -89,7 +89,7 @@ class _LeftEntries(Struct):
 class RuleCounters(Struct):
     matched: int = 0
     files: int = 0
-    """Deleted or truncated."""
+    """Files deleted or truncated."""
     bytes: int = 0
     checkpoints: int | None = None
     """None for rules that delete files."""

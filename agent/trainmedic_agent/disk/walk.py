@@ -14,7 +14,7 @@ from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Throttle
 
 MAX_DEPTH = 128
-"""Two descriptors each."""
+"""Levels below a root, two descriptors each."""
 _ENTRIES_PER_CHECK = 128
 DELETING = ".trainmedic-deleting-"
 """Prefix during deletion; patterns ignore it."""

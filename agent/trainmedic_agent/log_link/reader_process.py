@@ -116,7 +116,7 @@ class ReaderChild(subprocess.Popen[bytes]):
     """
 
     user_of_child: int | None = None
-    """None: this process's."""
+    """The child's user. None: this process's."""
 
     @property
     def is_stopped(self) -> bool:

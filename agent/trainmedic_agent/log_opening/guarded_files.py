@@ -49,7 +49,7 @@ class _Way:
         self.steps = steps
         self.bounds = bounds
         self.user = user
-        """None: this process."""
+        """User whose rights reached the end. None: this process."""
 
     @property
     def end(self) -> WayStep:

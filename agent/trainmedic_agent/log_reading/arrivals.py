@@ -44,7 +44,7 @@ _MOST_FILES = 100_000
 """Files in memory: users can create any number."""
 _WRITTEN_EVERY = 5.0
 _KEPT = 40 * 24 * 3600 * 1000
-"""Milliseconds."""
+"""Milliseconds that an idle file's times are retained."""
 _NEW = 24 * 3600.0
 """Seconds; files not written for so long get no entry."""
 _STALE = 150_000

@@ -132,7 +132,7 @@ class HourlyBudget:
         self._most = most
         self._monotonic = monotonic
         self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """Remainder and its time."""
+        """Remainder and its time, by owner."""
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
         """Use `count` if the owner has it left; return whether it had. `NODE_ITSELF` is unlimited."""

@@ -58,10 +58,10 @@ class Scan(Struct, frozen=True):
     late: int = 0
     """Jobs not scanned completely in time."""
     is_behind: bool = False
-    """True if small jobs are late."""
+    """True if the next scan should follow soon, because small jobs are late."""
     errors: int = 0
     is_stale: bool = False
-    """True for an earlier scan."""
+    """True for an earlier scan: the next one did not end in time."""
 
 
 class _Top(Struct):

@@ -29,7 +29,7 @@ from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
 MOST_RANKS = 2 * MOST_AROUND
-"""Per attempt and node."""
+"""Ranks per attempt and node."""
 MOST_BYTES = 8 * 1024 * 1024
 """3,000 entries with call stacks."""
 OLDEST = timedelta(hours=1)

@@ -76,7 +76,7 @@ class LayoutFinder(Struct, frozen=True):
     sources: JobSources
     parts: tuple[str, ...] = ()
     first_name: str | None = None
-    """None for the current one."""
+    """First name of the job's directory. None for the current one."""
 
     def enter(self, name: str) -> LayoutFinder | None:
         depth = len(self.parts)

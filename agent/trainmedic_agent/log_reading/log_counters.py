@@ -20,7 +20,7 @@ class LogCounters:
         self.truncations = 0
         self.kernel_lines_lost = 0
         self.findings_lost = 0
-        """Unreadable, or without space."""
+        """Updates dropped as unreadable, or for lack of space."""
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}

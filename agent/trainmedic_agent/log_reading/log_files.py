@@ -28,7 +28,7 @@ _HEAD_BYTES = 256
 _TAIL_BYTES = 64
 
 OpenLog = Callable[[str], int]
-"""Raises OSError, LogRefused."""
+"""Returns a regular file's descriptor. Raises OSError, LogRefused."""
 
 
 class FilePosition(Struct, frozen=True):

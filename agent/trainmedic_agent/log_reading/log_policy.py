@@ -54,7 +54,7 @@ class LogsPolicy(Struct, frozen=True):
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()
     pods: tuple[str, ...] = ()
-    """Patterns of namespaces."""
+    """Patterns of namespaces with container logs to read."""
     kernel: KernelLog | None = None
     max_files: int = DEFAULT_MAX_FILES
     """Files followed, most recently written first."""

@@ -33,7 +33,7 @@ _COMMIT_EVERY = 5.0
 _LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
 _MOST_UNWRITTEN = 2000
-"""Pauses reading."""
+"""Findings in memory at which reading pauses."""
 
 
 _MOST_HELD = 32

@@ -22,9 +22,9 @@ from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 LONGEST_LINE = 64 * 1024
 """Bytes shipped; Loki's limit is 256 KiB."""
 LONGEST_LABEL = 1024
-"""Loki's limit is 2,048."""
+"""Characters of a value; Loki's limit is 2,048."""
 _FUTURE = timedelta(minutes=1)
-"""Loki's limit is 10 min."""
+"""A time further ahead is wrong; Loki's limit is 10 min."""
 _SAME_TIME = timedelta(seconds=2)
 """A line without a timestamp gets that of a line this shortly before."""
 _NEAR_ARRIVAL = timedelta(minutes=15)

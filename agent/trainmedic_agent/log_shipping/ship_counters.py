@@ -16,7 +16,7 @@ class LostReason(StrEnum):
     """Longer than agent or store accept."""
     TOO_MANY_JOBS = "too_many_jobs"
     REFUSED = "refused"
-    """See the agent's log."""
+    """Refused for the reason in the agent's log."""
     BEHIND = "behind"
     """The store was too far behind."""
     DELETED = "deleted"

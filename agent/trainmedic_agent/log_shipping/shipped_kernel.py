@@ -15,7 +15,7 @@ from trainmedic_logs.domain.finding import Origin
 
 KEY = "kernel"
 _LIVE_SECONDS = 3.0
-"""Seconds after a complete read."""
+"""Seconds after a complete read in which lines are new."""
 
 
 class ShippedKernel:

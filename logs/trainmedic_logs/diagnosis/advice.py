@@ -4,7 +4,7 @@ from trainmedic_logs.diagnosis.verdict import Advice, Confidence
 from trainmedic_logs.domain.finding import CauseClass
 
 _RETRIES = 2
-"""Then a person has to act."""
+"""Equal ends after which a person has to act."""
 
 _ADVICE = {
     # A restart on a lost GPU fails again, so a person checks the node first.

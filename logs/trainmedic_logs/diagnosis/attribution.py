@@ -38,7 +38,7 @@ class Moment(Struct, frozen=True):
     error: float = 0.0
     """Maximum clock difference in seconds."""
     clock: str = ""
-    """Orders times regardless of the error."""
+    """Times of one clock are ordered regardless of the error."""
 
     @property
     def is_known(self) -> bool:
@@ -70,7 +70,7 @@ class Attribution(Struct, frozen=True):
     is_trusted: bool = False
     """Not the job's words: kernel, fabric manager, or the server's view."""
     is_proven: bool = False
-    """Names the ended process by ID."""
+    """Names the ended process by ID, so simultaneous events do not matter."""
     is_kill: bool = False
     """SIGKILL ended a process, and none ended by itself."""
     names_node: bool = False

@@ -16,7 +16,7 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""OOM may be a neighbour's fault."""
+"""Faults of the node itself; OOM may be a neighbour's fault."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """The job may not use links and file systems."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")

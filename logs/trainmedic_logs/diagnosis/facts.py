@@ -135,4 +135,4 @@ class Sign(NamedTuple):
     attempt: int | None = None
     """None if unknown."""
     is_wait: bool = False
-    """Disproved by later steps."""
+    """True if later steps disprove it."""

@@ -25,7 +25,7 @@ from trainmedic_logs.lines.exception_causes import GUESS, PROOF
 _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
 )
-"""A training sees only their effects."""
+"""Causes of which a training sees only the effects."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """Exceptions that may have ended nothing: in threads, without heading, without a reason."""

@@ -52,7 +52,7 @@ class FindingUpdate(Struct, frozen=True):
     """Signing node."""
     instance: Id
     number: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
-    """Gaps are losses."""
+    """Number within the process, from 1; gaps are losses."""
     finding: Finding
     excerpt: Excerpt | None = None
     boot: Annotated[str, Meta(max_length=128)] = ""

@@ -96,7 +96,7 @@ class KnownFinding(Struct, frozen=True):
     confirmed_by: str = ""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
-    """Empty if it raises an alert."""
+    """Reason for people; empty if it raises an alert."""
     tell_at: datetime | None = None
 
     @property

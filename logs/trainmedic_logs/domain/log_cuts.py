@@ -18,7 +18,7 @@ _LARGEST_COUNT = 2**53 - 1
 
 class CutKind(StrEnum):
     FILES = "files"
-    """A current number."""
+    """Log files not followed; a current number."""
     ENTRIES = "entries"
     JOBS = "jobs"
     """Job directories that are not scanned; a current number."""
@@ -33,7 +33,7 @@ class CutKind(StrEnum):
 class LogCut(Struct, frozen=True):
     node: str
     job: str | None
-    """None if it concerns a user."""
+    """Directory or pod name; None if the cut concerns a user."""
     uid: int | None
     what: CutKind
     count: int

@@ -44,7 +44,7 @@ class TimeKnownBy(StrEnum):
     NEIGHBOURS = "neighbours"
     """Not stated; bounded by neighbouring lines."""
     FILE = "file"
-    """Last write of the file."""
+    """Not stated; last write of the file."""
 
 
 class LeftOut(Struct, frozen=True):

@@ -40,7 +40,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
 _ASKED_EVERY = 64 * 1024
 _MOST_ENTRIES = 200_000
-"""Per directory, and of pending directories."""
+"""Entries per directory, and pending directories."""
 _ZEROS = re.compile(rb"\0+")
 _FEW_ZEROS = 8
 _NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")

@@ -130,7 +130,7 @@ class ExceptionReading(Struct, frozen=True):
     is_consequence: bool = False
     is_guess: bool = False
     stated_by: str = ""
-    """Class of the earlier exception."""
+    """Class of the earlier exception that states the cause."""
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:

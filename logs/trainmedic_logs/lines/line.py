@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from trainmedic_logs.domain.finding import Origin, TimeSource
 
 LONGEST = 8 * 1024
-"""Bytes; `Line.is_cut` marks longer ones."""
+"""Bytes; `Line.is_cut` marks longer lines."""
 
 
 class Line(NamedTuple):
@@ -29,4 +29,4 @@ class Line(NamedTuple):
     """Members of a step or event line."""
     is_cut: bool = False
     has_words: bool = False
-    """Text rules are tried too."""
+    """True if the text states more than the record."""

@@ -29,7 +29,7 @@ class Prefixed(NamedTuple):
     text: str
     at: datetime | None = None
     is_partial: bool = False
-    """Divided by the container runtime."""
+    """True if the container runtime divided the line."""
     rank: int | None = None
     local_rank: int | None = None
     key: str = ""

@@ -30,7 +30,7 @@ _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
 _EVERY = timedelta(seconds=1)
-"""Between updates of one finding."""
+"""Minimum time between updates of one finding."""
 
 _Key = tuple[Any, ...]
 _Kept = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]

@@ -22,7 +22,7 @@ from trainmedic_logs.lines.rule import RuleSet
 
 
 class LineExplanation(Struct, frozen=True):
-    """A block's rule is at its first line."""
+    """Explanation of a physical line; a block's rule is at its first line."""
 
     number: int
     text: str

@@ -24,7 +24,7 @@ class OwnLoss:
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """Replaced as a whole."""
+        """Step and loss, replaced as a whole."""
         self._copy: _Copy | None = None
         self.due_at = float("-inf")
 

@@ -143,7 +143,7 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.rollback_not_held: bool | None = None
-        """None without a rollback."""
+        """True if the last rollback, answered ``applied``, did not hold; None without a rollback."""
         self.ranks_differing: int | None = None
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now

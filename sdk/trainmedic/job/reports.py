@@ -20,7 +20,7 @@ _MOST_TOLD_METRICS = 100
 
 
 class JobReports:
-    """Reports of a job's process. Training thread only, by default."""
+    """Reports of a job's process. Training thread only, unless stated otherwise."""
 
     def __init__(self, progress: Progress, records: RecordLog | None = None) -> None:
         self.progress = progress

@@ -29,7 +29,7 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
 _BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
-"""``train()`` expects it unset."""
+"""Configuration that ``train()`` expects unset."""
 
 _FOR_A_ROLLBACK = {
     "finetune": False,

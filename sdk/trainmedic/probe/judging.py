@@ -27,7 +27,7 @@ WRONG = "wrong"
 WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
-"""Per pair."""
+"""Good measurements per pair."""
 _SLOWER = 2.0
 """Multiple of the usual latency at which a barrier is slow."""
 _NOTICEABLE = 100e-6

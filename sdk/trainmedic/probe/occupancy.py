@@ -12,7 +12,7 @@ from urllib.parse import quote
 import torch
 
 _OWN_BYTES = 2 * 10**9
-"""A CUDA context takes about 0.5 GB."""
+"""Bytes; a CUDA context takes about 0.5 GB."""
 _TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000

@@ -23,7 +23,7 @@ from trainmedic.wire import envelope
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
-"""The newest may hold the fault."""
+"""Number that stays, because the newest may hold the fault."""
 _LARGEST_MARK = 1 << 20
 _KEPT = ".trainmedic-rank-{rank:05d}.json"
 

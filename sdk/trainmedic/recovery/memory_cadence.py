@@ -33,7 +33,7 @@ class MemoryCadence:
         self.every = every or 1
         self.interval = every or FIRST_INTERVAL
         self.horizon = 0
-        """Steps; 0 while unknown."""
+        """Steps that the checkpoints reach back; 0 while unknown."""
         self.replica_steps = 0
         """Multiples of this are copied to another node; 0 while unknown."""
         self._replica_every = replica_every

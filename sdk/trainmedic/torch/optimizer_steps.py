@@ -8,7 +8,7 @@ import torch
 
 SILENT = 100
 _HOOKS = "_optimizer_step_pre_hooks"
-"""Some wrappers lack it."""
+"""Attribute that some wrappers lack."""
 _MOST = 256
 
 

@@ -52,7 +52,7 @@ class TrainingState:
     """True to compare loaded states with the saved digests."""
     memory: MemoryCheckpoints | None = None
     accumulates: bool = False
-    """The loop heeds ``Step.is_update``."""
+    """True if the loop heeds ``Step.is_update``."""
     keep_global_batch: bool | None = None
     """None if possible, True or refuse, False never."""
 

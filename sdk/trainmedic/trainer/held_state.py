@@ -28,7 +28,7 @@ _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 class PutBack:
     restored: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
-    """Set to their initial state."""
+    """Names set to their initial state."""
 
     def followed_by(self, later: PutBack) -> PutBack:
         reset = {*self.reset, *later.reset} - {*later.restored}

@@ -14,7 +14,7 @@ from trainmedic.wire.reading import read_object
 MOST_WAITING = 1000
 """Commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
-"""A larger record loses its outputs."""
+"""Bytes; a larger record loses its outputs."""
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -84,10 +84,10 @@ class Do(enum.Enum):
     ANSWER = enum.auto()
     CLOSE = enum.auto()
     WAIT = enum.auto()
-    """The repeat extends the command's time."""
+    """Wait: the repeat extends the command's time."""
     TAKE_OVER = enum.auto()
     DROP = enum.auto()
-    """The record is forged."""
+    """Send no answer: the record is forged."""
 
 
 @dataclass(frozen=True)

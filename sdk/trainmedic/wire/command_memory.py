@@ -24,7 +24,7 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 SECONDS = 30 * 24 * 3600
-"""An undo can come days later."""
+"""Seconds; an undo can come days later."""
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
 

@@ -12,7 +12,7 @@ import re
 from typing import Any, Callable
 
 DEEPEST = 24
-"""A note replaces deeper parts."""
+"""Nested levels; a note replaces deeper parts."""
 _LONGEST_INT = 300
 """Digits; longer integers exceed floating point."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)

@@ -32,7 +32,7 @@ _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
 _PENDING_EVERY = 5.0
 """Seconds; entries may have come to an ending process."""
 _COUNT = 20
-"""Entries may be very large."""
+"""Entries per read, which may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal
 
 STEP_SECONDS = 60.0
-"""NTP corrects less at once."""
+"""Tolerated difference; NTP corrects less at once."""
 BELIEVED_AFTER_SECONDS = 900.0
 """Equal to the default maximum age of alerts on which the server acts."""
 

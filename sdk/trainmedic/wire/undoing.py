@@ -11,11 +11,11 @@ from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
 KNOWN = "known"
-"""The server requires this proof."""
+"""Member of the output with a proof that the server requires."""
 NEVER_APPLIED = "never_applied"
 """Everything is remembered since before the command."""
 NOT_IN_FORCE = "not_in_force"
-"""Recorded, and ended."""
+"""The receiver records active changes, and this one ended."""
 
 _RESOLUTION = timedelta(milliseconds=1)  # of the time in an ID
 

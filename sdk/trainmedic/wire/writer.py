@@ -32,7 +32,7 @@ log = logging.getLogger("trainmedic")
 STREAM_SECONDS = 24 * 3600
 """Expiry of the command stream after its receiver's end."""
 LARGEST_PRESENCE = 1024 * 1024
-"""8,192 ranks take about 800 KB."""
+"""Bytes; 8,192 ranks take about 800 KB."""
 REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100

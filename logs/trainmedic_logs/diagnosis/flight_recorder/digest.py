@@ -17,7 +17,7 @@ from trainmedic_logs.lines.masks import masked
 RULE = SOURCE = "flight-recorder"
 """No log rule or policy has it."""
 LONGEST = 24 * 1024
-"""Ten fit into an excerpt."""
+"""Characters of a line; ten fit into an excerpt."""
 _KEPT = ((16, 8), (4, 0))
 """Open and completed collectives per group; the second for too long lines."""
 _LARGEST = 2**63 - 1

@@ -38,7 +38,7 @@ class Entry(Struct, frozen=True):
 
     group: ProcessGroup
     number: int
-    """The same for all members."""
+    """Number in the group, the same for all members."""
     operation: str
     sizes: str
     """Input sizes: ``[[4096, 5120]]``."""
