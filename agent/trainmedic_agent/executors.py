@@ -81,7 +81,8 @@ class RemembersEffects(Protocol):
 @runtime_checkable
 class SupportsWithdrawal(Protocol):
     """A read-only executor that checks `AcceptedCommand.is_withdrawn` between pieces of work and raises
-    `CommandWithdrawn`."""
+    `CommandWithdrawn`.
+    """
 
     @property
     def withdrawal(self) -> str:
@@ -93,5 +94,6 @@ class SupportsWithdrawal(Protocol):
 class SupportsAbandon(Protocol):
     def abandon(self, accepted: AcceptedCommand) -> None:
         """Revert what an earlier process may have begun of an expired command, which may be sent again with a later
-        deadline."""
+        deadline.
+        """
         ...

@@ -207,7 +207,8 @@ class CheckpointSearch(_Search):
 
     def find(self) -> list[MatchedCheckpoint]:
         """Return matching checkpoints, oldest first; none if the throttle ended the search: the newest are then
-        unknown."""
+        unknown.
+        """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)
         if self._count > MAX_CHECKPOINTS:

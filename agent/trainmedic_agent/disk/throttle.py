@@ -47,8 +47,7 @@ def seconds_waited_for_core() -> float:
 
 
 def seconds_stalled_for_disk() -> float:
-    """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)); without PSI the time
-    itself."""
+    """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)), or without PSI all."""
     try:
         with open("/proc/pressure/io", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rpartition("total=")[2]) / 1e6

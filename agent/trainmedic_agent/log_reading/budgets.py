@@ -52,7 +52,8 @@ class FairTurns:
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
         """A turn counts at most `most_waiting` times its thread's `processor` seconds: a busy machine can interrupt any
-        turn."""
+        turn.
+        """
         self._monotonic = monotonic
         self._most_waiting = most_waiting
         self._processor = processor

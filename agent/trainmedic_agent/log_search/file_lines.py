@@ -193,8 +193,7 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _after_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which all lines state times before `since`: a copied file arrives
-        late."""
+        """Return a place from `low` on before which all lines state times before `since`: copied files arrive late."""
         high = self._size
         while high - low > _NEAR:
             middle = (low + high) // 2

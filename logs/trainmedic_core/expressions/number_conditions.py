@@ -1,5 +1,6 @@
 """Fast path for conditions on numbers, such as ``fields.loss > 1e3``: under 1 µs per line instead of the sandbox's 5 to
-9 µs."""
+9 µs.
+"""
 
 from __future__ import annotations
 

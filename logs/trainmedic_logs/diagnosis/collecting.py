@@ -262,7 +262,8 @@ class Collector:
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
     """Give a kernel line a stream of its minute and process, so that it makes a finding of its own, unless the rule
-    counts lines or waits for an end."""
+    counts lines or waits for an end.
+    """
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
         return line

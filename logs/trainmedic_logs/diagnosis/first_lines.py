@@ -133,8 +133,10 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """Return whether `other` is a later line of the same message, excluding exceptions, whose rules match all
-    programs."""
+    """Return whether `other` is a later line of the same message.
+
+    Exceptions are excluded: their rules match all programs.
+    """
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
 

@@ -16,8 +16,7 @@ _MOST_BEHIND = 0.25
 
 
 def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
-    """Yield the few ranks whose last step is earlier: a hint, because others in a collective have not completed
-    theirs."""
+    """Yield the few ranks whose last step is earlier: a hint, because others may have not completed theirs."""
     steps = {rank: known.last_step for rank, known in facts.ranks.items() if known.last_step is not None}
     if len(steps) < _FEWEST_RANKS or len(set(steps.values())) < 2:
         return

@@ -1,5 +1,6 @@
 """Masking of secrets before a line leaves its node: common token formats, passwords in URLs, and values after names
-such as ``api_key``; not every secret."""
+such as ``api_key``; not every secret.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ _FEWEST = 2 * _RECENT
 _FEW = _RECENT // 5
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
 """A risen loss exceeds the lowest level by a margin, spreads, a factor, and a share of the progress since the first
-level."""
+level.
+"""
 _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95

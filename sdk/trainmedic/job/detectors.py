@@ -136,7 +136,8 @@ class Detectors:
 
 class LineHandler(logging.Handler):
     """Handler that passes the program's log to its detectors as records of the event ``log``, without Trainmedic's own
-    log. It never blocks."""
+    log. It never blocks.
+    """
 
     def __init__(self, detectors: Detectors | None) -> None:
         super().__init__()

@@ -145,7 +145,8 @@ class JobReports:
 
     def line_handler(self) -> logging.Handler:
         """Return a handler that passes the program's log to the detectors:
-        ``logging.getLogger().addHandler(medic.line_handler())``."""
+        ``logging.getLogger().addHandler(medic.line_handler())``.
+        """
         return LineHandler(self.records.detectors if self.records is not None else None)
 
     def stall(self) -> Stall:

@@ -132,7 +132,8 @@ class Coordinator:
 
     def _next_commands(self) -> list[JobCommand]:
         """Return commands for the next decision, none before all ranks have joined, or while one is behind a missed
-        sync point."""
+        sync point.
+        """
         self._take_pending()
         if not self._pending or self.membership.absent():
             return []

@@ -76,6 +76,7 @@ class BatchComparison:
         return told
 
     def _agrees(self, number: int, left_out: Collection[int]) -> bool | None:
+        """Return None if unknown."""
         batch = self._drawn[number]
         drawn, before = read(batch.value), read(self._expected[number]) if number < len(self._expected) else None
         if drawn is None:

@@ -36,6 +36,7 @@ LARGEST_GROWTH = 1000
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
 WORKERS = "workers"
+"""Replaces a command ID for the data loader workers."""
 _STARTS = 2
 
 
@@ -79,6 +80,7 @@ class FactorBounds:
 class ChangeTrial:
     changes: frozenset[str] = frozenset()
     step: int = 0
+    """Step after which the last change was made."""
     starts: int = 0
 
     @classmethod
@@ -233,6 +235,7 @@ class AppliedChanges:
         return state is not None
 
     def _start_trial_again(self) -> None:
+        """Drop the changes on trial at the second start without a checkpoint."""
         if not self._trial.changes:
             return
         self._trial = self._trial.started_again()
@@ -265,8 +268,9 @@ class AppliedChanges:
         self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file at the first checkpoint, not before: the user may have forgotten to
-        resume."""
+        """Overwrite an earlier training's file, which the user may have forgotten to resume from, at the first
+        checkpoint.
+        """
         if self._is_new and self._file is not None and self._file.exists():
             self.save()
 

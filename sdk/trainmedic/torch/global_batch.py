@@ -1,5 +1,6 @@
 """Preservation of the global batch (micro-batch × accumulation × ranks) by accumulation when the number of ranks
-changes."""
+changes.
+"""
 
 from __future__ import annotations
 

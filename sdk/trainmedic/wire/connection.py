@@ -46,7 +46,8 @@ class NoRedisUrl(redis.RedisError):
 
 class OutageLog:
     """One log line when Redis becomes unreachable, one when every connection has recovered, and one per kind of
-    refusal."""
+    refusal.
+    """
 
     def __init__(self, owner: str, meanwhile: str = "training continues") -> None:
         self._owner = owner
