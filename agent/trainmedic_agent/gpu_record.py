@@ -91,6 +91,7 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
+        """Return False if it is not there."""
         with self._lock:
             if uuid not in self._gpus:
                 return False

@@ -69,6 +69,8 @@ class ExecutedProgram:
 
 
 class ConfinedProcess:
+    """Process started on demand, for one request at a time."""
+
     def __init__(
         self,
         module: str,

@@ -76,6 +76,7 @@ class FileLock:
 
 
 def _locked(descriptor: int) -> bool:
+    """Return False if another process holds the lock."""
     if _SET_LOCK is None:
         return True
     # struct flock: type, whence, start, length, pid (must be 0)

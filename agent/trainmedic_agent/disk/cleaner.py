@@ -297,6 +297,7 @@ class _DirectoryCache:
             os.close(fd)
 
     def fd_of(self, directory: WalkedDirectory) -> int:
+        """Return a descriptor that the cache owns. Raises OSError."""
         if directory in self._fds:
             self._fds.move_to_end(directory)
             return self._fds[directory]

@@ -175,6 +175,7 @@ MeasureSpace = Callable[[int], DiskSpace]
 
 
 def measure_space(fd: int) -> DiskSpace:
+    """Raises OSError."""
     facts = os.fstatvfs(fd)
     return DiskSpace(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
 

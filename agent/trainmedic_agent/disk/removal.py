@@ -140,6 +140,7 @@ def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
 
 
 def open_for_reading(parent: int, name: str) -> int | None:
+    """Return None if not permitted. Raises OSError."""
     try:
         return os.open(name, os.O_RDONLY | _OPEN_FILE, dir_fd=parent)
     except PermissionError:

@@ -39,6 +39,7 @@ _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
 
 
 def seconds_waited_for_core() -> float:
+    """Return 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -47,7 +48,7 @@ def seconds_waited_for_core() -> float:
 
 
 def seconds_stalled_for_disk() -> float:
-    """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)), or without PSI all."""
+    """Return the seconds in which tasks waited for a disk (proc_pressure(5)); without PSI the time since boot."""
     try:
         with open("/proc/pressure/io", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rpartition("total=")[2]) / 1e6

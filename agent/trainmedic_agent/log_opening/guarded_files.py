@@ -179,6 +179,7 @@ class GuardedFiles:
             return reopened(way.end.fd, flags)
 
     def _check(self, way: _Way, bound: _Bound, wanted: int) -> None:
+        """Raise OSError if a user cannot walk to the end."""
         steps = way.steps[bound.begin :]
         if self._switch is None or bound.rights.uid is None:
             for step in steps:

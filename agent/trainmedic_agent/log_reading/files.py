@@ -169,6 +169,7 @@ class FileFollowing(Generic[FollowedT]):
             return {*self._followed, *self._known}
 
     def found(self, scan: Scan) -> None:
+        """Pass a scan to the next `read`. Thread-safe."""
         with self._lock:
             self._scan = scan
 

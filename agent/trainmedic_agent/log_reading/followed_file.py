@@ -84,6 +84,7 @@ class FollowedFile:
         return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
 
     def begin(self) -> None:
+        """Raises OSError."""
         self._runner.begin(self)
 
     def poll(self, now: datetime, monotonic: float) -> bool:

@@ -11,6 +11,8 @@ from trainmedic_agent.database import AgentDatabase
 
 @dataclass(frozen=True, slots=True)
 class ReadingContext:
+    """State of log reading. ``database`` is not the agent's journal."""
+
     node: str
     database: AgentDatabase
     counters: AgentCounters

@@ -60,6 +60,8 @@ class Answer(Struct, frozen=True):
 
 
 class StorePush:
+    """Persistent connection. Not thread-safe."""
+
     def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
         parts = urlsplit(policy.url)
         self._is_secure = parts.scheme == "https"
@@ -87,6 +89,7 @@ class StorePush:
         return answer_of(answer.status, text, len(entries), answer.headers.get("Retry-After"))
 
     def _posted(self, body: bytes) -> tuple[http.client.HTTPResponse, str]:
+        """Raises OSError, ValueError, HTTPException."""
         headers = self._headers()
         self._was_used = self._connection is not None
         if self._connection is None:

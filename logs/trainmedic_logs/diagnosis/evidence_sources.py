@@ -116,7 +116,7 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
 
 
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
-    """Return the node's ranks that use `gpu`; empty if unknown."""
+    """Return the node's ranks that use `gpu`. Empty if unknown, None if none uses it."""
     on_node = facts.ranks_on(node)
     if gpu is None or not all(facts.ranks[rank].gpu for rank in on_node) or not on_node:
         return frozenset()
@@ -184,7 +184,7 @@ def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether the kill is too early, as a launcher reports failures there."""
+    """Return whether a launcher reports failures there, and the kill is too early."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)

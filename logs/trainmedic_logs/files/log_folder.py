@@ -132,6 +132,7 @@ def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -
 
 
 def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
+    """Raises OSError."""
     with _opened(file.path) as raw:
         size = os.fstat(raw.fileno()).st_size
         is_packed = raw.read(2) == _GZIP

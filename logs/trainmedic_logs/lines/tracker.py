@@ -81,6 +81,7 @@ class FindingTracker:
     """Not thread-safe."""
 
     def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
+        """Raises ValueError or Malformed for an invalid rule."""
         self._gpu_of = gpu_of
         self._followed: dict[_Key, _Followed] = {}
         self._last_number = 0

@@ -35,6 +35,8 @@ class StepParts(NamedTuple):
 
 
 class Pace:
+    """Last intervals between reports. Any thread may read."""
+
     __slots__ = ("_intervals",)
 
     def __init__(self) -> None:

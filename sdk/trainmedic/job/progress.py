@@ -77,6 +77,8 @@ class Evaluated(NamedTuple):
 
 
 class Progress:
+    """Latest reported values. Only the training thread writes."""
+
     __slots__ = (
         "_began",
         "_mark",

@@ -105,6 +105,7 @@ class JobReports:
             self.records.note(record_log.CHECKPOINT, step=whole(step))
 
     def save_failed(self, step: int, reason: str) -> None:
+        """Report that step's checkpoint as failed. Thread-safe."""
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT_FAILED, record_log.ERROR, step=whole(step), reason=reason)
 

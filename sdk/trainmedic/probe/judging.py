@@ -168,6 +168,7 @@ def _baseline(samples: Sequence[Mapping[str, Any]]) -> PairBaseline:
 
 
 def _measured(value: Any) -> float:
+    """Raise ValueError for impossible values."""
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise ValueError("not a finite number")

@@ -137,6 +137,7 @@ def _document(
     pairs: Mapping[Pair, Measurement],
     options: ProbeOptions,
 ) -> dict[str, Any]:
+    """Raises ConfigurationError."""
     backend, name = ("nccl", torch.cuda.get_device_name(device)) if device.type == "cuda" else ("gloo", "cpu")
     keys = {
         pair: " ".join((backend, name.replace(" ", "-"), *(f"{node}/{len(ranks_by_node[node])}" for node in pair)))

@@ -58,6 +58,8 @@ class Inquiry:
 
 
 class Synchronizer:
+    """The training thread sets ``position``, ``location`` and ``published``, and reads ``next_decision``."""
+
     def __init__(
         self, job: str, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
     ) -> None:

@@ -44,6 +44,7 @@ class SavedCheckpoint:
 
 
 def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
+    """Return the newest of `candidates`. Raises Rejected."""
     return candidates(found, rollback, step)[0]
 
 

@@ -28,6 +28,7 @@ class LoopPause:
         return self._polls_left > 0
 
     def is_in_force(self, command_id: str) -> bool:
+        """Return whether a pause by this command lasts. Thread-safe."""
         return self.lasts and command_id in self._begun_by
 
     def start(self, longest: timedelta, command_id: str, extends: str | None = None) -> Mapping[str, Any]:

@@ -53,6 +53,7 @@ class RulesNotice:
 
     @classmethod
     def decode(cls, value: bytes, node: str, signer: Signer | None) -> RulesNotice:
+        """Raises BadSignature, EnvelopeError."""
         if len(value) > _LARGEST_NOTICE:
             raise EnvelopeError("notice of rules: too large")
         sealed = unseal(value)

@@ -60,6 +60,8 @@ class ReceivedCommand:
 
 
 class CommandConsumer(Protocol):
+    """Consumer in the receiver's thread. It may raise Redis errors."""
+
     def receive(self, received: ReceivedCommand) -> None: ...
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None: ...

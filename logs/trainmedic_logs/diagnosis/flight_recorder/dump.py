@@ -86,6 +86,7 @@ def read(raw: bytes, rank: int) -> Dump:
 
 
 def from_plain(value: Any, rank: int) -> Dump:
+    """Raises DumpError."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")

@@ -51,6 +51,8 @@ class PartWriter(Protocol):
 
 
 class BackgroundSaves:
+    """Writer of periodic checkpoints, whose thread calls ``saved`` or ``failed``."""
+
     def __init__(
         self,
         job: str,
