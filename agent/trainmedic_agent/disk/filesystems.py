@@ -91,7 +91,7 @@ def opened_roots(
 
 
 def open_directory(parent: int, name: str) -> int:
-    """Open a directory, no link. Raises OSError."""
+    """Open a directory that is no link. Raises OSError."""
     return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
 
 

@@ -46,7 +46,7 @@ class ThreadRights:
         self._setgroups_number = number
 
     def may_be_used(self) -> bool:
-        """Return whether the thread has CAP_SETUID and CAP_SETGID, and nobody is mapped."""
+        """Return whether the thread has CAP_SETUID and CAP_SETGID, and the user nobody is mapped."""
         try:
             effective = self._read()[0]
             if effective & _NEEDED != _NEEDED:

@@ -30,7 +30,7 @@ class Inventory(Struct, frozen=True):
     """GPUs of the node.
 
     - ``gpus``: those that respond, by index
-    - ``problems``: a sentence for each silent part
+    - ``problems``: a sentence for the driver, or for each silent or foreign GPU
     - ``driver``: its version
     """
 

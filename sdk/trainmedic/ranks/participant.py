@@ -113,12 +113,14 @@ class Participant:
     def agree(self, decision: SyncDecision, statements: dict[int, Any], missing: list[int]) -> Any:
         raise AssertionError("only rank 0 computes the agreed outcome")
 
-    def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None: ...
+    def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
+        ...
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
         self._store.add_entry(outcome_key(sync_key), [status, output])
 
-    def end_round(self, number: int, key: str) -> None: ...
+    def end_round(self, number: int, key: str) -> None:
+        ...
 
     def work(self, now: float, own: RankStatus) -> float:
         return _IDLE_SECONDS
@@ -136,4 +138,5 @@ class Participant:
         self._store.add_entry("left", 1)
         return True
 
-    def abandon(self, reason: str) -> None: ...
+    def abandon(self, reason: str) -> None:
+        ...

@@ -177,7 +177,8 @@ class _Unpacker(pickle.Unpickler):
         return DTensor.from_local(tensor, of_mesh, placements, run_check=False, shape=size, stride=stride)
 
 
-def _whole(number: int) -> None: ...
+def _whole(number: int) -> None:
+    ...
 
 
 def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -> None:
