@@ -35,7 +35,8 @@ class KernelLines(WantedLines):
             self._lines += more
         self.go_to(places.get(KERNEL, FilePlace()))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing: all was read at the start."""
 
     def go_to(self, place: FilePlace) -> None:
         self.line_place = place

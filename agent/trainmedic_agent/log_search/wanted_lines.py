@@ -86,7 +86,8 @@ class WantedLines(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> FilePlace: ...
+    def place(self) -> FilePlace:
+        """Place after the last returned or skipped line."""
 
     @abstractmethod
     def go_to(self, place: FilePlace) -> None: ...

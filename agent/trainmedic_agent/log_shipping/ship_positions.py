@@ -50,7 +50,8 @@ class ShipPositions:
     def forget(self, key: str) -> None:
         self._forgotten.add(key)
 
-    def hurry(self) -> None: ...
+    def hurry(self) -> None:
+        """Do nothing between two files."""
 
     def settle(self, sources: Iterable[ShippedSource], now: datetime) -> None:
         """Store changes in one transaction. After a failure, a restart ships more lines again."""

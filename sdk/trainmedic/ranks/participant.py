@@ -114,13 +114,13 @@ class Participant:
         raise AssertionError("only rank 0 computes the agreed outcome")
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
-        ...
+        """Do nothing: only rank 0 keeps commands."""
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
         self._store.add_entry(outcome_key(sync_key), [status, output])
 
     def end_round(self, number: int, key: str) -> None:
-        ...
+        """Do nothing: rank 0 deletes the keys."""
 
     def work(self, now: float, own: RankStatus) -> float:
         return _IDLE_SECONDS
@@ -139,4 +139,4 @@ class Participant:
         return True
 
     def abandon(self, reason: str) -> None:
-        ...
+        """Do nothing: only rank 0 has waiting commands."""

@@ -52,8 +52,7 @@ class CheckpointStorage(Protocol):
     directory: Path | None
     """Directory for small files, or None."""
 
-    def checkpoints(self) -> Sequence[SavedCheckpoint]:
-        ...
+    def checkpoints(self) -> Sequence[SavedCheckpoint]: ...
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         """Write a checkpoint; complete on return."""

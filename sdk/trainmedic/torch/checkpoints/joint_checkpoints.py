@@ -57,8 +57,7 @@ class JointContents(Protocol):
         """Read into memory, changing nothing. Raises UnusableCheckpoint."""
         ...
 
-    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        ...
+    def restore(self, content: Any, parts: StateParts, own: Any) -> None: ...
 
 
 @runtime_checkable

@@ -18,8 +18,7 @@ class MemoryContents(Protocol):
         """Return device meshes, in the same order in each process."""
         ...
 
-    def held(self, parts: StateParts) -> Any:
-        ...
+    def held(self, parts: StateParts) -> Any: ...
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
         """Return why `held` cannot be restored, or ""."""

@@ -178,7 +178,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _whole(number: int) -> None:
-    ...
+    """Placeholder of a tensor, replaced by `_Unpacker`."""
 
 
 def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -> None:

@@ -30,13 +30,13 @@ class Waits(Protocol):
     """Also for waits of the loop."""
 
     def step_ends(self) -> None:
-        ...
+        """End the current step."""
 
     def seconds_per_step(self) -> float | None:
-        ...
+        """Return the mean of the known steps since the last call; None without any."""
 
     def close(self) -> None:
-        ...
+        """Remove the hooks and wrappers."""
 
 
 class WaitMeter:
