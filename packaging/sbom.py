@@ -110,7 +110,6 @@ def debian_packages(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def _fields(text: str, separator: str) -> dict[str, str]:
-    """Return the fields of lines such as ``Package: bash``, without continuation lines."""
     pairs = (line.partition(separator) for line in text.splitlines() if not line.startswith(" "))
     return {name: value for name, found, value in pairs if found}
 
@@ -138,7 +137,6 @@ def _component(name: str, version: str, url: PackageURL) -> dict[str, Any]:
 
 
 def _assembled(bom: Bom, this: dict[str, Any], components: list[dict[str, Any]]) -> Bom:
-    """Return the document about `this`."""
     parts = sorted(components, key=lambda part: part["bom-ref"])
     depends = {"ref": this["bom-ref"], "dependsOn": [part["bom-ref"] for part in parts]}
     return {

@@ -4,7 +4,6 @@ The kubelet puts the pod's UID into the group's name:
 
 - ``/kubepods/burstable/pod1a2b…-…/cri-containerd…`` with cgroupfs
 - ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a2b…_….slice/crio-….scope`` with systemd
-- ``/system.slice/containerd.service/kubepods-burstable-pod1a2b…_….slice:cri-containerd:…`` with a mix
 - ``/../../kubepods-pod1a2b…_….slice/…`` seen from another container, with version 2
 """
 

@@ -13,6 +13,7 @@ from pathlib import Path
 PARSER_IDS = (2_100_000_018, 60_998)
 """User and group IDs of parsers started by root: the first mapped here, with no account."""
 _OF_PYTHON = 64 * 1024**2
+"""Bytes."""
 _SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64

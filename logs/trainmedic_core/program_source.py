@@ -111,7 +111,6 @@ class ForkedProgram:
 
 
 def _be_source(connection: socket.socket, programs: Programs, confine: Callable[[], None]) -> None:
-    """Serve until the other end closes."""
     status = 1
     try:
         for number in _SIGNALS:

@@ -246,7 +246,6 @@ def _status_of(part: _Part) -> int | None:
 
 
 def _take_sources(part: _Part, collector: Collector) -> None:
-    """Take the SDK's description of a rank, untrusted."""
     try:
         said: Any = json.loads(part.document())
         rank = said["rank"]

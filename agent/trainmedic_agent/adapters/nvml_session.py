@@ -223,6 +223,7 @@ def _address(handle: Any) -> int | None:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
+    """Return None if unsupported."""
     try:
         return ask()
     except pynvml.NVMLError as error:

@@ -104,6 +104,7 @@ class CleaningPolicy(Struct, frozen=True):
     max_files: int = DEFAULT_MAX_FILES
     """Per command, including files in checkpoints."""
     max_bytes: int | None = None
+    """None for no limit."""
 
 
 class CleaningInvalid(ConfigurationError):
@@ -129,7 +130,6 @@ def read_cleaning(section: object) -> CleaningPolicy:
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
-    """Parse a rule, unusable after new faults."""
     faults_before = len(parent.faults)
     reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -53,7 +53,9 @@ AWAY = "the log reader process of this node does not answer; restarting it"
 
 
 class FindingOutlet(Protocol):
-    def offer(self, batch: FindingBatch, generation: int) -> bool: ...
+    def offer(self, batch: FindingBatch, generation: int) -> bool:
+        """Return False if the previous batch is unacknowledged."""
+        ...
 
 
 class ReaderLink:

@@ -207,6 +207,7 @@ def _check_entered(directory: WayStep) -> None:
 
 
 def _check_same(parent: WayStep, child: WayStep) -> None:
+    """Raise OSError if the calling thread cannot take the step."""
     fd = os.open(child.name, ENTRY, dir_fd=parent.fd)
     try:
         if not os.path.samestat(os.fstat(fd), child.facts):

@@ -64,7 +64,6 @@ class OpenerClient:
         return every
 
     def close(self) -> None:
-        """End the opener's service."""
         with self._lock:
             for connection in list(self._open):
                 connection.close()

@@ -39,6 +39,7 @@ UNKNOWN_USER = -1
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
+"""Used plus expected seconds, sort number, owner, further items, expected seconds, item."""
 
 
 class FairTurns:

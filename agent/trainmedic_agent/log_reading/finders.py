@@ -117,7 +117,6 @@ class LayoutFinder(Struct, frozen=True):
         return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
 
     def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
-        """Return a dump's origin if its rank ran here."""
         attempt = "/".join((self.root, *self.parts[:2]))
         origin = self.sources.of_rank(attempt, rank)
         if origin is not None:

@@ -21,6 +21,7 @@ class LineCutter:
         self.offset = offset
         self.is_skipping = is_skipping
         self.left_out = 0
+        """Dropped bytes."""
         self._begun = b""
         self._longest = longest
 

@@ -94,6 +94,7 @@ class GrowingFile:
     ) -> None:
         """`is_whole`: nothing may be skipped."""
         self.left_out = 0
+        """Skipped bytes, and those of overlong lines."""
         self.owner: BudgetOwner = NODE_ITSELF
         self._fd = fd
         self._is_whole = is_whole

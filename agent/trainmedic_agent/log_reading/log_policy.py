@@ -67,6 +67,7 @@ class LogsPolicy(Struct, frozen=True):
     """Directory entries per scan."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
     ship: ShipPolicy | None = None
+    """None if lines stay on the node."""
 
     def reads_pods_of(self, namespace: str) -> bool:
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)

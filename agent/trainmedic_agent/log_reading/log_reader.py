@@ -42,7 +42,6 @@ BEHIND_SECONDS = 0.1
 """Seconds, if this scan left small jobs out."""
 TURN_SECONDS = 0.5
 HUNG_SECONDS = 30.0
-"""Seconds."""
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
 _PAUSE_AFTER_ERROR = 1.0
@@ -153,6 +152,7 @@ class LogReader:
 
     @property
     def kernel_way(self) -> KernelReading | None:
+        """None if the kernel's log is not read."""
         return self._way
 
     @property

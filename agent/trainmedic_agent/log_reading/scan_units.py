@@ -134,6 +134,7 @@ class ScanUnit(Struct):
         self.due = ended + wait
 
     def quiet_seconds(self, now: float) -> float:
+        """Return the seconds since the last known write. `now` is UNIX time."""
         return now - self.written_ns / 1e9
 
     @property

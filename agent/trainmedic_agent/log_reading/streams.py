@@ -65,6 +65,7 @@ class LineStream:
         return self._assembler.feed_many(fresh, arrived, prefilter)
 
     def flush(self, now: datetime | None) -> list[Line]:
+        """Return blocks that have waited long enough, or all if `now` is None."""
         return self._assembler.flush(now)
 
 

@@ -31,6 +31,7 @@ class LikelyLines:
 
     @classmethod
     def of(cls, grep: str) -> LikelyLines | None:
+        """Return None if every line must be checked."""
         patterns = required_patterns(grep) if grep else None
         return cls(patterns) if patterns is not None else None
 

@@ -87,6 +87,7 @@ class EntryMaker:
         return self._key_place if self._mask.is_in_key else None
 
     def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> StoreEntry | None:
+        """Return None for an empty or skipped line."""
         place, raw = placed
         line = parse(raw, self.origin.source, self._booted_at, LONGEST_LINE)
         if line is None or not line.text.strip() or (self.skips_ranks and line.local_rank is not None):

@@ -41,6 +41,7 @@ class ShipCounters:
         self.refused: Mapping[str, int] = {}
         """Refused lines, counted by reading."""
         self.behind = 0
+        """Bytes that the store lacks."""
         self.problem = ""
 
     def shipped(self, lines: Mapping[str, int]) -> None:

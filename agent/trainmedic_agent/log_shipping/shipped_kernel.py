@@ -32,6 +32,7 @@ class ShippedKernel:
         last: int,
         counters: ShipCounters,
     ) -> None:
+        """`last`: an earlier process's last entry, in nanoseconds."""
         self.reader = reader
         self._origin = origin
         self._booted_at = booted_at

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
+"""Seconds."""
 
 
 class LeaseExpiry:

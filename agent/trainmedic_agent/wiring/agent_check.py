@@ -186,7 +186,6 @@ def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, 
 
 
 def _state(directory: Path, report: CheckReport) -> None:
-    """Check that the journal can be stored."""
     report.values["state_dir"] = str(directory)
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:

@@ -301,6 +301,7 @@ def _number(value: Any) -> int | float:
 
 
 def _time(value: Any) -> float:
+    """Return Unix seconds."""
     if isinstance(value, jinja2.Undefined):
         str(value)
     try:

@@ -22,6 +22,7 @@ _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
 """Process names, because IDs differ in containers."""
 _SAME_FAULT = 120.0
+"""Seconds between two lines on one fault."""
 _SEEN_WITHIN = 120.0
 """Seconds in which the launcher would report an OOM kill."""
 _LOOKED_AFTER = 6.0

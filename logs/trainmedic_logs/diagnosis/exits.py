@@ -24,6 +24,7 @@ class Exit(Struct, frozen=True):
     teller: str
     """``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and others."""
     code: int | None = None
+    """None after a signal, or if unknown."""
     signal: int | None = None
     rank: int | None = None
     local_rank: int | None = None

@@ -79,6 +79,7 @@ _TOGETHER = 30.0
 _RIGHT_AFTER = 1.0
 """Seconds between lines of one message."""
 _WORST_CLOCK = 900.0
+"""Seconds by which clocks may be wrong."""
 
 
 def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
@@ -189,7 +190,6 @@ def _was_cut(finding: Finding) -> bool:
 
 
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
-    """Sort key, vaguer findings last."""
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 

@@ -79,6 +79,7 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
 
 
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
+    """Return only faults that can belong to the failure; `after`: end of the previous one."""
     first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
     earliest = began_at - _NODE_BEFORE
@@ -155,7 +156,6 @@ def _confidence_of(fault: PodFault) -> Confidence:
 
 
 def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
-    """Return the cause, and whether Kubernetes states it."""
     match fault.kind:
         case PodFaultKind.OUT_OF_MEMORY:
             return CauseClass.HOST_MEMORY, True
@@ -177,7 +177,6 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
-    """As `_meaning`, for a pod that did not start."""
     text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
     is_image = fault.kind is PodFaultKind.IMAGE
     if fault.reason in _ALWAYS_SPECIFICATION:

@@ -155,7 +155,6 @@ class RecoveryEvidence(Struct):
                 del unwell[each]
 
     def _took_nobodys(self, stream: str) -> None:
-        """Count a line of unknown rank, maybe the rank's in question."""
         for (name, rank), open_ in self._open.items():
             for each in open_ if name == stream and rank is not None else ():
                 self._loose[each] += 1

@@ -66,7 +66,6 @@ def relevant(facts: Facts) -> Relevant:
 
 
 def _was_outlived(finding: Finding, facts: Facts) -> bool:
-    """Return whether steps completed after it."""
     if finding.id in facts.outlived:
         return True
     last = Moment(finding.last_at, finding.clock_error, clock_of(finding))

@@ -153,7 +153,6 @@ class StepTrends:
 
 
 def _begins_again(window: _Window, record: Mapping[str, Any]) -> bool:
-    """Return whether the step decreased without a greater epoch."""
     step, epoch = _number(record.get("step")), _number(record.get("epoch"))
     if step is None:
         return epoch is not None and epoch < window.epoch

@@ -52,6 +52,7 @@ class EngineRun(Run):
         self._micro_batch = int(engine.train_micro_batch_size_per_gpu())
 
     def step(self) -> EngineStep:
+        """``with run.step() as step:`` around the work on one batch; commands run at its end."""
         plain = super().step()
         if self.training.batches_done == 0:
             self._resize()

@@ -38,6 +38,8 @@ Findings = Union[None, Found, Iterable[Found]]
 
 
 class Detector(Protocol):
+    """Detector, instantiated without arguments for each rank."""
+
     def feed(self, record: Mapping[str, Any]) -> Findings: ...
 
 

@@ -145,6 +145,7 @@ class LossComparison:
         return bool(self._frozen_because) and step > self._frozen_after
 
     def _trains_as_before(self, step: int) -> bool | None:
+        """Return whether gradients agree up to the first update at or after `step`; None before it."""
         update = min((each for each in self._gradients if each >= step), default=None)
         if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):
             return False

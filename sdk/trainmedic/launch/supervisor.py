@@ -29,6 +29,7 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
+"""Seconds after an attempt's start."""
 _DELAY_AFTER_PROGRESS = 5.0
 """Seconds after an attempt with progress."""
 _SHORTEST_WAIT = 0.2
@@ -205,7 +206,6 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
-        """Record a failure and wait for the next attempt, if any."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)

@@ -52,6 +52,7 @@ class AgreedOutcome:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> AgreedOutcome:
+        """Parse the stored form. A round closed because rank 0 is gone runs no command."""
         refused = {name: (str(status), str(reason)) for name, (status, reason) in fields.get("refused", {}).items()}
         return cls(tuple(fields.get("go", ())), refused, str(fields.get("missing") or fields.get("gone") or ""))
 

@@ -60,6 +60,7 @@ class Rounds:
         return store.set_if_absent(end, round_.combine(values, missing))
 
     def _values_by_rank(self, round_: Round, waited: float, now: float) -> dict[int, Any] | None:
+        """Return values by rank; None until every rank has entered one, or the patience is over."""
         store = self._store
         is_complete = store.count_entries(round_.key) >= store.world_size
         # Reading all entries costs a call per rank, so limit it while one is missing.

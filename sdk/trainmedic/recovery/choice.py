@@ -102,7 +102,6 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Return reasons for checkpoints within the margin, by identity."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)

@@ -109,7 +109,6 @@ def attach(
 
 
 def _registered(steps: AcceleratedSteps, parts: StateParts) -> dict[str, Any]:
-    """Return objects registered with Accelerate only."""
     given = [id(part) for part in parts.by_name.values()]
     objects = enumerate(steps.registered)
     return {f"accelerator.{number}": by_state(each) for number, each in objects if id(each) not in given}

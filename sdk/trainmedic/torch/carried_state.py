@@ -324,7 +324,6 @@ def _owners(parts: StateParts) -> dict[str, Any]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Return whether the class has no user code."""
     beside = (nn.Module, Generic, object)
     return kind is not nn.Module and all(
         base in beside or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__

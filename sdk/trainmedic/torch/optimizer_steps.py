@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 import torch
 
 SILENT = 100
+"""Steps without an update until a warning."""
 _HOOKS = "_optimizer_step_pre_hooks"
 """Attribute that some wrappers lack."""
 _MOST = 256

@@ -133,8 +133,7 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def directory(self) -> Path:
-        """Directory of the checkpoints."""
+    def directory(self) -> Path: ...
 
     @property
     def directories(self) -> list[Path]:

@@ -138,7 +138,6 @@ class CheckpointWriter:
         return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
-        """Save; log errors."""
         training = self._training
         if training.storage is None:
             return

@@ -28,7 +28,6 @@ class FrozenBase:
         self._is_over = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
-        """Separate the frozen parameters."""
         names = {} if self._is_over else _frozen_names(parts, states)
         if not names:
             return Split(states)

@@ -29,8 +29,7 @@ class Waits(Protocol):
     stopwatch: Stopwatch
     """Also for waits of the loop."""
 
-    def step_ends(self) -> None:
-        """End the current step."""
+    def step_ends(self) -> None: ...
 
     def seconds_per_step(self) -> float | None:
         """Return the mean of the known steps since the last call; None without any."""
