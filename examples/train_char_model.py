@@ -1,8 +1,8 @@
 """Train a small character model on the CPU under Trainmedic.
 
-A typical PyTorch loop: a causal transformer, AdamW, a data loader. ``train`` contains everything that Trainmedic adds:
-it attaches to the parts, yields the batches, and gets a report of each step. Playbooks can then roll the run back,
-change its learning rate, pause it or stop it.
+``train`` contains everything that Trainmedic adds to a typical PyTorch loop: it attaches to the parts, yields the
+batches, and gets a report of each step. Playbooks can then roll the run back, change its learning rate, pause it or
+stop it.
 
     python examples/train_char_model.py --checkpoints /tmp/char-model --poison-at 600
 
@@ -29,7 +29,7 @@ CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 48, 64, 4, 2, 16
 
 
 class CharModel(nn.Module):
-    """Decoder-only transformer over characters. Returns the logits of each next character."""
+    """Decoder-only transformer that returns the logits of each next character."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class CharModel(nn.Module):
 
 
 class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Row n is always the same piece of the text. Rows of poisoned batches have random labels."""
+    """Rows of the text. Rows of poisoned batches have random labels."""
 
     def __init__(self, text: str, poisoned: range) -> None:
         self.vocabulary = sorted(set(text))

@@ -1,11 +1,9 @@
-"""Hold every pinned package against a database of known vulnerabilities, with pip-audit.
+"""Check every pinned package against a database of known vulnerabilities, with pip-audit.
 
     python packaging/audit.py [LOCK...]        such as requirements/server.txt; by default all of them
 
-Exit status: 0 where every package was checked and nothing is known; 1 where something is known; 3 where packages could
-not be checked, because no database could be reached or it does not know them. A package that was not checked is never
-taken for one that is fine. pip-audit alone would do that: where a mirror of PyPI has no advisories, it skips every
-package and ends well.
+Exit status: 0 if every package was checked and no vulnerability is known, 1 if one is known, 3 if packages could not be
+checked. pip-audit alone would pass then: if a mirror of PyPI has no advisories, it skips every package.
 """
 
 from __future__ import annotations
@@ -20,19 +18,19 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SERVICES = ("osv", "pypi")
-"""Tried in this order; the first that knows every package decides."""
+"""The first that knows every package decides."""
 OK, VULNERABLE, NOT_CHECKED = 0, 1, 3
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What one database says of one lock."""
+    """One database's result for one lock."""
 
     checked: int
     vulnerable: tuple[str, ...]
     """A line for each vulnerability."""
     not_checked: str
-    """Why not every package was checked; empty where all were."""
+    """Reason why packages were not checked; empty if all were."""
 
     @property
     def status(self) -> int:
@@ -79,7 +77,6 @@ def _audit(lock: Path, service: str) -> Audit:
 
 
 def reading(dependencies: Sequence[dict[str, Any]], service: str) -> Audit:
-    """What pip-audit's list of dependencies says."""
     checked = [each for each in dependencies if "skip_reason" not in each]
     vulnerable = tuple(
         f"{each['name']} {each['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no release'}"

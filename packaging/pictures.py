@@ -1,9 +1,9 @@
-"""The pictures of the README: a real repair's loss curve, and the console while faults are repaired.
+"""Pictures of the README: a real repair's loss curve, and the console during repairs.
 
     python packaging/pictures.py
 
-Runs the demo (real trainings with the SDK, simulated GPUs) for three minutes, and writes docs/loss.svg,
-docs/console.png and docs/console-dark.png. Needs Chromium and what requirements/test.txt lists.
+Runs the demo for three minutes, and writes docs/loss.svg, docs/console.png and docs/console-dark.png. Needs Chromium
+and requirements/test.txt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from trainmedic_server.demo.stage import DemoStage
 DOCS = Path(__file__).parents[1] / "docs"
 JOB = FAULTS[FaultKind.DATA].target
 CALM_SECONDS = 25.0
-"""Shown before the fault and after the repair."""
 LONGEST = 240.0
 SAMPLED_EVERY = 0.1
 LARGEST = 150 * 1024
@@ -49,7 +48,7 @@ Point = tuple[float, float]
 
 
 class LossRecord:
-    """Losses of a job, read from its metrics endpoint in a thread, as (seconds since 1970, loss)."""
+    """Losses of a job, read in a thread, as (seconds since 1970, loss)."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -115,7 +114,6 @@ def wait(stage: DemoStage, is_so: Callable[[], bool], what: str) -> None:
 
 
 def pass_time(stage: DemoStage, seconds: float) -> None:
-    """Let the demo's alerts go on for some seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         stage.check()
@@ -134,7 +132,6 @@ def screenshot(url: str, scheme: Any) -> bytes:
 
 
 def loss_curve(points: Sequence[Point], caused: float, events: Sequence[Mapping[str, Any]]) -> str:
-    """Return the losses as SVG, with the fault, the rollback and the undo marked."""
     begin, end = points[0][0], points[-1][0]
     low, high = min(loss for _, loss in points), max(loss for _, loss in points)
 

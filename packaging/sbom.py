@@ -1,14 +1,11 @@
-"""The software bill of materials of a wheel or of the image, as CycloneDX JSON on standard output.
+"""Software bill of materials of a wheel or of the image, as CycloneDX JSON on standard output.
 
     python packaging/sbom.py wheel server|agent|logs|sdk
     python packaging/sbom.py image PYTHON [--root DIRECTORY]
 
-That of a wheel lists the versions and hashes with which it was tested, by requirements/*.txt; what somebody installs
-beside it may be newer. That of the image lists what is in it: the packages of the environment that PYTHON belongs to,
-that Python itself, and the packages of Debian under DIRECTORY (/).
-
-CycloneDX's own tools read requirements and environments, and check the result against the schema. Needs what
-requirements/supply.txt lists.
+A wheel's lists the versions and hashes with which it was tested, by requirements/*.txt. The image's lists its content:
+the packages of PYTHON's environment, that Python, and Debian's packages under DIRECTORY (/). Needs
+requirements/supply.txt.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from packageurl import PackageURL
 ROOT = Path(__file__).parents[1]
 SCHEMA = SchemaVersion.V1_6
 _BUILD_TOOLS = frozenset({"packaging", "setuptools", "wheel"})
-"""Packages of the locks that build our wheels (`wheel` needs `packaging`) and are not needed to run them."""
+"""Packages that only build our wheels (`wheel` needs `packaging`)."""
 
 Bom = dict[str, Any]
 
@@ -56,7 +53,7 @@ def main() -> None:
 
 
 def of_wheel(package: str) -> Bom:
-    """The pins of the package's lock, as parts of the wheel's distribution."""
+    """Return the pins of the package's lock, as parts of the wheel."""
     project = ROOT if package == "server" else ROOT / package
     about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bom = _cyclonedx("requirements", str(ROOT / "requirements" / f"{package}.txt"))
@@ -80,7 +77,7 @@ def _version(about: Mapping[str, Any]) -> str:
 
 
 def of_image(python: str, root: Path) -> Bom:
-    """Everything that is installed: Python's packages, Python, and Debian's packages."""
+    """Return all that is installed: Python's packages, Python, and Debian's packages."""
     bom = _cyclonedx("environment", python)
     versions = {part["name"]: part["version"] for part in bom["components"]}
     name = "trainmedic" if "trainmedic-server" in versions else "trainmedic-agent"
@@ -100,7 +97,7 @@ def of_image(python: str, root: Path) -> Bom:
 
 
 def debian_packages(root: Path) -> Iterator[dict[str, Any]]:
-    """The packages that dpkg has installed; none where the base is not Debian's."""
+    """Yield dpkg's packages; none on another base than Debian."""
     release = _fields((root / "etc" / "os-release").read_text(encoding="utf-8"), "=")
     distribution = f"{release['ID']}-{release.get('VERSION_ID', '')}".replace('"', "")
     status = root / "var" / "lib" / "dpkg" / "status"
@@ -113,7 +110,6 @@ def debian_packages(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def _fields(text: str, separator: str) -> dict[str, str]:
-    """The fields of lines such as ``Package: bash``; what goes on in a second line is left out."""
     pairs = (line.partition(separator) for line in text.splitlines() if not line.startswith(" "))
     return {name: value for name, found, value in pairs if found}
 
@@ -122,7 +118,7 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 
 
 def _cyclonedx(*arguments: str) -> Bom:
-    """What CycloneDX's own tool says. It leaves out times and random numbers, so the same parts give the same text."""
+    """Return the output of CycloneDX's tool, without times and random numbers."""
     options = ("--output-reproducible", "--no-validate", "--spec-version", SCHEMA.to_version())
     command = [sys.executable, "-m", "cyclonedx_py", arguments[0], *options, *arguments[1:]]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -141,7 +137,6 @@ def _component(name: str, version: str, url: PackageURL) -> dict[str, Any]:
 
 
 def _assembled(bom: Bom, this: dict[str, Any], components: list[dict[str, Any]]) -> Bom:
-    """The document about `this`, whose parts are `components`."""
     parts = sorted(components, key=lambda part: part["bom-ref"])
     depends = {"ref": this["bom-ref"], "dependsOn": [part["bom-ref"] for part in parts]}
     return {

@@ -1,5 +1,3 @@
-"""The node agent: executes commands for its node within its policy. To stay small, it uses none of the server's
-libraries.
-"""
+"""The node agent: executes commands within its policy, without the server's libraries."""
 
 __version__ = "0.1.0"

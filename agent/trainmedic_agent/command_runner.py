@@ -1,11 +1,7 @@
-"""Admission and execution of a node's commands, with one journaled outcome each. Commands answered without execution:
+"""Admission and execution of a node's commands, with one journaled outcome each.
 
-- ``rejected``: wrong signature or node, or against the policy
-- ``unsupported``: unknown action
-- ``expired``: too late
-- ``failed``: no journal, too many waiting commands, or another agent with the same name
-
-The receiver's thread admits commands; worker queues' threads execute them.
+Refused commands are ``rejected`` (wrong signature or node, or policy), ``unsupported``, ``expired`` or ``failed`` (no
+journal, too many waiting commands, or another agent with the same name).
 """
 
 from __future__ import annotations
@@ -69,9 +65,7 @@ class CommandRunner:
         self._unwritten: dict[str, CommandRecord] = {}
 
     def begin(self, queues: Mapping[str, WorkerQueue]) -> None:
-        """Use these queues, and resume commands of an earlier process, before the first command is read. Raises
-        JournalUnavailable.
-        """
+        """Resume commands of an earlier process, before the first command is read. Raises JournalUnavailable."""
         self._queues = queues
         for command in self._journal.open_commands():
             log.info("resuming interrupted command", extra=command_fields(command))
@@ -92,7 +86,6 @@ class CommandRunner:
         self._context.counters.command("", envelope.REJECTED)
 
     def note_unreadable(self) -> None:
-        """Count a message that is not a command; it gets no reply."""
         self._context.counters.command("", "unreadable")
 
     def connected(self, client: redis.Redis) -> None:
@@ -210,7 +203,7 @@ class CommandRunner:
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Undo a command that an earlier process may have begun. Return whether certainly no effect is left."""
+        """Undo a command that an earlier process may have begun; return whether no effect is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):
@@ -227,7 +220,7 @@ class CommandRunner:
         """Return whether the command to be undone may have had an effect.
 
         A command that never arrived is revoked, so that it cannot act later. Raises CommandFailed while it is running,
-        or if the journal may have been lost since it was sent; JournalUnavailable.
+        or if the journal may have been lost; JournalUnavailable.
         """
         record = self._known(command_id)
         if record is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):

@@ -17,9 +17,8 @@ class AgentContext:
     """State shared by all parts of the agent.
 
     - ``node``: name in commands
-    - ``find_redis``: returns Redis's URL. None until a server has stored one
-    - ``redis``: connection shared by all threads
-    - ``signer``: verifies commands; signs replies and presence. None without a signing key
+    - ``find_redis``: returns Redis's URL, or None
+    - ``signer``: None without a signing key
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""Counters of the agent itself, for the exporter. Thread-safe."""
+"""The agent's own counters, for the exporter. Thread-safe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AgentCounters:
         self._redis_answered_at = at
 
     def redis_answered_at(self) -> float | None:
-        """Return the Unix time of Redis's last answer, None before the first."""
+        """Return the Unix time of Redis's last answer, or None."""
         return self._redis_answered_at
 
     def commands(self) -> dict[tuple[str, str], int]:

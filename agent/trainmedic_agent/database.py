@@ -1,7 +1,6 @@
-"""The agent's SQLite file, ``<state-dir>/agent.db``, with synced writes. Every failure raises `JournalUnavailable`.
+"""The agent's SQLite file. Every failure raises `JournalUnavailable`.
 
-On a full disk it uses reserved space (``reserved_space``): the command that frees the disk must be journaled first.
-Other parts add tables with `AgentDatabase.install`.
+On a full disk it uses reserved space: the command that frees the disk must be journaled first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 T = TypeVar("T")
 
 _LOG_PAGES = 64
-"""Pages of 4 KiB after which the write-ahead log is checkpointed."""
+"""Pages of 4 KiB between checkpoints of the log."""
 
 _IDENTITY = (
     "CREATE TABLE identity (id TEXT PRIMARY KEY)",
@@ -36,16 +35,14 @@ _NO_SPACE = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_CANTOPEN,  # no space for a directory entry
 )
-"""SQLite's error codes for a full disk, among others."""
+"""SQLite's error codes for a full disk."""
 
 
 class AgentDatabase:
     """The open file. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Open or create the file in `directory`. Raises ConfigurationError if another agent uses it,
-        JournalUnavailable if it cannot be written.
-        """
+        """Open or create the file. Raises ConfigurationError if another agent uses it, JournalUnavailable."""
         self._lock = threading.RLock()  # reentrant: a transaction may read what it changes
         self._name: NameLock | None = None
         try:
@@ -84,8 +81,7 @@ class AgentDatabase:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection within a synced transaction.
 
-        Do not nest it, and keep the block fast: it blocks the whole agent. Use `write` for what must succeed on a full
-        disk.
+        Do not nest it, and keep it short: it blocks the agent. Use `write` for what must succeed on a full disk.
         """
         with self._lock, self._translated():
             if not self._file.is_in_place():  # SQLite would continue on the unlinked file, and the data be lost
@@ -103,9 +99,7 @@ class AgentDatabase:
                 raise
 
     def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """Return the result of `change` in one transaction, which uses reserved space on a full disk. Nothing is
-        written after an error.
-        """
+        """Return `change`'s result in one transaction, which uses reserved space on a full disk."""
 
         def attempt() -> T:
             with self.transaction() as connection:
@@ -121,8 +115,9 @@ class AgentDatabase:
             return self._connection.execute(query, parameters).fetchall()
 
     def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
-        """Migrate the tables of one part: ``versions[n]`` leads from version n to n + 1. Raises ConfigurationError if a
-        newer agent has written the file.
+        """Migrate one part's tables: ``versions[n]`` leads from version n to n + 1.
+
+        Raises ConfigurationError if a newer agent has written the file.
         """
         if self._installed_version(part) == len(versions):
             return  # no write: the agent must start, and restore power, on a full disk too
@@ -208,10 +203,7 @@ class AgentDatabase:
 
 
 def _locked_file(directory: Path) -> IO[bytes]:
-    """Lock a file for the process's lifetime.
-
-    Mode 0600: a user who can open it could prevent the agent's start.
-    """
+    """Lock a file for the process's lifetime, with mode 0600: others could prevent the agent's start."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")
     try:

@@ -70,8 +70,9 @@ class GpuStuck(GpuFailure):
 
 
 class CommandNotExecuted(TrainmedicError):
-    """An executor did not execute its command. The reply has the class's ``status``, the message as ``reason``, and
-    `output`'s fields.
+    """An executor did not execute its command.
+
+    The reply has the class's ``status``, the message as ``reason``, and `output`'s fields.
     """
 
     status: ClassVar[str] = envelope.FAILED
@@ -82,7 +83,7 @@ class CommandNotExecuted(TrainmedicError):
 
 
 class CommandRejected(CommandNotExecuted):
-    """The command is invalid on this node, or the policy forbids it."""
+    """The command is invalid here, or the policy forbids it."""
 
     status = envelope.REJECTED
 
@@ -104,4 +105,4 @@ class CommandWithdrawn(CommandNotExecuted):
 
 
 class CommandInterrupted(CommandNotExecuted):
-    """The agent stops during the command. It sends no reply now and resumes the command at its next start."""
+    """The agent stops during the command, and resumes it at its next start without a reply now."""

@@ -1,8 +1,7 @@
 """Exclusive control of GPUs between agents of one machine.
 
-Each agent restores the limit from before its first cap. A second agent would take the first one's cap for that limit,
-and leave the GPU capped permanently. Agents in other network namespaces are not detected; pods of one node share the
-chart's state directory instead.
+A second agent would take the first one's cap for the original limit, and leave the GPU capped permanently. Agents in
+other network namespaces are not detected; a node's pods share the chart's state directory instead.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ class ExclusiveGpus:
         self._held: dict[str, NameLock] = {}
 
     def claim(self) -> None:
-        """Take all GPUs listed now. Raises ConfigurationError if another agent holds one."""
+        """Take all listed GPUs. Raises ConfigurationError if another agent holds one."""
         listed = self._inner.inventory().gpus
         refusals = [reason for info in listed if (reason := self._refusal(info.uuid))]
         if refusals:
             raise ConfigurationError("\n".join(refusals))
 
     def inventory(self) -> gpus.Inventory:
-        """Return free GPUs; others' are among the problems."""
+        """Return free GPUs; others are among the problems."""
         inventory = self._inner.inventory()
         refusals = {info.uuid: self._refusal(info.uuid) for info in inventory.gpus}
         free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)
@@ -87,7 +86,7 @@ class ExclusiveGpus:
 
 
 def agents_of(uuids: list[str]) -> Mapping[str, int]:
-    """Return by UUID the process IDs of agents that hold these GPUs, with the driver open."""
+    """Return the process IDs of agents that hold these GPUs, by UUID."""
     holders = {
         uuid: holder
         for uuid in uuids
@@ -109,7 +108,7 @@ def _name(uuid: str) -> str:
 
 
 def _simulated_in() -> list[str]:
-    """Return device and inode of a simulated driver's state files, none for a real driver.
+    """Return device and inode of a simulated driver's state files.
 
     Simulations may share UUIDs, but not the mapped file.
     """

@@ -1,8 +1,5 @@
 """Interface between the agent and the code that acts on the node.
 
-One thread per worker queue calls executors with verified, allowed and journaled commands. The return value becomes the
-output of an ``applied`` reply; an exception gives status and reason.
-
 A command may be executed again (``resumed``) after the agent stopped. So an executor works towards a state that the
 command and its own records define, not relative to the state it finds.
 """
@@ -22,11 +19,11 @@ def _never() -> bool:
 
 
 class AcceptedCommand(Struct, frozen=True):
-    """A journaled command, which the agent will answer.
+    """A journaled command.
 
     - ``resumed``: an earlier process may have begun it
-    - ``is_stopping``: the agent is stopping; a long-running executor then raises `CommandInterrupted`
-    - ``is_withdrawn``: the server has withdrawn it (`SupportsWithdrawal`)
+    - ``is_stopping``: a long-running executor then raises `CommandInterrupted`
+    - ``is_withdrawn``: see `SupportsWithdrawal`
     """
 
     command: Command
@@ -49,25 +46,24 @@ class Executor(Protocol):
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the command's output as JSON-compatible values.
+        """Return the output as JSON-compatible values.
 
-        A command with ``undo_of`` reverts an earlier one that may have had an effect: it was applied, it failed, or the
-        executor remembers it (`RemembersEffects`).
+        A command with ``undo_of`` reverts an earlier one that may have had an effect.
 
-        Raises CommandRejected, CommandUnsupported, CommandFailed or CommandInterrupted. Other exceptions are logged and
-        answered as failed.
+        Raises CommandRejected, CommandUnsupported, CommandFailed or CommandInterrupted. Other exceptions are answered
+        as failed.
         """
         ...
 
 
 class PeriodicTask(Protocol):
-    """Recurring work between commands in a worker queue's thread."""
+    """Recurring work in a worker queue's thread."""
 
     @property
     def queue(self) -> str: ...
 
     def due(self) -> float | None:
-        """Return the seconds until the next run: 0 or less for now, None for never."""
+        """Return the seconds until the next run, None for never."""
         ...
 
     def run(self) -> None:
@@ -84,7 +80,7 @@ class RemembersEffects(Protocol):
 
 @runtime_checkable
 class SupportsWithdrawal(Protocol):
-    """A read-only executor. Between pieces of work it checks `AcceptedCommand.is_withdrawn` and raises
+    """A read-only executor that checks `AcceptedCommand.is_withdrawn` between pieces of work and raises
     `CommandWithdrawn`.
     """
 
@@ -97,7 +93,7 @@ class SupportsWithdrawal(Protocol):
 @runtime_checkable
 class SupportsAbandon(Protocol):
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Revert what an earlier process may have begun of an expired command. It may be sent again with a later
+        """Revert what an earlier process may have begun of an expired command, which may be sent again with a later
         deadline.
         """
         ...

@@ -1,7 +1,6 @@
-"""Prometheus metrics of GPUs and agent (``docs/reference/metrics.md``).
+"""Prometheus metrics of GPUs and agent.
 
-A scrape reads the GPUs in its own thread; concurrent scrapes share one reading. While a slow driver blocks one scrape,
-others return the agent's metrics without GPUs.
+While a slow driver blocks one scrape, others return the agent's metrics without GPUs.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from trainmedic_agent.power.caps import GpuPowerState
 
 _REUSED_SECONDS = 0.5
 _WAIT_SECONDS = 3.0
-"""Wait for another scrape's reading; Prometheus times out after 10 s."""
+"""Seconds; Prometheus times out after 10 s."""
 _CONNECTED_SECONDS = 25.0
 
 
 class AgentCollector(Collector):
-    """`power`: recorded power states by UUID; `logs`: the log reader's metrics."""
+    """Collector of metrics. `power`: recorded power states by UUID."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> bool:
-        """Return whether the readings are recent; False if another scrape's takes too long."""
+        """Return False if another scrape's reading takes too long."""
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._late += 1
             return False
@@ -170,7 +169,7 @@ class Exporter:
     """HTTP endpoint with the metrics on every path."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """Listen. Raises ConfigurationError if the address cannot be used."""
+        """Listen. Raises ConfigurationError for an unusable address."""
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)

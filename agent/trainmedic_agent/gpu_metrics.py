@@ -1,6 +1,4 @@
-"""Prometheus metrics of GPU readings and records. Labels: ``gpu_id`` (index), ``gpu_name``, ``uuid``; Prometheus adds
-the node.
-"""
+"""Prometheus metrics of GPU readings and records."""
 
 from __future__ import annotations
 
@@ -96,7 +94,7 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
-    """Return one series for each reason, so that its end shows."""
+    """Return a series for each reason, so that its end shows."""
     family = GaugeMetricFamily(
         "gpu_throttle_reason", "1 while clocks are reduced for this reason.", labels=[*LABELS, "reason"]
     )
@@ -152,6 +150,5 @@ def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
 
 
 def _action(code: int, recovery_action: str | None) -> str:
-    """Return an XID's action by ``trainmedic_logs/domain/xids.toml``, or the driver's if the catalogue defers to it."""
     action = xid(code).action
     return action if action != "driver_says" else _DRIVERS_WORD.get(recovery_action or "", "ask")

@@ -1,8 +1,7 @@
 """Persistent record of the node's GPUs and XID errors.
 
 The driver reports an XID error only once; the record keeps it until the node reboots or the GPU is reset. A reset shows
-by a smaller energy counter, or by the end of the requested recovery action. An absent GPU is missing until another GPU
-has its PCI address.
+by a smaller energy counter, or by the end of the requested recovery action.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_
 class KnownGpu(Struct, frozen=True):
     """A present or former GPU.
 
-    - ``is_present``: listed by the driver now, even if stuck
+    - ``is_present``: listed by the driver, even if stuck
     - ``xids``: errors by code, since the last reboot or reset
-    - ``recovery_action``: requested by the driver. None if unknown
-    - ``energy_mj``: last reading
+    - ``recovery_action``: requested by the driver
     """
 
     info: GpuInfo
@@ -45,9 +43,7 @@ class KnownGpu(Struct, frozen=True):
     energy_mj: int | None = None
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
-        """Return the GPU after a reading, without its errors if it was reset. Readings fail during a reset, so the last
-        known values are kept for the comparison.
-        """
+        """Return the GPU after a reading, without its errors if it was reset."""
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
         action = reading.recovery_action or asked_for
@@ -57,10 +53,10 @@ class KnownGpu(Struct, frozen=True):
 
 
 class GpuRecord:
-    """The record, stored in the agent's journal. Thread-safe. `boot` is the kernel's boot ID."""
+    """The record in the agent's journal. Thread-safe. `boot` is the kernel's boot ID."""
 
     def __init__(self, journal: Journal, boot: str | None = None) -> None:
-        """Raises JournalUnavailable, ConfigurationError if a newer agent has written the record."""
+        """Raises JournalUnavailable; ConfigurationError for a newer agent's record."""
         journal.install("gpu_record", [_TABLES])
         self._journal = journal
         self._boot = boot_id() if boot is None else boot
@@ -80,7 +76,7 @@ class GpuRecord:
         readings: Iterable[tuple[GpuInfo, GpuReading]],
         xids: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Update from the driver. `xids` count since this process started (`Gpus.xids`)."""
+        """Update from the driver. `xids` count since this process started."""
         with self._lock:
             gpus = _listed(self._gpus, inventory)
             for info, reading in readings:
@@ -95,7 +91,7 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
-        """Delete a GPU from the record. Return False if it is not there."""
+        """Return False if it is not there."""
         with self._lock:
             if uuid not in self._gpus:
                 return False

@@ -1,8 +1,7 @@
 """Journal of commands, which survives restarts of agent and Redis.
 
 A command is written before it is executed, and its outcome afterwards. On `JournalUnavailable` the caller must not act:
-the agent could execute a command twice. An undo of an unknown command is safe only if the journal is complete since
-before that command (`Journal.whole_since`).
+the agent could execute a command twice.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from trainmedic.wire.command_book import REVOKED, CommandRecord
 from trainmedic_agent.database import AgentDatabase
 
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""An undo arrives when its alert resolves, possibly days later."""
+"""Seconds; an undo may arrive days later."""
 KEPT_ENTRIES = 50_000
 """About 20 MB."""
 
@@ -49,7 +48,7 @@ _MEMORY_TABLES = (
 
 
 class Journal(AgentDatabase):
-    """Commands in the database. Every method raises JournalUnavailable."""
+    """Commands in the database. Methods raise JournalUnavailable."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -70,9 +69,7 @@ class Journal(AgentDatabase):
         return _record(*rows[0]) if rows else None
 
     def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
-        """Add a command and return None, or return its record. An expired command was never applied, so it is added
-        again.
-        """
+        """Add a command and return None, or return its record. An expired command is added again."""
 
         def enter(connection: sqlite3.Connection) -> CommandRecord | None:
             record = self.look_up(command.id)
@@ -85,11 +82,10 @@ class Journal(AgentDatabase):
         return self.write(enter)
 
     def record_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Record an outcome, with its reply unsent."""
         self._put(command_id, outcome, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:
-        """Record a never-applied command as rejected, because its undo came first."""
+        """Reject a never-applied command, because its undo came first."""
         self._put(command_id, replace(REVOKED, at=now), is_sent=True)
 
     def open_commands(self) -> list[envelope.Command]:
@@ -112,7 +108,7 @@ class Journal(AgentDatabase):
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 
     def prune(self, now: datetime) -> int:
-        """Delete commands older than the retention, except open ones and unsent replies. Return their number."""
+        """Delete old commands, except open ones and unsent replies; return their number."""
         beyond = "SELECT at FROM commands ORDER BY at DESC LIMIT 1 OFFSET ?"
         with self.transaction() as connection:
             ((latest,),) = connection.execute(

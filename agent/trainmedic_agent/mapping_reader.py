@@ -1,7 +1,6 @@
 """Field-by-field validation of the policy, which collects all errors.
 
-Pydantic would add 8 MB, a fifth, to the agent's memory (``docs/decisions.md``). A field's parser returns the checked
-value, or raises ValueError.
+Pydantic would add 8 MB, a fifth, to the agent's memory (``docs/decisions.md``).
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ FieldPath = tuple[str | int, ...]
 
 
 class FieldFault(Struct, frozen=True):
-    """An invalid field.
-
-    - ``path``: keys and positions from the top: ("cleaning", "rules", "tmp", "do")
-    - ``message``: follows the path
-    """
+    """An invalid field. ``path`` has keys and positions from the top: ("cleaning", "rules", "tmp", "do")."""
 
     path: FieldPath
     message: str
@@ -36,8 +31,6 @@ class FieldFault(Struct, frozen=True):
 
 
 class MappingReader:
-    """Nested readers share the list `faults`."""
-
     def __init__(self, path: FieldPath, raw: object, faults: list[FieldFault] | None = None) -> None:
         self.path = path
         self.faults: list[FieldFault] = [] if faults is None else faults

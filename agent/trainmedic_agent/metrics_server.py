@@ -1,6 +1,4 @@
-"""HTTP server for one page, which bounds its clients' threads, memory and open files. A new connection replaces the
-slowest request if all places are taken.
-"""
+"""HTTP server for one page, with bounded threads, memory and open files."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 
 _PLACES = 16
-"""Connections, each with a thread and an open file."""
+"""Connections, each with a thread."""
 _EXCHANGE_SECONDS = 10.0
 """Prometheus times out after 10 s."""
 _REQUEST_BYTES = 16 * 1024
@@ -35,11 +33,11 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         self._places: dict[socket.socket, float] = {}
-        """Deadline by connection, in order of arrival."""
+        """Deadlines of connections, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
-        """Incomplete requests, oldest first. Only these are closed for others."""
+        """Incomplete requests, oldest first."""
         self._open: set[socket.socket] = set()
-        """Connections not yet closed, even without a place."""
+        """All open connections, also without a place."""
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 
@@ -49,7 +47,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give the connection a place. Return False, which closes it, if none can be freed."""
+        """Give the connection a place; False, which closes it, if none can be freed."""
         with self._lock:
             if len(self._open) >= 2 * _PLACES:
                 return False
@@ -64,7 +62,6 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         return True
 
     def request_received(self, request: socket.socket) -> None:
-        """Keep the connection until its response is sent."""
         with self._lock:
             self._asking.pop(request, None)
 

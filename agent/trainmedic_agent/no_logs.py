@@ -1,4 +1,4 @@
-"""Executor of ``logs.read`` without a logs part in the policy, which loads no log reader."""
+"""Executor of ``logs.read`` without logs in the policy, which loads no log reader."""
 
 from __future__ import annotations
 

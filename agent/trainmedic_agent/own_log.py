@@ -1,4 +1,4 @@
-"""The agent's log: JSON lines on standard error, from the standard library alone."""
+"""The agent's log: JSON lines on standard error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonLines(logging.Formatter):
-    """``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` if any."""
-
     def format(self, record: logging.LogRecord) -> str:
         line = {name: value for name, value in vars(record).items() if name not in _OWN}
         line |= {"event": record.getMessage(), "level": record.levelname.lower(), "logger": record.name}
@@ -31,7 +29,6 @@ def command_fields(command: Command, **fields: str) -> dict[str, str]:
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
-    """Send all log lines to `stream`, by default standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()

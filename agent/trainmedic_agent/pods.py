@@ -1,8 +1,9 @@
-"""Lookup of processes' pods by control group. A container needs ``hostPID``. The kubelet puts the pod's UID into the
-group's name:
+"""Lookup of processes' pods by control group. A container needs ``hostPID``.
+
+The kubelet puts the pod's UID into the group's name:
+
 - ``/kubepods/burstable/pod1a2b…-…/cri-containerd…`` with cgroupfs
 - ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a2b…_….slice/crio-….scope`` with systemd
-- ``/system.slice/containerd.service/kubepods-burstable-pod1a2b…_….slice:cri-containerd:…`` with a mix
 - ``/../../kubepods-pod1a2b…_….slice/…`` seen from another container, with version 2
 """
 
@@ -16,7 +17,7 @@ PROC = Path("/proc")
 MOST_PROCESSES = 256
 """Per GPU; others are ignored."""
 MOST_PODS = 32
-"""Per GPU, to bound the presence. Seven MIG instances have fewer."""
+"""Seven MIG instances have fewer."""
 _LONGEST = 16 * 1024
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.
@@ -33,9 +34,9 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 
 
 def pod_in(groups: bytes) -> str | None:
-    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text, or None.
+    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text.
 
-    The outermost pod is the cluster's. Groups of a login are ignored: the user chooses their names.
+    Groups of a login are ignored: the user chooses their names.
     """
     match = _POD.search(b"\n".join(line for line in groups.split(b"\n") if _LOGIN not in line))
     return match[1].decode().replace("_", "-") if match is not None else None

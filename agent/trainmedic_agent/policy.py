@@ -1,8 +1,6 @@
-"""The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``), applied by
-executors.
+"""The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``).
 
-Reading is always allowed, and so is the undo of a power limit, so that a stricter policy leaves no GPU capped. No other
-action has an undo that could bypass the policy.
+The undo of a power limit is always allowed, so that a stricter policy leaves no GPU capped.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _LONGEST_LEASE = timedelta(days=1)
 class PowerBounds(Struct, frozen=True):
     """Bounds of ``gpu.power_limit``.
 
-    - ``floor_percent``: minimum, in percent of the card's default
+    - ``floor_percent``: of the card's default
     - ``max_lease``: maximum duration of an unrenewed cap
     """
 
@@ -50,9 +48,8 @@ class Policy(Struct, frozen=True):
 
     - ``allow``: allowed changing actions
     - ``containers``: None: nothing may be removed
-    - ``logs``: None: the log reader is not loaded
-    - ``source``: the file, if any
-    - ``digest``: first 12 hexadecimal digits of its SHA-256
+    - ``logs``: None: no log reader
+    - ``digest``: first 12 hexadecimal digits of the file's SHA-256
     """
 
     allow: frozenset[str] = frozenset()
@@ -67,7 +64,6 @@ class Policy(Struct, frozen=True):
         return action in READING or _PART_OF.get(action, action) in self.allow
 
     def refusal(self, command: envelope.Command) -> str | None:
-        """Return why the command is not allowed, or None."""
         is_undo = command.undo_of is not None and command.action in _TAKES_BACK
         if is_undo or self.allows(command.action):
             return None
@@ -92,7 +88,7 @@ def load(path: Path) -> Policy:
 
 
 def parse(text: str, source: str) -> Policy:
-    """Parse the `text` of the file `source`. Raises ConfigurationError."""
+    """Raises ConfigurationError, naming the file `source`."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         raise ConfigurationError("\n".join(map(str, problems)))
@@ -169,7 +165,6 @@ def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
 
 
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
-    """Add line and column: an unknown key's, else the value's."""
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.path, str(fault), at_key=is_about_a_key))
 

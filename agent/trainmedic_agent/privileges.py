@@ -21,9 +21,9 @@ _CAPABILITIES = {
 POWER = ("CAP_SYS_ADMIN",)
 """Needed by NVIDIA's driver to set a power limit."""
 FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
-"""Needed to delete others' files: write to their directories, even sticky ones, and take leases."""
+"""Write to even sticky directories, and take leases."""
 PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
-"""Needed to see others' open files without leases."""
+"""Capability to see others' open files without leases."""
 
 
 class Privileges(Struct, frozen=True):
@@ -44,7 +44,6 @@ def current_privileges(proc: Path = Path("/proc")) -> Privileges:
 
 
 def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str]:
-    """Return a process's relevant capabilities, if readable."""
     mask = 0
     try:
         for line in (proc / str(pid) / "status").read_text().splitlines():
@@ -56,9 +55,7 @@ def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str
 
 
 def is_agent(holder: Holder, needed: Sequence[str]) -> bool:
-    """Return whether a name's holder could be an agent with the privileges `needed`, not a process that only blocks the
-    agent.
-    """
+    """Return whether the holder could be an agent, not a process that only blocks it."""
     if holder.user in {0, os.geteuid()}:
         return True
     return holder.pid is not None and not set(needed) - capabilities_of(holder.pid)

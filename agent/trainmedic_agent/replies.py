@@ -1,5 +1,6 @@
-"""Replies to the server, and the agent's presence. Unsent outcomes are sent from the journal after an outage or
-restart. Other replies (``accepted``, refusals) answer a stream entry, which stays until Redis has the reply.
+"""Replies to the server, and the agent's presence.
+
+Unsent outcomes are sent from the journal after an outage or restart.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 _PRESENCE_SECONDS = 30
 _PRESENCE_EVERY = 10.0
 _REFILL = 500
-"""Read at once; the writer's queue holds twice as many."""
+"""The writer's queue holds twice as many."""
 
 
 class AgentReplies:
@@ -61,23 +62,21 @@ class AgentReplies:
         self._writer.start()
 
     def stop(self, timeout: float) -> None:
-        """Send pending replies and delete the presence."""
         self._writer.stop(timeout)
         self._mark_sent()
 
     def name_conflict(self) -> str | None:
-        """Return the other agent that recently used this node's name."""
         conflict = self._conflict
         if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
             return None
         return conflict[1]
 
     def answer(self, command_id: str, record: CommandRecord, entry: bytes) -> None:
-        """Answer a command; the reply also removes `entry` from the stream."""
+        """Answer a command, and remove `entry` from the stream."""
         self._writer.put(OutgoingReplies((self._reply(command_id, record),), entry))
 
     def refuse(self, command_id: str, reason: str, entry: bytes) -> None:
-        """Reject a command that is not authentic or not for this node."""
+        """Reject a command that is not authentic or for another node."""
         reply = self._reply(command_id, ended(envelope.REJECTED, reason))
         self._writer.put(OutgoingReplies((replace(reply, is_to_genuine=False),), entry))
 
@@ -103,7 +102,7 @@ class AgentReplies:
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Mark sent replies in the journal, in batches because each mark is a disk write."""
+        """Mark sent replies in batches, because each mark is a disk write."""
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
             for batch in sent:

@@ -1,4 +1,4 @@
-"""Disk space reserved for the journal, because ``disk.clean`` must be journaled even on a full disk.
+"""Disk space reserved for the journal: ``disk.clean`` must be journaled even on a full disk.
 
 Random bytes, because compressing file systems would store nothing for zeros. The file gives up one piece at a time:
 other writers may take the freed space first.
@@ -18,9 +18,9 @@ PIECE = 128 * 1024
 """About ten transactions."""
 PIECES = 8
 _RETRY_SECONDS = 30.0
-"""Delay before a failed refill is retried."""
+"""Seconds."""
 _ROOM = 8
-"""Needed for a refill, in sizes of the file."""
+"""Free space for a refill, in sizes of the file."""
 
 
 class ReservedSpace:
@@ -34,7 +34,7 @@ class ReservedSpace:
         return self._size < PIECES * PIECE
 
     def give_up(self) -> bool:
-        """Free a piece. Return False without any left."""
+        """Free a piece; False if none is left."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE

@@ -1,6 +1,4 @@
-"""The agent as a whole: ordered start and clean stop. On a stop no further command begins; running ones have a few
-seconds, or are resumed at the next start.
-"""
+"""The agent as a whole: ordered start and clean stop."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts", "logs")
 STOP_SECONDS = 8.0
-"""Seconds for running commands on a stop. With the three times below it stays under the 20 s after which systemd kills
-the agent (``packaging/systemd``).
-"""
+"""Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``)."""
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
 _LOG_SECONDS = 3.0
@@ -51,12 +47,7 @@ class ReadsLogs(Protocol):
 
 
 class AgentParts(Struct, frozen=True):
-    """Parts that act on the node.
-
-    - ``executors``: one for each known action
-    - ``inventory``: the GPUs' part of the presence
-    - ``log_reader``: None if the policy names no logs
-    """
+    """Parts that act on the node. ``log_reader`` is None if the policy names no logs."""
 
     executors: Sequence[Executor] = ()
     tasks: Sequence[PeriodicTask] = ()
@@ -130,7 +121,6 @@ class Agent:
             self._log_reader.start()
 
     def stop(self) -> bool:
-        """Stop everything. Return whether no command was left."""
         self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
         if self._log_reader is not None:

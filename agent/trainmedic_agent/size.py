@@ -1,4 +1,4 @@
-"""Parsing and formatting of sizes in bytes (``500GB``, ``1.5GiB``)."""
+"""Sizes in bytes, such as ``500GB`` and ``1.5GiB``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _GRAMMAR = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]*)")
 
 def parse(value: object) -> int:
     """Return the bytes of a whole number, or of text with a unit: ``kB`` to ``PB`` are powers of 1000, ``KiB`` to
-    ``PiB`` of 1024. Raises ValueError with an example.
+    ``PiB`` of 1024.
+
+    Raises ValueError with an example.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -23,7 +25,7 @@ def parse(value: object) -> int:
 
 
 def write(size: int) -> str:
-    """Format a size with three digits: ``1.5GB``."""
+    """Format with three digits: ``1.5GB``."""
     for prefix in reversed(_DECIMAL):
         if size >= _DECIMAL[prefix] and prefix:
             return f"{size / _DECIMAL[prefix]:.3g}{prefix}B"

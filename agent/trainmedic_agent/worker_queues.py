@@ -1,4 +1,4 @@
-"""Worker queues: one thread each, so that a long cleanup never delays a power cap. Periodic tasks run in between."""
+"""Worker queues: one thread each, so that a long cleanup never delays a power cap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic_agent.executors import AcceptedCommand, PeriodicTask
 log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_ERROR = 1.0
-"""Seconds, so that a failing task does not use a whole core."""
+"""Seconds, to spare the CPU."""
 
 
 class WorkerQueue:
@@ -43,7 +43,6 @@ class WorkerQueue:
         self._queue.put(None)
 
     def join(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds. Return whether the thread has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 MOST_PARTS = 50_000
-"""Nodes (names, constants, operators) of a file's templates, compiled in about 3 s."""
+"""Nodes of a file's templates, compiled in about 3 s."""
 _PARTS_OF_ANY_TEMPLATE = 10
 _CHARACTERS_PER_PART = 16
 
@@ -11,8 +11,6 @@ class TooLarge(Exception):
 
 
 class Allowance:
-    """Remaining allowance of one file."""
-
     def __init__(self) -> None:
         self._left = MOST_PARTS
 

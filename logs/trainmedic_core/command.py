@@ -1,6 +1,6 @@
-"""The command group ``trainmedic``. Distributions register commands under the entry point group
-``trainmedic.commands``. A command's module is imported when it runs, so that ``--help`` does not load the server's
-libraries.
+"""The command group ``trainmedic``.
+
+Commands are imported when they run, so that ``--help`` does not load the server's libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmedic_core import __version__
 
 GROUP = "trainmedic.commands"
 ORDER = ("server", "agent", "logs")
-"""The server's ``logs`` replaces that of trainmedic-logs."""
+"""The server's ``logs`` replaces trainmedic-logs'."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -59,12 +59,9 @@ ABSENT = {
         "key",
     ),
 }
-"""Commands by distribution, to name a missing one."""
 
 
 class CommandEntry(Struct, frozen=True):
-    """Module that defines a command by its own name, and its help."""
-
     module: str
     help: str
 
@@ -113,7 +110,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the missing distribution or similar commands."""
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
             if commands().keys() == _OWN.keys():
                 ctx.fail(f"{args[0]!r} is not available: no distribution has registered its commands. {_AGAIN}")

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PARSER_IDS = (2_100_000_018, 60_998)
-"""User and group IDs of parsers started by root, of which the first mapped in this user namespace is used. They lie
-outside the usual ranges, so no account has them.
-"""
+"""User and group IDs of parsers started by root: the first mapped here, with no account."""
 _OF_PYTHON = 64 * 1024**2
-"""Bytes of address space that Python takes at start."""
+"""Bytes."""
 _SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
@@ -35,8 +33,9 @@ _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 
 
 def give_up_everything(most_memory: int) -> None:
-    """Give up others' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes,
-    besides address space inherited by a fork. Raises OSError.
+    """Give up others' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes.
+
+    Raises OSError.
     """
     most_memory += max(_address_space() - _OF_PYTHON, 0)
     # If memory runs out anyway, the kernel should kill this process, not its parent.
@@ -68,8 +67,10 @@ def _address_space() -> int:
 
 
 def refuse_signals() -> None:
-    """Have the kernel refuse signals and tracing, needed when this process keeps its parent's user. Call it after
-    `drop_capabilities`. Does nothing without seccomp or on other machines.
+    """Have the kernel refuse signals and tracing, if this process keeps its parent's user. Call it after
+    `drop_capabilities`.
+
+    Does nothing without seccomp or on other machines.
     """
     if (known := _SIGNAL_CALLS.get(platform.machine())) is None:
         return
@@ -108,7 +109,7 @@ def drop_bounding_set() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability permanently. Raises OSError."""
+    """Give up all capabilities permanently. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
     header, nothing = struct.pack("Ii", _CAP_VERSION, 0), struct.pack("6I", *([0] * 6))

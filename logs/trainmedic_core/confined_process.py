@@ -1,4 +1,4 @@
-"""Process without rights (``confined_child``) that parses untrusted input, one answer line per request. Calls block."""
+"""Process without rights that parses untrusted input, one answer line per request. Calls block."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ProgramProcess(Protocol):
         ...
 
     def close(self) -> None:
-        """Close pipes and reap it, after `kill`."""
+        """Close pipes and reap it."""
         ...
 
 
 StartsPrograms = Callable[[str, Sequence[str]], ProgramProcess]
-"""Start a module's program with arguments. Raises OSError."""
+"""Starts a module's program. Raises OSError."""
 
 
 class ExecutedProgram:
@@ -69,7 +69,7 @@ class ExecutedProgram:
 
 
 class ConfinedProcess:
-    """Started on demand, for one request at a time."""
+    """Process started on demand, for one request at a time."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ConfinedProcess:
         longest_answer: int,
         start: StartsPrograms = ExecutedProgram,
     ) -> None:
-        """`longest_answer` limits an answer, in bytes."""
+        """`longest_answer` is in bytes."""
         self._module = module
         self._arguments = arguments
         self._longest_answer = longest_answer
@@ -86,8 +86,9 @@ class ConfinedProcess:
         self._process: ProgramProcess | None = None
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """Return the answer line, cut after `longest_answer` bytes, without line feed if the process ended or took
-        longer than `seconds`. Raises OSError if it cannot start.
+        """Return the answer line, cut after `longest_answer` bytes.
+
+        It has no line feed if the process ended or took too long. Raises OSError if it cannot start.
         """
         process = self._process = self._process or self._start(self._module, self._arguments)
         watchdog = threading.Timer(seconds, process.kill)

@@ -23,7 +23,7 @@ _SHORT = {"sec": "s", "min": "m", "hr": "h"}
 
 
 def parse(text: str) -> timedelta:
-    """Return the duration. Raises ValueError."""
+    """Raises ValueError."""
     if text == "0":
         return timedelta(0)
     if not _GRAMMAR.match(text):
@@ -35,7 +35,6 @@ def parse(text: str) -> timedelta:
 
 
 def _meant(text: str) -> str:
-    """Suggest how to write a text such as ``1.5 hours``."""
     at, total = 0, timedelta(0)
     while at < len(text) <= 40 and (part := _LONG_PART.match(text, at)):
         unit = part[2].lower()
@@ -49,8 +48,8 @@ def _meant(text: str) -> str:
 
 
 def write_rounded(value: timedelta) -> str:
-    """Return the duration for display, rounded up to seconds, or to minutes from one day on: an excess over a limit
-    must not look like the limit.
+    """Format for display, rounded up to seconds, or to minutes from one day on: an excess over a limit must not look
+    like the limit.
     """
     step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
     return write(-(-value // step) * step)

@@ -17,7 +17,6 @@ def normal_pci(text: str) -> str | None:
 
 
 def normal_uuid(text: str) -> str:
-    """Return a UUID in lower case without ``GPU-``."""
     return text.strip().lower().removeprefix("gpu-")
 
 
@@ -26,6 +25,7 @@ _OLD_MIG = re.compile(r"mig-(gpu-[0-9a-f-]+)/[0-9]+/[0-9]+")
 
 def card_uuid(text: str) -> str:
     """Return the card's UUID from a share's name: ``GPU-…::2`` (time-slicing), ``MIG-GPU-…/7/0`` (drivers before 470).
+
     Other texts stay.
     """
     name = text.strip().partition("::")[0]
@@ -34,7 +34,7 @@ def card_uuid(text: str) -> str:
 
 
 def is_mig(text: str) -> bool:
-    """Return whether `text` is a MIG UUID without its card's."""
+    """Check for a MIG UUID without its card's."""
     return card_uuid(text).lower().startswith("mig-")
 
 
@@ -47,13 +47,13 @@ def is_index(text: str) -> bool:
 
 
 def is_of_one_node(text: str) -> bool:
-    """Return whether it is an index or PCI address."""
+    """Check for an index or PCI address."""
     stripped = text.strip()
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
 
 def shown(key: str) -> str:
-    """Return a lookup key for people: ``GPU-…``, or ``GPU <node>/<name>``."""
+    """Format a lookup key: ``GPU-…``, or ``GPU <node>/<name>``."""
     return f"GPU {key}" if "/" in key or key.startswith("mig-") else f"GPU-{key}"
 
 

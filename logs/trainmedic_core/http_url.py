@@ -37,7 +37,6 @@ def check_http_url(url: str) -> SplitResult:
 
 
 def without_user(url: str) -> str:
-    """Return the URL without user and password, even unescaped."""
     before, at, host = url.rpartition("@")
     scheme = f"{before.partition('://')[0]}://" if "://" in before else ""
     return f"{scheme}{host}" if at else url

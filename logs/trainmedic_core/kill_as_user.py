@@ -1,5 +1,6 @@
-"""SIGKILL to another user's process without CAP_KILL. A thread takes the target's user as its effective user only, so
-that the target cannot signal it.
+"""SIGKILL to another user's process without CAP_KILL.
+
+A thread takes the target's user as its effective user only, so that the target cannot signal it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
-"""System call numbers; the C library's function changes all threads."""
+"""The C library's function changes all threads."""
 _UNCHANGED = -1
 _JOIN_SECONDS = 5.0
 
@@ -24,12 +25,11 @@ def kill(pid: int, uid: int) -> bool:
 
 
 def kill_group(group: int, uid: int) -> bool:
-    """Kill the user's processes of a group. Return as `kill`."""
+    """Kill the user's processes of a group, like `kill`."""
     return _ended(lambda: os.killpg(group, signal.SIGKILL), uid)
 
 
 def _ended(send: Callable[[], None], uid: int) -> bool:
-    """Return whether `send` was permitted in time, as `uid`."""
     if uid == os.geteuid():
         return _sent(send)
     outcome: list[bool] = []
@@ -40,7 +40,7 @@ def _ended(send: Callable[[], None], uid: int) -> bool:
 
 
 def _become(uid: int) -> bool:
-    """Set this thread's effective user. Return False without permission."""
+    """Set this thread's effective user; False without permission."""
     number = _SETRESUID.get(platform.machine())
     if number is None:
         return False

@@ -1,4 +1,4 @@
-"""Locks between a machine's processes until their end: on a file, or on a name."""
+"""Locks between a machine's processes until their end: on a file or a name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
 _BYTE = 1 << 62
-"""Offset of the locked byte: after any file's end, and not among SQLite's."""
+"""Locked byte after any file's end, and not among SQLite's."""
 _NO_SUCH_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 _BACKLOG = 128
@@ -28,10 +28,9 @@ _own_lock = threading.Lock()
 
 
 class FileLock:
-    """Lock on a file, created by `take`.
+    """Lock on a file's inode, so links, bind mounts and containers share it.
 
-    It is on the inode, so links, bind mounts and other containers share it. It survives other opens and closes of the
-    file.
+    It survives other opens and closes of the file.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -41,12 +40,12 @@ class FileLock:
         self._inode = status.st_dev, status.st_ino
         self.owner = status.st_uid
         self.names = status.st_nlink
-        """Hard links of the file."""
 
     @classmethod
     def take(cls, path: Path, mode: int = 0o600) -> FileLock | None:
-        """Lock the file, created if missing. None if another process holds the lock. Raises OSError. The lock is
-        ineffective if kernel or file system has no such locks.
+        """Lock the file, created if missing; None if another process holds the lock. Raises OSError.
+
+        The lock is ineffective if kernel or file system has no such locks.
         """
         with _own_lock:
             # Do not even open a file that this process holds: closing any descriptor ends SQLite's locks on it.
@@ -93,14 +92,14 @@ def _locked(descriptor: int) -> bool:
 
 
 class Holder(Struct, frozen=True):
-    """Process and user ID of a name's holder; None if unreported."""
+    """Holder of a name; None if unreported."""
 
     pid: int | None
     user: int | None
 
 
 class NameLock:
-    """Lock on a name in this network namespace, created by `take`: a socket in Linux's abstract namespace."""
+    """Lock on a name in this network namespace: a socket in Linux's abstract namespace."""
 
     def __init__(self, held: socket.socket | None) -> None:
         self._held = held
@@ -109,8 +108,9 @@ class NameLock:
 
     @classmethod
     def take(cls, name: str) -> NameLock | Holder:
-        """Return the lock on `name`, or its holder. Without abstract sockets the lock is ineffective. Any user can bind
-        any name, so the caller must decide whether the holder counts.
+        """Return the lock, or its holder. Without abstract sockets it is ineffective.
+
+        Any user can bind any name, so the caller must decide whether the holder counts.
         """
         for _ in range(_TRIES if sys.platform == "linux" else 0):
             held = _bound(_address(name))
@@ -129,7 +129,6 @@ class NameLock:
 
 
 def holder_of(name: str) -> Holder | None:
-    """Return a name's holder, or None."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -150,7 +149,6 @@ def _address(name: str) -> str:
 
 
 def _bound(address: str) -> socket.socket | None:
-    """Return a listening socket, or None if in use."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(address)

@@ -43,7 +43,7 @@ _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most
 
 
 MOST_FAULTS = 101
-"""One more than a file reports: 50,000 wrong keys would take long."""
+"""One more than a file reports."""
 
 
 class ValidationFault(Struct, frozen=True):
@@ -59,13 +59,13 @@ class ValidationFault(Struct, frozen=True):
 
 
 Cure = Callable[[DocumentPath, str, Any], str | None]
-"""Returns how to write a value that was refused with pydantic's error type, or None."""
+"""Returns how to write a refused value."""
 
 
 def validate(
     model: type[M], document: YamlDocument, tagged: Collection[str] = (), cure: Cure | None = None
 ) -> M | list[FileProblem]:
-    """Return the document as a `model`, or its problems.
+    """Return a `model`, or problems.
 
     `tagged`: keys of lists of steps, in whose paths pydantic inserts the step's kind.
     """
@@ -112,8 +112,6 @@ def faults(
 
 
 class _Place(Struct, frozen=True):
-    """An error's path, the union branches tried on the way, and the value."""
-
     path: DocumentPath
     labels: tuple[str, ...]
     value: Any
@@ -144,7 +142,6 @@ def _has(value: Any, part: int | str) -> bool:
 
 
 def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
-    """Return whether the value fits the error's union branch, or the first if it fits none."""
     here = _shape(place.value)
     shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
     if here in shapes:

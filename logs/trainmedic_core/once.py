@@ -1,4 +1,7 @@
-"""Attribute computed at first use. Before Python 3.12, `functools.cached_property` takes a slow lock."""
+"""Attribute computed at first use.
+
+Before Python 3.12, `functools.cached_property` takes a slow lock.
+"""
 
 from __future__ import annotations
 

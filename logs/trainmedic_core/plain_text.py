@@ -1,4 +1,4 @@
-"""Escaping of external text for terminals and spreadsheets: control, bidirectional and invisible characters."""
+"""Escaping of control, bidirectional and invisible characters for terminals and spreadsheets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return `text` with hidden characters, except `keep`, as ``\x1b`` or ``\u202e``."""
+    r"""Escape hidden characters, except `keep`, as ``\x1b`` or ``\u202e``."""
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] in keep else _as_python(match[0]), text)
 
 
 def csv_cell(value: Any) -> str:
-    """Return a cell's text; an apostrophe stops spreadsheets from running it as a formula. None is empty; other values,
-    except text, are JSON.
+    """Return a cell's text; an apostrophe stops spreadsheets from running it as a formula.
+
+    None is empty; other values, except text, are JSON.
     """
     match value:
         case None:
@@ -35,14 +36,12 @@ def csv_cell(value: Any) -> str:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Return JSON with hidden characters escaped."""
     written = json.dumps(value, ensure_ascii=False, **options)
     # JSON escapes line breaks within texts; the others separate members.
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] == "\n" else _as_json(match[0]), written)
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return one line of ASCII JSON."""
     # DEL is the only ASCII control character that JSON does not escape.
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("\x7f", "\\u007f").encode()
 

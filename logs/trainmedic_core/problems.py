@@ -12,13 +12,13 @@ DocumentPath = tuple[str | int, ...]
 
 
 def entry_of(path: DocumentPath) -> DocumentPath:
-    """Return the part of a path up to its first index, or its first key if it has none."""
+    """Return a path up to its first index, or its first key if it has none."""
     end = next((place for place, part in enumerate(path) if isinstance(part, int)), 0)
     return path[: end + 1]
 
 
 _LONGEST_MESSAGE = 1_000
-"""Characters; a key can be as long as a file."""
+"""A key can be as long as a file."""
 
 
 class FileProblem(Struct, frozen=True):
@@ -46,7 +46,7 @@ class FileProblem(Struct, frozen=True):
 
 
 _CHOICES = 200
-"""Each takes about 10 µs, and an alert may have 1,000 labels."""
+"""Each takes about 10 µs."""
 _LONGEST_CHOICE = 80
 
 
@@ -58,7 +58,6 @@ def did_you_mean(wrong: str, right: Iterable[str], likeness: float = 0.6) -> str
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """Return the value's repr on one line, cut."""
     # Cut before quoting, which takes time proportional to the length.
     return cut(repr(value[:limit] if isinstance(value, str) else value), limit)
 

@@ -1,6 +1,6 @@
 """Process that forks confined programs for the log reader, which can no longer execute or import any.
 
-It is forked before the reader gives up its user, with all programs loaded, ends with its parent, and parses nothing.
+It is forked before the reader gives up its user, with all programs loaded, and parses nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ProgramSource:
         return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
-        """Return the process ID. Raises OSError."""
+        """Raises OSError."""
         with self._lock:
             try:
                 socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))
@@ -89,7 +89,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """Its process ID is valid until `kill`, because the source waits for it."""
+    """Forked program. Its process ID is valid until `kill`, because the source waits for it."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source
@@ -111,7 +111,6 @@ class ForkedProgram:
 
 
 def _be_source(connection: socket.socket, programs: Programs, confine: Callable[[], None]) -> None:
-    """Serve until the other end closes. Never returns."""
     status = 1
     try:
         for number in _SIGNALS:
@@ -160,7 +159,7 @@ def _start(
     running: set[int],
     silence: int,
 ) -> int:
-    """Return the program's process ID, or a negative errno."""
+    """Return the process ID, or a negative errno."""
     while len(running) >= _MOST_RUNNING:
         _end(min(running), running)  # the oldest was never ended
     try:

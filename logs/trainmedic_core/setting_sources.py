@@ -17,9 +17,9 @@ PREFIX = "TRAINMEDIC_"
 class SettingSource(Struct, frozen=True):
     """Environment variable and flag of a setting.
 
-    - ``value``: placeholder of the flag's value in the help
+    - ``value``: placeholder in the help
     - ``secret``: never shown, and can be read from the file in ``<variable>_FILE``
-    - ``repeatable``: several values; the variable separates them by colons, as ``PATH`` does
+    - ``repeatable``: the variable separates values by colons, as ``PATH`` does
     - ``family``: all variables that begin with ``variable``
     - ``can_be_withdrawn``: unset if its file is missing or empty
     - ``shown_default``: documented default, if it differs from the field's
@@ -42,9 +42,7 @@ class SettingSource(Struct, frozen=True):
 
 
 def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """Return the value and its flag or variable, None if not set. Raises ConfigurationError. An absent `flag` is None
-    or an empty tuple; an empty variable counts as unset.
-    """
+    """Return the value and its flag or variable, None if not set. Raises ConfigurationError."""
     if source.family:
         # A member that ends in _FILE stays a path: its user rereads the file, to support rotation.
         members = {name: value for name, value in environ.items() if name.startswith(source.variable) and value}

@@ -26,19 +26,16 @@ LONGEST_NAME = 512
 class Target(Struct, frozen=True, dict=True):
     kind: TargetKind
     node: str | None = None
-    """Also a GPU's; None for the other kinds."""
+    """Also a GPU's."""
     gpu: str | None = None
-    """UUID, PCI address or index, as in the alert."""
+    """UUID, PCI address or index."""
     job: str | None = None
-    """Name under which the job takes commands."""
     group: str | None = None
-    """Canonical selector, such as ``nodes:pool=h100``."""
+    """Selector such as ``nodes:pool=h100``."""
 
     @once
     def key(self) -> str:
-        """Text form: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``,
-        ``nodes:pool=h100``.
-        """
+        """Text form: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``, ``nodes:pool=h100``."""
         match self.kind:
             case TargetKind.GPU:
                 return f"gpu:{self.node}/{self.gpu}"
@@ -73,9 +70,10 @@ class Target(Struct, frozen=True, dict=True):
         )
 
     def overlaps(self, other: Target) -> bool:
-        """Return whether runs on both could change the same thing. The cluster overlaps everything, a node its GPUs.
-        GPUs of one node with different kinds of names (UUID, index) may be the same. A group overlaps only itself: its
-        members are locked one by one.
+        """Return whether runs on both could change the same thing.
+
+        The cluster overlaps everything, a node its GPUs. GPUs of one node with different kinds of names (UUID, index)
+        may be the same. A group overlaps only itself: its members are locked one by one.
         """
         if TargetKind.GROUP in (self.kind, other.kind):
             return self == other

@@ -18,7 +18,7 @@ _WORDS = {
 
 
 def words(name: object) -> str:
-    """Return an API name as words: ``target_busy`` as ``target busy``."""
+    """Format an API name: ``target_busy`` as ``target busy``."""
     text = str(name)
     return _WORDS.get(text, text.replace("_", " "))
 
@@ -39,24 +39,23 @@ def how_often(number: int) -> str:
 
 
 def few(names: Sequence[str], most: int = 8, noun: str = "") -> str:
-    """Return the first names and the number of others: ``a, b and 3 more``."""
+    """Join the first names and the number of others: ``a, b and 3 more``."""
     left = len(names) - most
     more = f" and {count(left, f'more {noun}') if noun else f'{left} more'}" if left > 0 else ""
     return ", ".join(map(plain, names[:most])) + more
 
 
 def cut(text: str, size: int) -> str:
-    """Return at most `size` characters, with an ellipsis if cut."""
     return text if len(text) <= size else f"{text[: size - 1]}…"
 
 
 def data(values: Mapping[str, Any]) -> str:
-    """Return ``percent=80 reason="too hot"``, without empty values."""
+    """Format as ``percent=80 reason="too hot"``, without empty values."""
     return _pairs({name: value for name, value in values.items() if value not in ("", {}, [])})
 
 
 def call(action: object, params: Mapping[str, Any] | None, note: object = None) -> str:
-    """Return an action with parameters: ``job.scale_lr factor=0.5 (only if …)``."""
+    """Format an action: ``job.scale_lr factor=0.5 (only if …)``."""
     return f"{plain(action)} {_pairs(params or {})}".rstrip() + (f"  ({plain(note)})" if note else "")
 
 

@@ -19,7 +19,7 @@ MOST_ENTRIES = 10_000
 """Entries of a directory."""
 TEST_SUFFIX = "_test"
 TEMPLATE_SUFFIX = "_template"
-"""``<name>_template.yaml`` is a file for a playbook's step."""
+"""Suffix of a file for a playbook's step."""
 LOG_RULE = "log_rule"
 _ENDINGS = (".yaml", ".yml")
 
@@ -56,8 +56,7 @@ def _unreadable(error: Exception) -> str:
 
 
 def document_files(root: Path) -> Iterator[Path | FileProblem]:
-    """Yield the files of playbooks and log rules at `root`, one directory deep, sorted; or `root` if it is a file.
-    Yields a problem for missing and unreadable paths.
+    """Yield the files of playbooks and log rules at `root`, one directory deep, sorted, and problems.
 
     Names that begin with a dot are drafts of editors, or Kubernetes' ``..data``.
     """

@@ -1,7 +1,7 @@
-"""YAML 1.2 reader with the exact position of every key and value.
+"""YAML 1.2 reader with the position of every key and value.
 
 Plain scalars follow the core schema (section 10.3.2): ``on`` and ``yes`` stay text. Duplicate keys, tags and keys that
-are not text are refused. Size, depth and number of values are limited.
+are not text are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
 _COMMENT = re.compile(r"[ \t]+(#[^\s#][^\n]*)")
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that YAML forbids, and those that the parser treats as YAML 1.1 does."""
+"""Characters forbidden in YAML, or parsed as in YAML 1.1."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -72,12 +72,12 @@ class YamlDocument(Struct, frozen=True):
     marks: Mapping[DocumentPath, TextPosition]
     keys: Mapping[DocumentPath, TextPosition]
     remarks: Mapping[DocumentPath, str]
-    """Comments such as ``#3`` directly after a plain text, which may be meant as its end."""
+    """Comments directly after a plain text, which may be meant as its end."""
     written: Mapping[DocumentPath, DocumentPath] = {}
-    """Path in its file of an inserted list entry."""
+    """Path in the file of an inserted list entry."""
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """Return a problem at `path` or its nearest existing parent."""
+        """Return a problem at `path` or its nearest parent."""
         mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
         return FileProblem(mark.file or self.source, mark.line, mark.column, message + mark.note)
 
@@ -279,7 +279,7 @@ class _Reader:
 
 
 def resolve(text: str) -> Any:
-    """Return a plain scalar's value by the core schema. Raises ValueError for overlong numbers."""
+    """Resolve a plain scalar. Raises ValueError for overlong numbers."""
     if len(text) > _LONGEST_NUMBER:
         if any(grammar.fullmatch(text) for grammar in (_INT, _OCTAL, _HEX)):
             raise ValueError("a number is too long")
@@ -321,7 +321,6 @@ def _unquoted(line: str) -> str:
 
 
 def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return the error without the parser's terms."""
     problem, context, index = error.problem, error.context or "", error.problem_mark.index
     lines = ["", *text.splitlines(), ""]
     begin = _place(error.context_mark, text)[0] if error.context_mark else 1

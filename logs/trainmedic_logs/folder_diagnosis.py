@@ -1,4 +1,4 @@
-"""Diagnosis of a folder: verdicts on each attempt, without a server."""
+"""Diagnosis of a folder: verdicts on each attempt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_NAMED = 5
 class AttemptVerdict(Struct, frozen=True):
     job: str | None
     attempt: int | None
-    """None if the folder does not distinguish attempts."""
+    """None if attempts cannot be distinguished."""
     verdict: Verdict
 
 
@@ -54,9 +54,7 @@ class FolderDiagnosis(Struct, frozen=True):
 def diagnose_folder(
     directory: Path, rule_set: RuleSet, job: str | None = None, limits: ReadingLimits | None = None
 ) -> FolderDiagnosis:
-    """Return verdicts, from what `limits` allow to read. Raises ConfigurationError for nothing to read, or several jobs
-    without a matching `job`.
-    """
+    """Return verdicts, within `limits`. Raises ConfigurationError for nothing to read, or several jobs."""
     limits = limits or ReadingLimits()
     try:
         folder = log_folder.look_into(directory, limits)
@@ -114,7 +112,6 @@ class _Part(Struct, frozen=True):
 def _attempts(
     files: Sequence[FolderFile], left_out: dict[str, str], limits: ReadingLimits
 ) -> list[tuple[int | None, list[_Part]]]:
-    """Return the attempts, oldest first, by location, else by content."""
     numbers = sorted({file.origin.attempt for file in files if file.origin.attempt is not None})
     if numbers:
         return [
@@ -144,8 +141,9 @@ def _beginnings(file: FolderFile, left_out: dict[str, str], limits: ReadingLimit
 
 
 def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: ReadingLimits) -> _Part | None:
-    """Return the file's part in the attempt `back` before the newest. Other files count for each attempt, except dumps
-    and errors, which belong to the newest.
+    """Return the file's part in the attempt `back` before the newest.
+
+    Dumps and errors belong to the newest; other undivided files count for each.
     """
     if begins is None:
         return _Part(file, limits) if file.kind in (Kind.LINES, Kind.SOURCES) or not back else None
@@ -155,8 +153,9 @@ def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: Rea
 
 
 def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
-    """Return whether the file belongs to the attempt. Without an attempt it belongs to the newest; kernel logs and the
-    launcher's records count for all.
+    """Return whether the file belongs to the attempt, the newest if none is known.
+
+    Kernel logs and the launcher's records count for all.
     """
     if file.kind is Kind.ATTEMPTS:
         return True
@@ -247,7 +246,6 @@ def _status_of(part: _Part) -> int | None:
 
 
 def _take_sources(part: _Part, collector: Collector) -> None:
-    """Take the SDK's description of a rank, untrusted."""
     try:
         said: Any = json.loads(part.document())
         rank = said["rank"]

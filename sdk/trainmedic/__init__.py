@@ -1,4 +1,4 @@
-"""Let Trainmedic repair a running training job (example: ``README.md``).
+"""Repair of a running training job by Trainmedic.
 
 Names are imported on first use, which keeps the node agent small.
 """

@@ -21,5 +21,5 @@ class Changes(AppliedChanges):
 
     @property
     def left_out(self) -> list[list[int]]:
-        """Skipped batches: epoch, first batch, and the one after the last."""
+        """Skipped batches: epoch, first, and one after the last."""
         return self.skipped

@@ -1,4 +1,4 @@
-"""The training thread only uses plain attributes and queues; background threads talk to Redis."""
+"""`connect` and `Medic`. The training thread only uses plain attributes and queues; background threads use Redis."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Medic(JobReports):
     # --- training loop --------------------------------------------------------------------------------
 
     def stats(self) -> Mapping[str, Any]:
-        """Return this rank's memory and pace; thread-safe, about a millisecond."""
+        """Return this rank's memory and pace in about a millisecond; thread-safe."""
         figures = self._stats.measure(time.perf_counter())
         if 0 < self.rank == self.world_size - 1 and self.progress.evaluated:
             # With pipeline parallelism only the last rank knows the loss.
@@ -159,7 +159,7 @@ class Medic(JobReports):
         """Carry out due commands between two steps. Takes a microsecond without commands.
 
         Handlers run in the calling thread; the caller must answer the returned commands. With `share` every rank gets
-        the same commands at the same call, otherwise only rank 0.
+        the same ones, otherwise only rank 0.
         """
         if type(step) is not int:  # NumPy's number, or a tensor
             step = whole(step) or 0
@@ -183,7 +183,7 @@ class Medic(JobReports):
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work
 
     def unanswered(self) -> list[JobCommand]:
-        """Return the unanswered commands, read-only; those agreed on if not rank 0. Thread-safe."""
+        """Return the unanswered commands, read-only; on other ranks than 0 those agreed on. Thread-safe."""
         waiting = self._queue.waiting if self._queue is not None else self._handlers.in_progress
         return list(waiting.values())
 
@@ -230,10 +230,7 @@ class Medic(JobReports):
         self._announce()
 
     def group(self, name: str) -> Group:
-        """Return the group of all ranks, or without `share` of this one, for use outside of commands.
-
-        Every rank passes the same name.
-        """
+        """Return the group of all ranks, or without `share` of this one. Every rank passes the same name."""
         return self.share.group(name) if self.share is not None else SingleRankGroup()
 
     def join_ranks(

@@ -32,13 +32,12 @@ def share(
     patience: float = PATIENCE,
     call_patience: float = CALL_PATIENCE,
 ) -> Share:
-    """Let the ranks agree. Every rank calls it once (also as ``medic.share``), after the same number of calls of
-    `Medic.commands`.
+    """Let the ranks agree. Every rank calls it once, after the same number of calls of `Medic.commands`.
 
     Afterwards every rank must call that at the same steps. ``every`` is the number of calls between sync points, by
     default about a second's. ``store`` is a ``torch.distributed.Store`` of all ranks, by default the process group's or
     torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for ranks at a command, in seconds.
-    Returns at once. Raises ConfigurationError.
+    Raises ConfigurationError.
     """
     if every is not None and every < 1:
         raise ConfigurationError(f"share: every is {every}; it counts calls of commands(), and is at least 1")
@@ -88,7 +87,7 @@ def _connection(store: Any) -> Any:
 
 
 class _Device:
-    """CUDA device of this rank. It creates no CUDA context."""
+    """CUDA device of this rank. Creates no CUDA context."""
 
     def __init__(self) -> None:
         self._uuid: str | None = None

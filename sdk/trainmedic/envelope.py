@@ -54,7 +54,7 @@ __all__ = [
 
 
 def verify(raw: bytes, signature: bytes | str | None, key: bytes | None) -> None:
-    """Raise EnvelopeError unless `signature` is valid for `raw`. Without a key everything passes."""
+    """Raise EnvelopeError for an invalid signature. Without a key everything passes."""
     if key is None:
         return
     text = signature.decode("ascii", "replace") if isinstance(signature, bytes) else signature

@@ -43,6 +43,5 @@ class Unsupported(Refusal):
 class Interrupted(BaseException):
     """A training step hangs, and a waiting command can help.
 
-    The integration that armed it catches it. Not an Exception, so that ``except Exception`` does not swallow it;
-    ``finally`` works as usual.
+    Not an Exception, so that ``except Exception`` does not swallow it.
     """

@@ -33,12 +33,10 @@ class Settings:
     rank: int
     world_size: int
     read_keys: Callable[[], Sequence[bytes]] | None
-    """Returns the signing key, then the previous one if set; reads key files again and may raise ConfigurationError.
-    None without a key.
-    """
+    """Returns the signing key, then the previous one; may raise ConfigurationError."""
     redis_url: str | None
     url_file: Path
-    """File with the Redis URL of a server of the same user."""
+    """File with the URL of a server of the same user."""
     url_origin: str = "TRAINMEDIC_REDIS_URL"
 
     def find_url(self) -> str | None:
@@ -72,7 +70,6 @@ def resolve_logs(
 
 
 def slurm_job(env: Mapping[str, str]) -> dict[str, str | int] | None:
-    """Return the Slurm job that this process belongs to; None without one."""
     job_id = env.get("SLURM_JOB_ID", "")
     if not (job_id.isascii() and job_id.isdecimal()):
         return None
@@ -100,7 +97,7 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Raises ConfigurationError without a key in its text. ``job.connect_options`` checks the Redis URL."""
+    """Raises ConfigurationError without a key in its text."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):
@@ -133,7 +130,7 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int]:
 
 
 def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable[[], Sequence[bytes]] | None:
-    """Return the function `Settings.read_keys`; None without a key. Both raise ConfigurationError."""
+    """Return `Settings.read_keys`; None without a key. Both raise ConfigurationError."""
 
     def read_keys() -> list[bytes]:
         keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
@@ -145,7 +142,7 @@ def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable
 
 
 def _previous_key(env: Mapping[str, str]) -> bytes | None:
-    """Return the key that is still accepted, or None, also if withdrawn (its file is gone or empty)."""
+    """Return the key that is still accepted, unless withdrawn."""
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
     if env.get(variable):

@@ -9,7 +9,7 @@ import pynvml
 from trainmedic_agent.errors import DriverAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 
 UNAVAILABLE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""The card or this driver version does not support it."""
+"""Not supported by card or driver."""
 STALE = (
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -22,12 +22,10 @@ CARD_GONE = (
     pynvml.NVML_ERROR_NOT_FOUND,
     pynvml.NVML_ERROR_GPU_NOT_FOUND,
 )
-"""The card no longer responds to any call."""
 _NO_LIBRARY = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 def driver_error(error: Any) -> GpuError:
-    """Translate an error of opening NVML."""
     if error.value in _NO_LIBRARY:
         return DriverAbsent("NVML (libnvidia-ml.so.1) is not on this machine: NVIDIA's driver is not installed")
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
@@ -42,7 +40,7 @@ def driver_error(error: Any) -> GpuError:
 
 
 def call_error(error: Any, called: str) -> GpuError:
-    """Translate an error of a call on a card (its UUID) or on ``the driver``."""
+    """Translate an error of a call on a card or ``the driver``."""
     if error.value in STALE:
         return driver_error(error)
     if error.value in CARD_GONE:

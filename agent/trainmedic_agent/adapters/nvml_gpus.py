@@ -23,8 +23,6 @@ _ENDS_READING = (*STALE, *CARD_GONE)
 
 
 class NvmlGpus:
-    """Implements `trainmedic_agent.ports.gpus.Gpus`."""
-
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, calls: CallRunner | None = None) -> None:
         self._nvml = NvmlSessions(monotonic, calls or DirectCalls())
         self._draining = threading.Lock()
@@ -143,7 +141,6 @@ class NvmlGpus:
 
 
 def _fixed(session: NvmlSession, uuid: str, handle: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """As `collect`, for constant readings, which are cached once complete."""
     if uuid in session.fixed:
         return session.fixed[uuid], {}
     values, unread = collect(FIXED, handle, _ENDS_READING)

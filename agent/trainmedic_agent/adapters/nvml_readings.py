@@ -1,4 +1,4 @@
-"""NVML queries about one GPU as `GpuReading` fields, one by one, so that failures stay separate."""
+"""NVML queries about a GPU, one by one, so that failures stay separate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
 
 def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values, and errors by query name, without unsupported readings. Raises errors with a code in `ends`, after
-    which all queries fail.
+    """Return values, and errors by query name, without unsupported readings.
+
+    Raises errors with a code in `ends`.
     """
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}

@@ -1,8 +1,7 @@
 """Lifetime of NVML.
 
 NVML stays open: without a client, a driver without persistence mode forgets power limits. It is reopened after a driver
-reload, and at most once a minute while a GPU is lost, but never under a running call, which could crash. A `CallRunner`
-abandons a card that hangs at opening, which blocks all calls.
+reload or loss of a GPU, but never under a running call, which could crash.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ class NvmlSession(Struct):
     """State of open NVML.
 
     - ``name``: changes after a driver reload or a restart of this process
-    - ``opened_at``: monotonic seconds of the opening, or of a later loss of a card
-    - ``infos``, ``handles``: cards that responded at opening; handles by UUID
-    - ``fixed``: constant readings by UUID, once complete
-    - ``events``: event set that collects XIDs. None if it cannot be created
+    - ``opened_at``: monotonic seconds, also of a later loss of a card
+    - ``infos``, ``handles``: cards that responded; handles by UUID
+    - ``fixed``: constant readings by UUID
+    - ``events``: event set that collects XIDs, or None
     - ``lost``, ``problems``: a sentence for each card that stopped responding, or did not at opening
     """
 
@@ -108,7 +107,6 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
-        """Like `open`, plus the card's handle. A block without error shows that the card is not lost."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:
@@ -119,7 +117,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
-        """Yield the session, opened if necessary. Translates NVML errors, for the card `uuid` if given."""
+        """Yield the session, opened if necessary. Translates NVML errors."""
         with self._lock:
             session = self._current()
             self._in_flight += 1
@@ -225,7 +223,7 @@ def _address(handle: Any) -> int | None:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
-    """Return None if card or driver do not support it."""
+    """Return None if unsupported."""
     try:
         return ask()
     except pynvml.NVMLError as error:

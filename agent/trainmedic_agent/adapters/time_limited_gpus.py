@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CARD_SECONDS = 4.0
-"""A call takes milliseconds, on an overloaded node tenths of a second."""
+"""Seconds; a call takes milliseconds."""
 DRIVER_SECONDS = 20.0
-"""Without persistence mode, opening takes 1-2 s per card."""
+"""Seconds; opening may take 1-2 s per card."""
 _MOST_CALLS = 4
-"""Concurrent calls to a card: two worker queues, presence, exporter."""
+"""Concurrent calls: two worker queues, presence, exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
@@ -47,7 +47,6 @@ class _Call(Generic[T]):
         self._ended.set()
 
     def wait(self) -> bool:
-        """Return whether the call ended in time."""
         return self._ended.wait(self.timeout)
 
     def result(self) -> T:
@@ -64,8 +63,9 @@ class TimeLimitedCalls:
         self._idle: list[_CallQueue] = []
 
     def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
-        """Return or raise `function`'s result. Raises GpuStuck after `timeout` seconds, or at once if an earlier call
-        with this key has not returned.
+        """Return or raise `function`'s result.
+
+        Raises GpuStuck after `timeout` seconds, or at once if an earlier call with this key has not returned.
         """
         with self._lock:
             self._refuse_if_stuck(key)
@@ -173,7 +173,7 @@ class TimeLimitedGpus:
         return self._xids
 
     def close(self) -> None:
-        """Close the driver, unless a call is running, which could crash."""
+        """Close the driver, unless a call is running: that could crash."""
         if not self._calls.is_free():
             stuck = sorted(self._calls.stuck())
             log.warning("leaving NVML open: a driver call has not returned", extra={"stuck": stuck})

@@ -59,7 +59,6 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _wait_for_a_signal() -> None:
-    """Wait for SIGTERM or SIGINT; a second signal ends the process."""
     signal.sigwait(_SIGNALS)
     log.info("stopping")
     for number in _SIGNALS:

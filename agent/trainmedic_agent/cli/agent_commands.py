@@ -1,4 +1,4 @@
-"""Commands of trainmedic-agent, registered under the entry point group ``trainmedic.commands``."""
+"""Commands of trainmedic-agent, for the entry point group ``trainmedic.commands``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Removal of unused containers, images and build cache of a container engine: ``disk.prune_containers``."""
+"""Removal of unused containers, images and build cache: ``disk.prune_containers``."""

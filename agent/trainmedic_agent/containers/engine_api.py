@@ -1,5 +1,6 @@
-"""Minimal client of Docker's API, also Podman's, over its Unix socket, with bounded answers. All fields exist since
-Docker 18.09.
+"""Minimal client of Docker's and Podman's API, with bounded answers.
+
+All fields exist since Docker 18.09.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LONGEST_MESSAGE = 300
 
 
 class EngineAnswer(Exception):
-    """The engine refused a request. ``status`` is the HTTP status."""
+    """The engine refused a request with the HTTP ``status``."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -26,7 +27,7 @@ class EngineAnswer(Exception):
 
 
 class ContainerEngine:
-    """A container engine. Each method takes `seconds` at most, and raises EngineAnswer."""
+    """A container engine. Methods take `seconds` at most, and raise EngineAnswer."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -41,22 +42,21 @@ class ContainerEngine:
         return _mapping(self._ask("GET", f"/containers/{quote(name, safe='')}/json", seconds))
 
     def images(self, seconds: float) -> list[Mapping[str, Any]]:
-        """Return all images except intermediate layers."""
         return _listed(self._ask("GET", "/images/json", seconds))
 
     def image(self, name: str, seconds: float) -> Mapping[str, Any]:
         return _mapping(self._ask("GET", f"/images/{quote(name, safe='')}/json", seconds))
 
     def remove_container(self, name: str, seconds: float) -> None:
-        """Remove a stopped container, not its volumes. The engine refuses if it runs."""
+        """Remove a stopped container, not its volumes."""
         self._ask("DELETE", f"/containers/{quote(name, safe='')}", seconds)
 
     def remove_image(self, name: str, seconds: float) -> None:
-        """Remove an image by name or ID. The engine refuses if it is used."""
+        """Remove an image by name or ID, unless it is used."""
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)
 
     def prune_build_cache(self, min_age_hours: int, seconds: float) -> int:
-        """Remove build cache unused for this long, and return the freed bytes. Podman has no such cache and refuses."""
+        """Remove build cache unused for this long; return the freed bytes. Podman refuses."""
         filters = json.dumps({"until": [f"{min_age_hours}h"]})
         freed = _mapping(self._ask("POST", "/build/prune", seconds, {"filters": filters})).get("SpaceReclaimed")
         return freed if isinstance(freed, int) and freed >= 0 else 0

@@ -1,4 +1,4 @@
-"""Executor of ``disk.prune_containers``. It refuses if a kubelet runs here, or if that cannot be checked."""
+"""Executor of ``disk.prune_containers``, unless a kubelet runs here."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return numbers removed by kind, what was left and why, and free space before and after. Raises
-        CommandRejected, CommandUnsupported, CommandFailed.
+        """Return numbers removed by kind, what was left and why, and free space before and after.
+
+        Raises CommandRejected, CommandUnsupported, CommandFailed.
         """
         command = accepted.command
         if command.undo_of is not None:

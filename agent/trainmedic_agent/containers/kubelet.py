@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
-"""Processes that are or contain a kubelet, in the kernel's 15 characters."""
+"""Names cut to the kernel's 15 characters."""
 _LABELS = ("io.kubernetes.", "io.cri-")
 
 

@@ -1,7 +1,7 @@
 """Removal of unused containers and images, one by one and never forced.
 
 An image's age counts from its last pull, build or naming (``LastTagTime``): a job may just have pulled an old image.
-Without that time (Podman), named images stay, and unnamed ones count from their build.
+Without that time (Podman), named images stay.
 """
 
 from __future__ import annotations

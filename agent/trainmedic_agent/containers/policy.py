@@ -1,4 +1,4 @@
-"""The policy's part ``containers``: removable leftovers of a container engine."""
+"""The policy's part ``containers``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_PATTERNS = 100
 
 
 class Leftover(StrEnum):
-    """Kinds of leftovers in order of removal, least valuable first."""
+    """Kinds of leftovers, least valuable first."""
 
     BUILD_CACHE = "build_cache"
     DANGLING_IMAGES = "dangling_images"
@@ -29,7 +29,6 @@ class Leftover(StrEnum):
 class ContainersPolicy(Struct, frozen=True):
     """Bounds of ``disk.prune_containers``.
 
-    - ``socket``: serves Docker's API
     - ``min_age``: since a container stopped, or an image was pulled, built or named
     - ``keep``: shell patterns of names that stay
     """
@@ -41,7 +40,7 @@ class ContainersPolicy(Struct, frozen=True):
 
 
 def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
-    """Parse the part and append what is wrong with it to `faults`. After a fault the result must not be used."""
+    """Parse the part and append what is wrong to `faults`, after which the result must not be used."""
     reader = MappingReader(("containers",), raw, faults)
     reader.refuse_unknown_keys(ContainersPolicy.__struct_fields__)
     keep = reader.each("keep", mapping_reader.text)

@@ -1,1 +1,1 @@
-"""Freeing of disk space by the policy's cleaning rules: the action ``disk.clean``."""
+"""Freeing of disk space by the policy's cleaning rules: ``disk.clean``."""

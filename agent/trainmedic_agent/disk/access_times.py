@@ -1,13 +1,12 @@
 """Reliability of access times, by the mounts through which a file can be read:
 
 - ``strictatime``: every read is recorded.
-- ``relatime`` (Linux's default): a read is recorded if the access time is not later than the last change, or is 24 h
-  old. Later access times may lag a day (`AccessTimes.lag_ns`).
-- ``noatime`` or read-only: reads leave no trace. The mounts of all processes count, including containers.
+- ``relatime`` (Linux's default): access times may lag a day (`AccessTimes.lag_ns`).
+- ``noatime`` or read-only, also in containers: reads leave no trace.
 - File systems other than `_KEEPING` have their own rules.
 
-If reads may leave no trace (`AccessTimes.untraced`), ages count from the last change, and reads must be watched
-(``read_watch``). Reads with ``O_NOATIME`` or ``ProtectSystem=strict`` are never detected.
+If reads may leave no trace, ages count from the last change, and reads must be watched (``read_watch``). Reads with
+``O_NOATIME`` or ``ProtectSystem=strict`` are never detected.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 _DAY_NS = 86_400 * 10**9
 """RELATIME_MARGIN of the kernel."""
 _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
-"""Errors for the mounts of an ended process; EINVAL for a zombie."""
+"""Errors of an ended process or a zombie."""
 
 
 class AccessTimes(Struct, frozen=True):
     lag_ns: int = 0
-    """Maximum lag of an access time that is later than the last change."""
+    """Maximum lag of an access time."""
     untraced: tuple[str, ...] = ()
     """Reasons why reads may leave no trace."""
 
     def last_use_ns(self, status: os.stat_result) -> int:
-        """Return the latest possible time of use."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         return changed if status.st_atime_ns <= changed else status.st_atime_ns + self.lag_ns
 
@@ -48,7 +46,7 @@ KEPT = AccessTimes()
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return the reliability below the mount with this ID. `sees_every_process`: `proc` lists all processes."""
+    """Return the reliability below a mount ID. `sees_every_process`: `proc` lists all processes."""
     try:
         own = mounts_of(proc / "self")
     except OSError:
@@ -74,7 +72,7 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 
 
 def _mounts_of_others(proc: Path) -> list[Mount]:
-    """Return the mounts of machine and containers. Raises OSError if some cannot be read.
+    """Return the mounts of machine and containers. Raises OSError.
 
     Namespaces with the first process's ``/`` are skipped: services' restrictions would show nearly everything as
     read-only.
@@ -103,7 +101,7 @@ def _mounts_of_others(proc: Path) -> list[Mount]:
 
 
 def _namespace(process: Path) -> Path | None:
-    """Return a process's mount namespace link. None without permission."""
+    """Return a process's mount namespace; None without permission."""
     try:
         return (process / "ns/mnt").readlink()
     except PermissionError:
@@ -111,5 +109,4 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
-    """Return device and root of the visible mount at ``/``, or None."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

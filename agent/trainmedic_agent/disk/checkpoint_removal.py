@@ -3,10 +3,9 @@
 1. Check that nothing is young, open, pinned or moved.
 2. Rename the directory with the prefix `walk.DELETING`, so that no process opens it any more.
 3. Check again; restore the name if a process opened it before.
-4. Delete files, first those that mark it complete, while it stays in place (``place``).
+4. Delete files, first those that mark it complete.
 
-Later runs of a rule that matches the old name delete an interruption's remains. A trial run makes the first check and
-checks permissions.
+Later runs delete an interruption's remains. A trial run makes the first check and checks permissions.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
 
 
 class CheckpointRemoval(Struct, frozen=True):
-    """Deleted files and bytes, and why something is left."""
-
     files: int = 0
     bytes: int = 0
     reason: Reason | None = None
@@ -132,8 +129,6 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Deletion of a directory's contents from the leaves up, until an error or a change since the survey."""
-
     throttle: Throttle
     root: Root
     cutoff_ns: int
@@ -165,7 +160,6 @@ class _ContentsRemoval(Struct):
                 os.close(descriptor)
 
     def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
-        """Remove the last level's directory. Return why not, or None."""
         emptied, path = levels.pop()
         os.close(emptied)
         parent, parents_path = levels[-1]
@@ -183,7 +177,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink_files(self, fd: int, path: str) -> str | Reason | None:
-        """Delete the directory's files. Return the first subdirectory's name, or a reason to stop."""
+        """Return the first subdirectory's name, or a reason to stop."""
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -194,7 +188,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink(self, fd: int, path: str, name: str) -> str | Reason | None:
-        """Delete a file. Return its name if it is a directory, or a reason to stop."""
+        """Return the name if it is a directory, or a reason to stop."""
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             return name

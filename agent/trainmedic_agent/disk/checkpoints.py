@@ -1,13 +1,10 @@
-"""Detection of checkpoint directories, and which to keep:
+"""Detection of checkpoint directories, and which to keep.
 
-- **A checkpoint** has a marker of Trainmedic, torch.distributed.checkpoint's index, or a typical name.
 - **Complete**: has a file that is written last, or a file next to it names it or a later one as the latest (DeepSpeed,
-  Megatron). Names with ``tmp-`` or ``.tmp`` are incomplete, others unknown.
+  Megatron).
 - **Kept**: the newest complete ones and as many unknown ones, two or ``keep_newest`` if more, by write time and also by
   step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed for the
   decision is unreadable.
-
-An unprivileged process parses the files (``metadata_reader``).
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ PINNED_MARKER = ".trainmedic-pinned"
 _DISTRIBUTED_INDEX = ".metadata"
 _TRAINER_STATE = "trainer_state.json"
 MARKS_OF_COMPLETENESS = (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)
-"""Files in a checkpoint that are written last."""
 _LATEST = ("latest", "latest_checkpointed_iteration.txt")
 """DeepSpeed ("global_step100"), Megatron ("100")."""
 
@@ -43,12 +39,11 @@ class Completeness(StrEnum):
 class CheckpointTraits(Struct, frozen=True):
     name: str
     written_ns: int
-    """Latest write, in nanoseconds since the epoch."""
+    """Nanoseconds since the epoch."""
     completeness: Completeness
     is_pinned: bool
     best: str | None
     is_known: bool = True
-    """False if a file needed for the decision is unreadable."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:

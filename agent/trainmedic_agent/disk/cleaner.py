@@ -1,6 +1,4 @@
-"""Execution of a cleaning command: its rules in order, until enough space is free. Errors with one file or root do not
-stop it.
-"""
+"""Execution of a cleaning command: its rules in order, until enough space is free."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32
-"""Directories kept open: files of similar age are often neighbours."""
+"""Files of similar age are often neighbours."""
 _UNLIMITED = 2**63
 _SHOWN_NAMES = 4
 
@@ -51,10 +49,10 @@ class CleaningRequest(Struct, frozen=True):
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
-    """Percentage of free space at which to stop on a file system, or None."""
+    """Percentage of free space at which to stop."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
-    """File systems in need; other roots are skipped. Empty: all roots."""
+    """File systems in need; empty: all."""
 
 
 class Cleaner(Struct, frozen=True):
@@ -96,7 +94,7 @@ class _CleaningRun(Struct):
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
     gone: set[Inode] = field(default_factory=set)
-    """In a trial run: entries deleted by earlier rules."""
+    """Entries deleted by earlier rules of a trial run."""
     files: int = 0
     bytes: int = 0
     ended_by: Reason | None = None
@@ -120,7 +118,7 @@ class _RuleRun(Struct):
     counters: RuleCounters
     watch: ReadWatch
     cutoff_ns: int
-    """Entries used later are too young; nanoseconds since the epoch."""
+    """Nanoseconds since the epoch; entries used later are too young."""
     considered: int = 0
 
     def apply(self, opened: OpenedRoots) -> None:
@@ -149,7 +147,6 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
-        """Measure the root's free space; record a failure and return False."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:
@@ -300,7 +297,7 @@ class _DirectoryCache:
             os.close(fd)
 
     def fd_of(self, directory: WalkedDirectory) -> int:
-        """Return a descriptor that the cache owns. Raises OSError if the directory is gone."""
+        """Return a descriptor that the cache owns. Raises OSError."""
         if directory in self._fds:
             self._fds.move_to_end(directory)
             return self._fds[directory]

@@ -1,5 +1,6 @@
-"""Exclusive cleaning roots: two agents with one root could delete too much. A path identifies a root: accessing it
-could hang.
+"""Exclusive cleaning roots: two agents with one root could delete too much.
+
+A path identifies a root: accessing it could hang.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trainmedic_core.machine_locks import NameLock
 
 @contextmanager
 def exclusive_roots(roots: Iterable[str]) -> Iterator[None]:
-    """Hold the roots during the block. Raises ConfigurationError if another agent holds one."""
+    """Hold the roots. Raises ConfigurationError if another agent holds one."""
     with ExitStack() as stack:
         for root in sorted({os.path.normpath(root) for root in roots}):
             lock = NameLock.take(f"root:{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}")

@@ -1,5 +1,6 @@
-"""Executor of ``disk.clean``. A resumed command's output counts only its second part. A stopping agent ends between two
-files and answers with what it did.
+"""Executor of ``disk.clean``.
+
+A resumed command's output counts only its second part.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trainmedic_agent.errors import CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 
 _REPLY_MARGIN = timedelta(seconds=5)
-"""Time for the reply before expiry; a tenth of a short command's lifetime."""
+"""Time for the reply before expiry; less for short commands."""
 _PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
 _MAX_RULES = 100
 

@@ -1,15 +1,14 @@
 """Safe opening of a rule's roots, and free space on their file systems.
 
-**Roots** are opened component by component without following links. A root is refused if it
+A root is refused if it
 
 - is missing, or has a symbolic link in its path
 - has an owner other than root, the agent's user and the policy's ``owners``
 - has a parent with such an owner, or one that group or others can write without the sticky bit
 - is ``/`` or within the agent's state directory
 
-**Free space** is that of unprivileged processes, like node_exporter's ``node_filesystem_avail_bytes /
-node_filesystem_size_bytes``. ZFS and btrfs free space seconds after a deletion; the cleaner waits if the deleted bytes
-should suffice.
+Free space is that of unprivileged processes, as node_exporter reports it. ZFS and btrfs free space seconds after a
+deletion; the cleaner waits if the deleted bytes should suffice.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""Number of checks for late space, and seconds between them; ZFS takes about 5 s."""
+"""Number and interval in seconds; ZFS takes about 5 s."""
 _MAX_LATE_SPACE_WAITS = 2
-"""Waits per file system, after which another process must be filling it."""
+"""Waits per file system; then another process must be filling it."""
 _BLOCK_BYTES = 512
 
 Inode = tuple[int, int]
@@ -54,7 +53,6 @@ class Root(Struct, frozen=True):
     fd: int
     device: int
     mount: int | None
-    """Mount ID of the root (see `mount_of`)."""
     protected: Inode | None = None
     access_times: AccessTimes = KEPT
 
@@ -71,8 +69,9 @@ class OpenedRoots(Struct, frozen=True):
 def opened_roots(
     paths: tuple[str, ...], owners: frozenset[int], protected: Inode | None = None
 ) -> Iterator[OpenedRoots]:
-    """Yield the roots, closed after the block. `owners` are allowed besides root and the agent's user; `protected`: the
-    agent's state directory.
+    """Yield the roots, closed after the block.
+
+    `owners` are allowed besides root and the agent's user; `protected`: the agent's state directory.
     """
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
@@ -92,12 +91,12 @@ def opened_roots(
 
 
 def open_directory(parent: int, name: str) -> int:
-    """Open a directory without following a link. Raises OSError."""
+    """Open a directory that is no link. Raises OSError."""
     return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
 
 
 def mount_of(fd: int) -> int | None:
-    """Return the mount ID, None if not reported. Unlike the device number, it distinguishes bind mounts."""
+    """Return the mount ID, or None. Unlike the device number, it distinguishes bind mounts."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
             return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
@@ -113,7 +112,7 @@ def inode_at(path: str | os.PathLike[str]) -> Inode | None:
 
 
 def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> Root | str:
-    """Return the root, or why it is refused. Each directory is checked by descriptor: paths can change."""
+    """Return the root, or why it is refused, checking each directory by descriptor: paths can change."""
     fd = os.open("/", _OPEN_DIRECTORY)
     try:
         top = os.fstat(fd)
@@ -146,7 +145,6 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
-    """Return why another user could replace entries of this directory, or None."""
     if facts.st_uid not in trusted:
         return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
@@ -177,7 +175,7 @@ MeasureSpace = Callable[[int], DiskSpace]
 
 
 def measure_space(fd: int) -> DiskSpace:
-    """Return a file system's space. Raises OSError."""
+    """Raises OSError."""
     facts = os.fstatvfs(fd)
     return DiskSpace(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
 
@@ -191,9 +189,7 @@ class Filesystem(Struct):
 
 
 class Filesystems:
-    """File systems of a cleaning by device number, open until `close`. `target`: percentage of free space to reach, or
-    None.
-    """
+    """File systems of a cleaning by device number, open until `close`."""
 
     def __init__(self, measure: MeasureSpace, target: float | None, *, dry_run: bool, throttle: Throttle) -> None:
         self._measure = measure
@@ -240,7 +236,6 @@ class Filesystems:
         return False
 
     def output(self) -> Mapping[str, Any]:
-        """Return each file system's output, and the smallest free share before and after."""
         parts = [self._part(device) for device in self._by_device]
         if not parts:
             return {"filesystems": []}

@@ -1,8 +1,7 @@
 """Path patterns relative to a cleaning root, matched component by component.
 
-- ``*``, ``?``, ``[abc]`` and ``[!abc]`` match within a component, also a leading dot. There are no escapes or braces: a
-  literal star is ``[*]``.
-- ``**`` as a component matches any number of directories, as the last one everything below.
+- ``*``, ``?``, ``[abc]`` and ``[!abc]`` match within a component, also a leading dot. A literal star is ``[*]``.
+- ``**`` matches any number of directories, as the last component everything below.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ def _matcher(part: str) -> Matcher:
 
 
 class GlobState(Struct, frozen=True):
-    """Positions that several patterns have reached in one directory."""
+    """Positions of several patterns in one directory."""
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]
-    """Indexes of a pattern, and of its component to compare here."""
+    """Indexes of a pattern and of its next component."""
     last: tuple[Matcher, ...]
 
     @classmethod
@@ -85,7 +84,6 @@ class GlobState(Struct, frozen=True):
         return any(match(name) for match in self.last)
 
     def below(self, name: str) -> GlobState | None:
-        """Return the state in a subdirectory, None if nothing there can match."""
         onward = set()
         for index, position in self.positions:
             glob = self.globs[index]

@@ -1,5 +1,6 @@
-"""Unprivileged parser of checkpoint metadata. Each file arrives on standard input as ``kind length``, a newline and the
-bytes; the answer is a line of JSON (`metadata_reader.MetadataAnswer`).
+"""Unprivileged parser of checkpoint metadata.
+
+Input: ``kind length``, a newline and the file; output: a line of JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from trainmedic_agent.disk.checkpoint_names import step_of
 from trainmedic_core import confined_child
 
 LATEST, TRAINER_STATE = "latest", "trainer_state"
-"""DeepSpeed's or Megatron's latest checkpoint, and the Hugging Face trainer's state."""
 SECONDS = 5
 """CPU seconds per file."""
 _MEMORY = 256 * 1024**2

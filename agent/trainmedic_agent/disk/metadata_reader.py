@@ -1,4 +1,4 @@
-"""Checkpoint metadata, parsed by an unprivileged process (``metadata_child``)."""
+"""Checkpoint metadata, parsed by an unprivileged process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MetadataReader:
 def _beginning(directory: int, name: str, size: int) -> bytes:
     """Return a regular file's first bytes, none of others. Raises MetadataUnread.
 
-    A job controls these names, and opening a pipe or device can have an effect, so the type is checked first.
+    Opening a pipe or device can have an effect, so the type is checked first.
     """
     try:
         entry = os.open(name, ENTRY, dir_fd=directory)

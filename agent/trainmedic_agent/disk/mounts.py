@@ -1,7 +1,6 @@
 """Mounts of a process, and lookup of file systems that an alert names.
 
-The alert's exporter may see other mounts, or the same under a prefix. If this and the first process's mounts disagree,
-the alert's device decides.
+The alert's exporter may see other mounts, or the same under a prefix.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(Struct, frozen=True):
-    """A line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+    """A line of ``/proc/PID/mountinfo``."""
 
     number: int
     device: bytes
-    """Major and minor number, the same in all mount namespaces."""
+    """Major and minor number."""
     root: bytes
     point: bytes
     options: frozenset[bytes]
@@ -63,7 +62,7 @@ def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
 
 
 def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the visible mount at a mount point, with or without an exporter's prefix, if any."""
+    """Return the visible mount at a mount point, with or without an exporter's prefix."""
     for point in _spellings(mountpoint):
         # The last mount at a point hides the others.
         matching = [mount for mount in mounts if mount.point == point.encode()]

@@ -1,11 +1,10 @@
 """Detection of files in use, by a write lease or by scanning ``/proc``.
 
-The kernel grants a write lease only if no other process has the file open or mapped. It needs CAP_LEASE for other
-users' files; NFS, Lustre and others have no leases.
+The kernel grants a write lease only if no other process has the file open or mapped. NFS, Lustre and others have no
+leases.
 
-Otherwise all processes are scanned, at most once in `FRESH_SECONDS` per file system. The scan never queries other file
-systems, which may hang. It is conclusive only in the first PID namespace, without ``hidepid``, as root or with
-CAP_SYS_PTRACE; else the file is left (`Reason.OPEN_UNKNOWN`). Use by other machines is invisible.
+A scan is conclusive only in the first PID namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE; else the file
+is left. It never queries other file systems, which may hang. Use by other machines is invisible.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def acquire_write_lease(fd: int) -> bool:
-    """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed. Return False if the
-    file is in use. Raises OSError if there is no lease for another reason.
+    """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed.
+
+    Returns False if the file is in use. Raises OSError if there is no lease for another reason.
     """
     # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
     # ignored.
@@ -59,9 +59,9 @@ class OpenFileSnapshot(Struct):
     is_complete: bool = True
     open: set[int] = field(default_factory=set)
     writers: dict[int, bool] = field(default_factory=dict)
-    """Files open for writing; True if all writers append."""
+    """True if all writers of the file append."""
     mapped: set[int] = field(default_factory=set)
-    """Inodes on any file system: mappings may state another device than stat(2)."""
+    """Inodes on any device: mappings may state another than stat(2)."""
 
     def has(self, inode: Inode) -> bool:
         return inode[1] in self.open or inode[1] in self.mapped
@@ -75,8 +75,9 @@ class FileUsage:
         self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
-        """Return why a file must not be deleted, or None if it cannot be opened until `fd` is closed. `fd` is None if
-        reading is not permitted.
+        """Return why a file must not be deleted; None if it cannot be opened until `fd` is closed.
+
+        `fd` is None if reading is not permitted.
         """
         try:
             if fd is not None:
@@ -190,8 +191,9 @@ class FileUsage:
 
 
 def device_of(path: str) -> int:
-    """Return the device of a ``/proc`` descriptor path without a request to its file system, which may hang or deny
-    access. Raises OSError.
+    """Return the device of a ``/proc`` descriptor path without a request to its file system, which may hang.
+
+    Raises OSError.
     """
     status = ctypes.create_string_buffer(_STATX_BYTES)
     if _libc.statx(_FROM_HERE, os.fsencode(path), _DO_NOT_SYNC, 0, status) < 0:

@@ -1,8 +1,6 @@
-"""Verification that an open directory is still at its path.
+"""Verification that an open directory is still at its path, because a descriptor survives moves.
 
-A descriptor survives moves out of the root, under an excluded name or under a mount. So the path is resolved again,
-without symbolic links, before each deletion. Linux cannot resolve and delete atomically: a move within those
-microseconds costs one entry.
+Linux cannot resolve and delete atomically: a move within those microseconds costs one entry.
 """
 
 from __future__ import annotations
@@ -12,10 +10,10 @@ import errno
 import os
 
 _OPENAT2 = 437
-"""System call number; the C library has no wrapper."""
+"""System call number, because the C library has no wrapper."""
 _NO_SYMLINKS = 0x04  # RESOLVE_NO_SYMLINKS
 _LONGEST_PATH = 4000
-"""Bytes per call; the kernel's limit is 4,095."""
+"""Bytes; the kernel's limit is 4,095."""
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
@@ -33,7 +31,7 @@ _openat2.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.POINTE
 
 
 def is_in_place(fd: int, path: str) -> bool:
-    """Return whether the absolute `path` leads to `fd` without symbolic links. Raises OSError if unknown."""
+    """Return whether `path` leads to `fd` without symbolic links. Raises OSError if unknown."""
     try:
         there = _open_path(os.fsencode(path))
     except OSError as error:

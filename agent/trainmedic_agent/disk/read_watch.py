@@ -1,8 +1,7 @@
-"""Watch for reads by inotify(7), where access times do not record them (``access_times``).
+"""Watch for reads by inotify(7), where access times do not record them.
 
-A directory is watched for `WATCH_SECONDS` (or the rule's ``min_age`` if less) and until its turn. A file opened
-meanwhile is in use, with its matched siblings, such as a training's other shards. An unwatchable directory counts as
-possibly in use (`Reason.OPEN_UNKNOWN`). Reads from other machines are invisible.
+A file opened during the watch is in use, with its matched siblings, such as a training's other shards. An unwatchable
+directory counts as possibly in use. Reads from other machines are invisible.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadWatch:
-    """Watch for one rule, closed by the caller. `seconds`: the rule's ``min_age``."""
+    """Watch for one rule. `seconds`: the rule's ``min_age``."""
 
     def __init__(self, seconds: float, throttle: Throttle) -> None:
         self._seconds = min(seconds, WATCH_SECONDS)
@@ -55,7 +54,6 @@ class ReadWatch:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        """Watch the directories of files to delete; wait if one is new."""
         self._numbers.clear()
         self._names.clear()
         for file in files:
@@ -70,7 +68,7 @@ class ReadWatch:
         )
 
     def obstacle(self, directory: WalkedDirectory) -> Reason | None:
-        """Return why nothing in a directory may be deleted, or None if nothing was read."""
+        """Return why nothing in a directory may be deleted; None if nothing was read."""
         if not directory.root.access_times.untraced or not self._seconds:
             return None
         self._read_queue()
@@ -99,7 +97,7 @@ class ReadWatch:
                 return
 
     def _add(self, directory: WalkedDirectory, is_deep: bool) -> set[int]:
-        """Return watch numbers of a directory, and subdirectories if `is_deep`, with `_FAILED` after an error."""
+        """Return watch numbers, with `_FAILED` after an error."""
         numbers: set[int] = set()
 
         def add(inner: WalkedDirectory, _: bool = True) -> bool:

@@ -1,12 +1,10 @@
-"""Deletion, truncation or shrinking of one file, after a final check. A trial run also checks permissions.
+"""Deletion, truncation or shrinking of one file, after a final check.
 
-**Deletion** unlinks the checked file's name in its directory, verified right before (``place``). A process with write
-access has microseconds to replace the file, because Linux cannot unlink by descriptor.
-
-**Truncation** sets the length to 0 if no process has the log open, or all writers append. Other writers would continue
-at their old offset after zeros, so a hole is punched instead.
-
-**Shrinking** punches a hole in all but the last bytes, regardless of writers.
+- **Deletion** unlinks by name: Linux cannot unlink by descriptor. A process with write access has microseconds to
+  replace the file.
+- **Truncation** needs a log that no process has open, or whose writers append. Other writers would continue at their
+  old offset after zeros, so a hole is punched instead.
+- **Shrinking** punches a hole in all but the last bytes.
 """
 
 from __future__ import annotations
@@ -142,7 +140,7 @@ def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
 
 
 def open_for_reading(parent: int, name: str) -> int | None:
-    """Open the file, None if not permitted. Raises OSError."""
+    """Return None if not permitted. Raises OSError."""
     try:
         return os.open(name, os.O_RDONLY | _OPEN_FILE, dir_fd=parent)
     except PermissionError:
@@ -150,7 +148,6 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
-    """Return why unlinking a file in `parent` would be refused."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY

@@ -1,4 +1,4 @@
-"""Reasons and counters of a rule's output, with up to three escaped example paths per reason."""
+"""Reasons and counters of a rule's output, with up to three example paths per reason."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _LeftEntries(Struct):
 class RuleCounters(Struct):
     matched: int = 0
     files: int = 0
-    """Deleted or truncated, also in deleted checkpoints."""
+    """Files deleted or truncated."""
     bytes: int = 0
     checkpoints: int | None = None
     """None for rules that delete files."""
@@ -97,7 +97,7 @@ class RuleCounters(Struct):
     free_enough_roots: list[str] = field(default_factory=list)
     access_times: dict[str, str] = field(default_factory=dict)
     is_first_pass: bool = True
-    """False once all roots were walked: later walks count nothing again."""
+    """False once all roots were walked: later walks count nothing."""
     _left: dict[Reason, _LeftEntries] = field(default_factory=dict)
 
     def skip(self, reason: Reason, directory: _Located, name: str) -> None:

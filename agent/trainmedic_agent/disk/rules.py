@@ -1,9 +1,4 @@
-"""Cleaning rules, and parsing of the policy's part ``cleaning`` (``docs/reference/agent-policy.md``).
-
-A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a file system
-when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` are used up; an entry
-too large for the remaining bytes is skipped.
-"""
+"""Cleaning rules, and parsing of the policy's part ``cleaning`` (``docs/reference/agent-policy.md``)."""
 
 from __future__ import annotations
 
@@ -56,7 +51,7 @@ class CleaningOperation(StrEnum):
 
 
 _EARLIEST_NS = -(2**63)
-"""The year 1677; earlier times, possible on tmpfs and btrfs, are clamped."""
+"""The year 1677; tmpfs and btrfs allow earlier times."""
 
 
 class AgeBy(StrEnum):
@@ -65,8 +60,9 @@ class AgeBy(StrEnum):
     MODIFIED = "modified"
 
     def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
-        """Return the time from which an entry's age counts, in nanoseconds since the epoch. For a directory it is the
-        last write: searching and renaming change the others.
+        """Return the time from which an entry's age counts, in nanoseconds since the epoch.
+
+        For a directory it is the last write: searching and renaming change the others.
         """
         if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
             used = facts.st_mtime_ns
@@ -93,7 +89,7 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes that ``do: shrink`` keeps at the end. None for other rules."""
+    """Bytes that ``do: shrink`` keeps."""
 
     def allows_size(self, stored: int) -> bool:
         is_too_small = self.min_size is not None and stored < self.min_size
@@ -104,7 +100,7 @@ class CleaningRule(Struct, frozen=True):
 class CleaningPolicy(Struct, frozen=True):
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
     owners: frozenset[int] = frozenset()
-    """Allowed owners of a root besides root and the agent's user."""
+    """Allowed besides root and the agent's user."""
     max_files: int = DEFAULT_MAX_FILES
     """Per command, including files in checkpoints."""
     max_bytes: int | None = None
@@ -118,7 +114,7 @@ class CleaningInvalid(ConfigurationError):
 
 
 def read_cleaning(section: object) -> CleaningPolicy:
-    """Parse the part ``cleaning``, empty for None. Raises CleaningInvalid."""
+    """Parse the part, empty for None. Raises CleaningInvalid."""
     reader = MappingReader(("cleaning",), section if section is not None else {})
     reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
@@ -134,7 +130,6 @@ def read_cleaning(section: object) -> CleaningPolicy:
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
-    """Parse a rule, unusable after new faults."""
     faults_before = len(parent.faults)
     reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -1,8 +1,7 @@
 """Search for a rule's files or checkpoints, oldest first, in bounded memory.
 
-A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next continues after the last. The
-order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are compared;
-one within another belongs to the outer one.
+Each walk keeps the `BATCH_SIZE` oldest files; the next continues after the last. The order is total, so that a trial
+run finds the same files.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MAX_CHECKPOINTS = 20_000
 _KEY = struct.Struct(">QHQ")
 """Age time, root index, inode: packed, they sort as bytes."""
 _REST = struct.Struct(">QI")
-"""Bytes on disk, directory number; the name follows."""
+"""Bytes on disk, directory number."""
 _TIME_OFFSET = 2**63
 """Makes times before 1970 positive too."""
 
@@ -42,7 +41,7 @@ class _Search(Struct):
     rule: CleaningRule
     roots: tuple[Root, ...]
     cutoff_ns: int
-    """In nanoseconds since the epoch; entries used later are too young."""
+    """Nanoseconds since the epoch; entries used later are too young."""
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
@@ -64,9 +63,8 @@ class _OldestFiles(Struct):
 
     size: int
     after: bytes
-    """Files up to this key were in earlier batches."""
     bound: bytes | None = None
-    """Files from this key on are too young. None while all fit."""
+    """Files from this key on are too young."""
     _packed: list[bytes] = field(default_factory=list)
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0
@@ -111,8 +109,7 @@ class FileSearch(_Search):
     def batches(self, enough: Set[int]) -> Iterator[Iterable[MatchedFile]]:
         """Yield matching files, oldest first, in batches.
 
-        Roots on devices in `enough`, which the caller may extend, are not walked again. When the throttle ends the
-        search, the batch is dropped.
+        Roots on devices in `enough`, which the caller may extend, are not walked again.
         """
         after = b""
         while True:

@@ -1,11 +1,9 @@
 """Load limit and time limit of a cleaning.
 
-The cleaner calls `Throttle.may_continue` between pieces of work. It rests when due, and ends at the deadline or when
-the agent stops. While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked.
-Without PSI it assumes that tasks always wait.
+While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked.
 
-The thread takes a low CPU priority and the lowest best-effort I/O priority. The idle class and nice 19 are too low: a
-starved thread may hold a directory lock that others need.
+The thread takes a low CPU priority and the lowest best-effort I/O priority. Still lower ones could starve it while it
+holds a directory lock that others need.
 """
 
 from __future__ import annotations
@@ -30,19 +28,18 @@ _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 """Rest time as a multiple of work time."""
 _CONTENTION = 0.05
-"""Fraction of a rest with tasks waiting for the disk."""
+"""Fraction of a rest in which tasks wait for the disk."""
 _NICE = 10
-"""A tenth of an ordinary process's share of a core."""
+"""A tenth of an ordinary share of a core."""
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""System call numbers; the C library has no wrapper."""
+"""System call numbers, because the C library has no wrapper."""
 _IOPRIO_WHO_PROCESS, _THIS_THREAD = 1, 0
 _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
-"""Class in the upper bits, level in the lower."""
 
 
 def seconds_waited_for_core() -> float:
-    """Return the seconds in which this thread was ready but not running; 0 if unknown."""
+    """Return 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -51,9 +48,7 @@ def seconds_waited_for_core() -> float:
 
 
 def seconds_stalled_for_disk() -> float:
-    """Return the seconds since boot in which tasks waited for a disk (proc_pressure(5)). Without PSI, return the time
-    itself.
-    """
+    """Return the seconds in which tasks waited for a disk (proc_pressure(5)); without PSI the time since boot."""
     try:
         with open("/proc/pressure/io", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rpartition("total=")[2]) / 1e6
@@ -115,7 +110,6 @@ class Throttle:
 
 
 def take_low_priority() -> None:
-    """Lower this thread's CPU and I/O priority; a refusal is logged."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         _take_last_io_priority()

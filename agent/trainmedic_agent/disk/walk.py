@@ -1,6 +1,4 @@
-"""Streaming walk that never leaves its root's file system and mount: each directory is opened by name in its open
-parent.
-"""
+"""Streaming walk that never leaves its root's mount."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ MAX_DEPTH = 128
 """Levels below a root, two descriptors each."""
 _ENTRIES_PER_CHECK = 128
 DELETING = ".trainmedic-deleting-"
-"""Prefix of a checkpoint during deletion; patterns ignore it."""
+"""Prefix during deletion; patterns ignore it."""
 _EVERYTHING = (Glob.read("**"),)
 
 
@@ -29,7 +27,7 @@ class WalkedDirectory(Struct, eq=False):
     name: str
     depth: int
     fd: int
-    """Open during the walk, else -1 (see `reopen`)."""
+    """Open during the walk, else -1."""
 
     def names(self) -> list[str]:
         parts: list[str] = []
@@ -43,8 +41,9 @@ class WalkedDirectory(Struct, eq=False):
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """Open the directory now at this path, possibly another one, so callers compare each entry. The caller closes
-        it. Raises OSError.
+        """Open the directory now at this path, possibly another one, so callers compare each entry and close it.
+
+        Raises OSError.
         """
         fd = os.dup(self.root.fd)
         for name in self.names():
@@ -63,9 +62,8 @@ class WalkedDirectory(Struct, eq=False):
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
-"""Takes a skipped entry's reason, directory and name."""
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-"""Returns whether to enter the directory; the second argument: its path matches."""
+"""Returns whether to enter; the second argument: its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 
@@ -86,8 +84,7 @@ class Walk(Struct, frozen=True):
     def __call__(self, root: Root) -> Generator[WalkedEntry, None, None]:
         """Yield each matching non-directory with its directory, and each directory with None at its end.
 
-        It is incomplete if the throttle stops it. The caller closes the generator (`contextlib.closing`), which holds
-        descriptors.
+        It is incomplete if the throttle stops it. The caller closes the generator, which holds descriptors.
         """
         levels: list[_Level] = []
         count = 0
@@ -123,7 +120,6 @@ class Walk(Struct, frozen=True):
             self.skip(Reason.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
-        """Return whether a subdirectory was entered."""
         name = entry.name.removeprefix(DELETING)
         is_matched, globs = level.globs.accepts(name), level.globs.below(name)
         if not is_matched and globs is None:

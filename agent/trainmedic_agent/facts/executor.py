@@ -1,6 +1,4 @@
-"""Executor of ``node.facts``, in its own worker queue: measuring takes half a second. Unreadable parts are listed in
-``problems``.
-"""
+"""Executor of ``node.facts``, with its own worker queue: measuring takes half a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU readings as plain values, for ``node.facts`` and presence."""
+"""GPU readings as plain values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
 
 
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
-    """Return ``gpus``, ``gpu_readings`` and ``driver``. Never raises. `pods_of`: pods of processes.
+    """Return ``gpus``, ``gpu_readings`` and ``driver``. Never raises.
 
     Readings are separate: the server rebuilds its topology if ``gpus`` changes.
     """

@@ -1,4 +1,4 @@
-"""CPU, memory and disk facts from ``/proc`` and ``statvfs``, without network file systems, which can block."""
+"""CPU, memory and disk facts, without network file systems, which can block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CpuTimes(Struct, frozen=True):
 
 
 def cpu_times(proc: Path = PROC) -> CpuTimes:
-    """Read ``/proc/stat``: user nice system idle iowait irq softirq steal; user includes guest times (proc_stat(5))."""
+    """Read ``/proc/stat``: user nice system idle iowait irq softirq steal; user includes guest times."""
     ticks = [int(text) for text in proc.joinpath("stat").read_text().split("\n", 1)[0].split()[1:9]]
     return CpuTimes(ticks[3], ticks[4], sum(ticks))
 
@@ -71,7 +71,7 @@ def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
 def disks(
     paths: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
 ) -> dict[str, dict[str, Any]]:
-    """Return by mount point local disks, root, shared memory, and the mounts of `paths`."""
+    """Return local disks, root, shared memory, and the mounts of `paths`, by mount point."""
     mounts = _mounts(proc)
     listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
@@ -113,7 +113,6 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
 
 
 def _mounts(proc: Path) -> dict[str, str]:
-    """Return file system types by mount point (proc_pid_mountinfo(5))."""
     kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -135,7 +134,6 @@ def _device(mount: str) -> int:
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """Return the percentage of the last 10 s in which tasks waited for the resource."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}

@@ -54,8 +54,6 @@ class ReadingParts(Protocol):
 
 
 class AgentSession:
-    """One link, from `greeted` to its end."""
-
     def __init__(self, stream: FrameStream) -> None:
         self.stream = stream
         self._changed = threading.Condition()
@@ -68,7 +66,7 @@ class AgentSession:
         self._open: set[int] = set()
         self._parts: ReadingParts | None = None
         self.ended = threading.Event()
-        """Set when the link closes, or the agent asks the reader to end."""
+        """Set when the link closes or is to end."""
         self._is_closed = False
         self._receiving = threading.Thread(target=self._receive, name="log-link", daemon=True)
         self._searching = threading.Thread(target=self._search, name="log-search", daemon=True)

@@ -1,7 +1,7 @@
 """Relay that signs findings and sends them to Redis, and fetches new rules.
 
-It holds one batch at a time; unsent findings stay in the reader's database. A separate thread sends to the reader, so
-that a blocked reader does not delay the Redis connection. A generation is the number of the reader's connection.
+A separate thread sends to the reader, so that a blocked reader does not delay the Redis connection. A generation is the
+number of the reader's connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOCK_EVERY = 60.0
 _FULL_SECONDS = 1.0
 _IDLE_SECONDS = 1.0
 _TURN_SECONDS = 1.0
-"""Maximum time on the connection before commands are received again."""
+"""Seconds on the connection before commands are received again."""
 _NEXT_SECONDS = 0.1
 
 
@@ -45,7 +45,7 @@ class FindingRelay:
         send: Callable[[AgentMessage, int], bool],
         unix_now: Callable[[], float],
     ) -> None:
-        """`send` sends a message to the reader of a generation, and returns False if it is gone."""
+        """`send` sends a message to a generation's reader; False if it is gone."""
         self._node = node
         self._connection = connection
         self._signer = signer
@@ -53,7 +53,7 @@ class FindingRelay:
         self._send = send
         self._unix_now = unix_now
         self.clock_error: float | None = None
-        """Seconds, None before the first measurement."""
+        """Seconds, or None."""
         self._lock = threading.Lock()
         self._batch: FindingBatch | None = None
         self._generation = 0
@@ -85,7 +85,7 @@ class FindingRelay:
         self._has_work.set()
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Take a batch. Return False if the previous one is unacknowledged."""
+        """Take a batch; False if the previous one is unacknowledged."""
         with self._lock:
             if generation != self._generation:
                 return True  # from a reader that is not served now; it will offer them again
@@ -192,9 +192,7 @@ class FindingRelay:
         return raw if len(raw) <= LARGEST_UPDATE else None
 
     def _measured(self, client: redis.Redis) -> float | None:
-        """Return the maximum clock difference to Redis in seconds: the measured one plus half the round trip. None if
-        this user may not call TIME.
-        """
+        """Return the maximum clock difference to Redis in seconds; None if this user may not call TIME."""
         asked = time.monotonic()
         try:
             seconds, microseconds = client.time()

@@ -1,6 +1,4 @@
-"""Frames on a stream socket: length (four bytes, big-endian), payload. The length is checked before memory is
-allocated.
-"""
+"""Frames on a stream socket: length (four bytes, big-endian), payload."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import threading
 
 _HEADER = struct.Struct(">I")
 SEND_SECONDS = 5.0
-"""Seconds for the other end to accept a frame."""
+"""Seconds to accept a frame."""
 
 
 class LinkClosed(ConnectionError):
@@ -24,10 +22,12 @@ class FrameFault(Exception):
 
 
 class FrameStream:
-    """One end of a link. Any thread may send, one receives."""
+    """One end of a link. Any thread may send, one receives.
+
+    `largest`: received frame size in bytes.
+    """
 
     def __init__(self, connection: socket.socket, largest: int) -> None:
-        """`largest`: received frame size in bytes."""
         self._socket = connection
         self._largest = largest
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class FrameStream:
                 raise LinkClosed(f"a message could not be sent: {error.strerror or error}") from error
 
     def receive(self) -> bytes:
-        """Return the next frame. Raises LinkClosed, FrameFault."""
+        """Raises LinkClosed, FrameFault."""
         (length,) = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > self._largest:
             raise FrameFault(f"a frame of {length} bytes exceeds the limit of {self._largest}")

@@ -1,6 +1,4 @@
-"""Socket in the state directory to which the reader connects, protected by its mode and the peer's user
-(``SO_PEERCRED``).
-"""
+"""Socket to which the reader connects, protected by its mode and the peer's user (``SO_PEERCRED``)."""
 
 from __future__ import annotations
 
@@ -96,7 +94,7 @@ class LinkSocket:
 
 
 def connected(directory: Path) -> socket.socket:
-    """Connect to the agent. Raises OSError."""
+    """Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with short_path(directory / NAME) as path:

@@ -35,7 +35,6 @@ class LinkedReading:
         self._supervisor.start()
 
     def stop(self, timeout: float) -> None:
-        """Let the reader send its findings, and end it."""
         self._supervisor.halt()
         self._link.ask_to_stop()
         self._link.wait_for_end(timeout)

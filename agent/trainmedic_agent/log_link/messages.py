@@ -1,7 +1,4 @@
-"""Messages of the link: bounded structures in MessagePack.
-
-An oversized, unknown or invalid message is a `FrameFault`; unknown fields are ignored.
-"""
+"""Messages of the link: bounded structures in MessagePack. Unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class RulesNow(Struct, frozen=True, tag="rules"):
 
 
 class GpusNow(Struct, frozen=True, tag="gpus"):
-    """UUIDs of the node's GPUs by normalised PCI address."""
+    """GPU UUIDs by normalised PCI address."""
 
     uuids: dict[str, str]
 
@@ -153,7 +150,6 @@ class Pong(Struct, frozen=True, tag="pong"):
     number: int
     status: ReaderStatus
     loop_errors: Annotated[dict[_Name, _Number], Meta(max_length=16)]
-    """Unexpected errors survived by the reader's loops, by loop."""
     metrics: Annotated[list[LogMetric], Meta(max_length=100)] | None = None
 
 

@@ -15,7 +15,6 @@ _LONGEST_VALUE = 256
 
 
 def written(families: Iterable[Metric]) -> list[LogMetric]:
-    """Convert families to messages, bounded and without kinds that the agent does not show."""
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(
@@ -45,7 +44,6 @@ def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
 
 
 def reader_families(*, is_up: bool, restarts: int, clock_error: float | None, uid: int | None) -> Iterator[Metric]:
-    """Yield the agent's metrics about the reader. `uid`: its user, None without a reader."""
     yield GaugeMetricFamily(
         "trainmedic_agent_reader_up", "1 while the log reader process answers the agent.", int(is_up)
     )

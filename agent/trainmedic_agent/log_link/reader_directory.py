@@ -1,5 +1,6 @@
-"""Creation of the reader's directory in the state directory. The agent writes only until the directory belongs to the
-reader's user.
+"""Creation of the reader's directory.
+
+The agent writes only until the directory belongs to the reader's user.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB '
 
 
 def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
-    """Create the directory if missing, with rows that an older agent kept in the journal. Raises JournalUnavailable."""
+    """Create the directory if missing, with rows that an older agent kept in the journal.
+
+    Raises JournalUnavailable.
+    """
     directory = state / NAME
     try:
         if user.uid != os.geteuid():
@@ -119,7 +123,6 @@ def _drop_old(journal: Journal) -> None:
 
 
 def _give(path: Path | int, user: ReaderUser) -> None:
-    """Give a file or directory, as owner or else by group."""
     facts = os.stat(path)  # noqa: PTH116
     if facts.st_uid == user.uid:
         return

@@ -39,10 +39,10 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-"""Seconds without a pong after which the reader counts as hung."""
+"""Seconds without a pong."""
 SEARCH_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
-"""Seconds that a search waits for a reader to connect."""
+"""Seconds that a search waits."""
 METRICS_SECONDS = 1.0
 _TURN = 0.2
 _JOIN_SECONDS = 1.0
@@ -53,10 +53,8 @@ AWAY = "the log reader process of this node does not answer; restarting it"
 
 
 class FindingOutlet(Protocol):
-    """Receiver of findings: `finding_relay`."""
-
     def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Take a batch. Return False if the previous one is unacknowledged."""
+        """Return False if the previous batch is unacknowledged."""
         ...
 
 
@@ -118,7 +116,7 @@ class ReaderLink:
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Return False if there is no reader, or not that of `generation`."""
+        """Return False without this generation's reader."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -131,7 +129,6 @@ class ReaderLink:
         return True
 
     def wait_for_another(self, generation: int, timeout: float) -> None:
-        """Wait up to `timeout` seconds for a reader of another generation."""
         with self._changed:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
@@ -142,7 +139,7 @@ class ReaderLink:
                 self._changed.notify_all()
 
     def beat(self) -> bool:
-        """Send a heartbeat. Return False if the reader hangs; it is then killed."""
+        """Send a heartbeat; False if the reader hangs, which is then killed."""
         now = self._monotonic()
         with self._changed:
             if self._stream is None or not self._is_greeted:

@@ -1,7 +1,4 @@
-"""Greeting of a new reader, and updates about the node: GPU addresses and the log store's credential.
-
-Reading them can be slow, so they have their own thread.
-"""
+"""Greeting of a new reader, and updates: GPU addresses and the log store's credential."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ class ReaderNews:
         store_token: str | None,
         counters: AgentCounters,
     ) -> None:
-        """`uuids` returns GPU UUIDs by PCI address."""
         self._link = link
         self._relay = relay
         self._welcome = welcome

@@ -19,9 +19,7 @@ from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""User and group IDs without an account, if the default user is missing: the first mapped in this user namespace. They
-are outside the usual ranges.
-"""
+"""User and group IDs if the default user is missing: the first mapped here."""
 _JOURNAL_GROUP = "systemd-journal"
 _STACKS = 16 * 8 * 1024**2
 """Reserved bytes, mostly unused."""
@@ -40,11 +38,10 @@ class ReaderUser(Struct, frozen=True):
     uid: int
     gid: int
     is_without_account: bool = False
-    """Its directory is identified by number alone."""
 
 
 def reader_user(name: str | None) -> ReaderUser:
-    """Return the user for reading logs. Raises ConfigurationError if a named user does not exist.
+    """Return the user for reading logs. Raises ConfigurationError.
 
     Without the default user it is one without an account: the agent's own user could signal the agent, and root could
     open root's files.
@@ -64,10 +61,9 @@ def reader_user(name: str | None) -> ReaderUser:
 
 
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
-    """Return the user for reading logs, who can reach `paths`, and the reason if it is this process's own. Raises
-    ConfigurationError if a named user does not exist.
+    """Return the user for reading logs, who can reach `paths`, and the reason if it is this process's own.
 
-    `is_started`: this process starts the reader under that user.
+    `is_started`: this process starts the reader. Raises ConfigurationError.
     """
     user = reader_user(name)
     if user.uid == os.geteuid():
@@ -85,7 +81,6 @@ def own_user() -> ReaderUser:
 
 
 def has_rights_to_read() -> bool:
-    """Return whether this process has capabilities for opening files."""
     return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
@@ -115,12 +110,13 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 
 
 class ReaderChild(subprocess.Popen[bytes]):
-    """The reader as child process and group leader. The kernel ends its own child, of another user, with it only if it
-    may signal that child.
+    """The reader as child process and group leader.
+
+    The kernel ends its own child with it only if it may signal that child.
     """
 
     user_of_child: int | None = None
-    """User of that child. None: this process's."""
+    """The child's user. None: this process's."""
 
     @property
     def is_stopped(self) -> bool:
@@ -161,7 +157,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Drop user, capabilities, new privileges and memory that reading does not need. Raises ConfigurationError."""
+    """Drop unneeded user, capabilities and memory. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -184,8 +180,9 @@ def confine(user: ReaderUser, memory: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Make the kernel end this process with its parent. A change of user resets this, so call it afterwards. Raises
-    ConfigurationError if the parent has ended.
+    """Make the kernel end this process with its parent. Raises ConfigurationError.
+
+    A change of user resets this, so call it afterwards.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -200,7 +197,7 @@ def _group_of(uid: int) -> int:
 
 
 def groups_of(user: ReaderUser) -> list[int]:
-    """Return the user's groups, without an account the journal's group."""
+    """Return the user's groups, without an account the journal's."""
     try:
         return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
     except KeyError:

@@ -1,7 +1,6 @@
 """Start and supervision of the log reader.
 
-The agent starts it as a child, unless systemd or the kubelet does. It is restarted after a pause, which doubles from 1
-s to 60 s, and killed without heartbeats.
+It is restarted after a pause, which doubles from 1 s to 60 s, and killed without heartbeats.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 SETTLED_SECONDS = 60.0
-"""The pause resets after this much work."""
+"""Seconds of work that reset the pause."""
 CONNECT_SECONDS = 60.0
-"""Seconds in which a child must connect."""
 STOPPED_SECONDS = 2.0
-"""Maximum time stopped by a signal."""
+"""Maximum seconds stopped by a signal."""
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 1.0
@@ -40,7 +38,7 @@ class ReaderSupervisor:
         counters: AgentCounters,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`started` starts the reader as a child, None if something else does."""
+        """`started` starts the reader as a child; None if something else does."""
         self._link = link
         self._started = started
         self._counters = counters
@@ -56,7 +54,6 @@ class ReaderSupervisor:
 
     @property
     def restarts(self) -> int:
-        """Restarts or reconnections of the reader since the agent started."""
         return max((self._starts if self._started is not None else self._link.generation) - 1, 0)
 
     def start(self) -> None:

@@ -1,6 +1,4 @@
-"""The server's log rules, fetched from Redis for the reader, and verified against the node's signed notice without
-parsing.
-"""
+"""The server's log rules, verified against the node's signed notice without parsing."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class RuleNews:
         self._known = None
 
     def look(self, client: redis.Redis) -> RulesNow | None:
-        """Return the rules if changed since the last look. Raises Redis errors."""
+        """Return changed rules, or None. Raises Redis errors."""
         value: Any = client.get(notice_of_rules(self._node))
         if value is None:
             return None  # no server has published rules in the last hour: the reader keeps its own

@@ -1,8 +1,8 @@
 """Files opened with the rights of the users who placed or named them.
 
-The path is walked without following symbolic links, with the rights of the first user who owns a directory on it. Each
-further user who could have placed something on the path, or has named the file, must be able to reach the same file. So
-no user can read another's file through a log, even if it is moved or replaced during the walk.
+The path is walked with the rights of the first user who owns a directory on it. Each further user who could have placed
+something on the path, or has named the file, must be able to reach the same file. So no user can read another's file
+through a log, even if it is moved or replaced during the walk.
 
 Paths controlled by administrators alone are opened with this process's rights. Without CAP_SETUID and CAP_SETGID, file
 modes are compared instead (`Rights.may`).
@@ -56,7 +56,7 @@ class _Way:
         return self.steps[-1]
 
     def bind(self, rights: Rights, begin: int) -> None:
-        """Add a user who must be able to walk the path. Raises PermissionError if there are too many."""
+        """Add a user. Raises PermissionError if there are too many."""
         if any(bound.rights == rights and bound.begin <= begin for bound in self.bounds):
             return
         if len(self.bounds) == _MOST_USERS:
@@ -75,7 +75,7 @@ class GuardedFiles:
         switch: ThreadRights | None = None,
         own_uid: int | None = None,
     ) -> None:
-        """`tops` are the policy's paths. Without `switch`, file modes are compared."""
+        """`tops`: the policy's paths. Without `switch`, file modes are compared."""
         self._tops = tuple(tops)
         self._users = users if users is not None else UserDatabase()
         self._switch = switch
@@ -139,7 +139,7 @@ class GuardedFiles:
             way.bind(self._users.rights_of(uid), number)
 
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
-        """Return the rights that a naming file has: its owner's, and those of all users who could have placed it.
+        """Return the rights of the users who could have placed or own a naming file.
 
         If root owns the file or a directory of the job, root of any container may have created it.
         """
@@ -157,7 +157,6 @@ class GuardedFiles:
         return rights
 
     def _own_place(self, path: str) -> str:
-        """Return the directory of a file's writer: a pod's volumes, or a job's directory."""
         tops = [_POD_VOLUMES, *sorted(self._tops, key=len, reverse=True)]
         top = next((top for top in tops if path.startswith(f"{top}/")), path)
         return f"{top}/{path[len(top) + 1 :].split('/', 1)[0]}"
@@ -180,7 +179,7 @@ class GuardedFiles:
             return reopened(way.end.fd, flags)
 
     def _check(self, way: _Way, bound: _Bound, wanted: int) -> None:
-        """Raise OSError if a user cannot walk to the end with this access."""
+        """Raise OSError if a user cannot walk to the end."""
         steps = way.steps[bound.begin :]
         if self._switch is None or bound.rights.uid is None:
             for step in steps:
@@ -208,7 +207,7 @@ def _check_entered(directory: WayStep) -> None:
 
 
 def _check_same(parent: WayStep, child: WayStep) -> None:
-    """Raise OSError if the calling thread cannot get from one step to the next."""
+    """Raise OSError if the calling thread cannot take the step."""
     fd = os.open(child.name, ENTRY, dir_fd=parent.fd)
     try:
         if not os.path.samestat(os.fstat(fd), child.facts):

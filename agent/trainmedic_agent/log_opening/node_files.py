@@ -1,7 +1,7 @@
 """Port for opening, listing and inspecting log files, without following symbolic links.
 
-A path named by a job comes with `NamedBy`, the file that names it. Rights derive from that file's owner, so hostile
-text cannot choose rights.
+Rights for a path named by a job derive from the owner of the file that names it (`NamedBy`), so hostile text cannot
+choose rights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from trainmedic_logs.domain import file_times
 class UnreadReason(StrEnum):
     LINK = "link"
     SPECIAL = "special"
-    """Neither file nor directory: a pipe, socket or device."""
+    """A pipe, socket or device."""
     SECOND_NAME = "second_name"
     OUTSIDE = "outside"
-    """Named by a job, and not allowed by the policy."""
     FORBIDDEN = "forbidden"
-    """Not readable by the agent's user, or by a user who placed or named it."""
+    """Not readable by the agent's user, or by one who placed or named it."""
     TOO_MANY = "too_many"
-    """More files are written than the policy lets the agent follow."""
+    """More files than the policy lets the agent follow."""
 
 
 class LogRefused(Exception):
@@ -80,14 +79,13 @@ class Listing(Struct, frozen=True):
     entries: Sequence[ListedName]
     is_cut: bool = False
     may_be_renamed: bool = False
-    """True if users can rename others' entries (`others_may_rename`)."""
 
 
 class NodeFiles(Protocol):
     """Files of this node. Thread-safe. Methods raise OSError and LogRefused."""
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
-        """Return a descriptor of the regular file at `path`. Never blocks on a pipe or opens a device."""
+        """Return the regular file's descriptor. Never blocks on a pipe or opens a device."""
         ...
 
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing: ...
@@ -113,7 +111,7 @@ def check_readable(mode: int, links: int) -> None:
 
 
 def parts_of(path: str) -> list[str]:
-    """Return the components of a path. Raises LogRefused if it is relative or has ``.`` or ``..``."""
+    """Raises LogRefused for a relative path or ``.`` and ``..``."""
     names = [name for name in path.split("/") if name]
     if not path.startswith("/") or "\0" in path or not {".", ".."}.isdisjoint(names):
         raise LogRefused(UnreadReason.OUTSIDE)

@@ -1,6 +1,6 @@
 """Privileged process that opens files for the unprivileged reader, and reads none.
 
-Each connection has a thread: a hanging file system blocks only one. It ends with its first connection.
+Each connection has a thread: a hanging file system blocks only one.
 """
 
 from __future__ import annotations

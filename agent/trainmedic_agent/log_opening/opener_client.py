@@ -29,7 +29,7 @@ from trainmedic_agent.log_opening.opener_frames import (
 
 
 class OpenerClient:
-    """`NodeFiles` opened by the opener. Each thread has its own connection."""
+    """`NodeFiles` by the opener. Each thread has its own connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._first = connection
@@ -64,7 +64,6 @@ class OpenerClient:
         return every
 
     def close(self) -> None:
-        """End the opener's service. Call no other method afterwards."""
         with self._lock:
             for connection in list(self._open):
                 connection.close()

@@ -1,7 +1,4 @@
-"""Messages between opener and reader, as frames on a Unix socket.
-
-`Opened` and `AddConnection` carry a descriptor.
-"""
+"""Messages between opener and reader. `Opened` and `AddConnection` carry a descriptor."""
 
 from __future__ import annotations
 
@@ -39,8 +36,6 @@ class OpenFile(Struct, frozen=True, tag="open"):
 
 
 class ListDirectory(Struct, frozen=True, tag="list"):
-    """Request for a directory's entries, answered by one or more `ListedPage`."""
-
     path: bytes
     most: int
     namer: Namer | None = None
@@ -111,12 +106,12 @@ class FrameReader:
         self._answers = msgspec.msgpack.Decoder(OpenerAnswer)
 
     def request(self) -> tuple[Request, int | None] | None:
-        """Return the next request and its descriptor, None at the end. Raises OSError, FrameError."""
+        """Return the request and its descriptor; None at the end. Raises OSError, FrameError."""
         frame = self._frame()
         return None if frame is None else (_decoded(self._requests, *frame), frame[1])
 
     def answer(self) -> tuple[OpenerAnswer, int | None] | None:
-        """Return the next answer and its descriptor, None at the end. Raises OSError, FrameError."""
+        """Return the answer and its descriptor; None at the end. Raises OSError, FrameError."""
         frame = self._frame()
         return None if frame is None else (_decoded(self._answers, *frame), frame[1])
 

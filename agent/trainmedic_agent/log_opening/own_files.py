@@ -1,4 +1,4 @@
-"""`NodeFiles` with this process's own rights, for processes that serve one user, such as ``trainmedic diagnose``."""
+"""`NodeFiles` with this process's own rights, for one user's programs such as ``trainmedic diagnose``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def reopened(entry: int, flags: int) -> int:
 
 
 def listed(fd: int, most: int) -> Listing:
-    """List up to `most` entries. Raises OSError."""
+    """Raises OSError."""
     entries: list[ListedName] = []
     is_cut = False
     with os.scandir(fd) as found:
@@ -68,7 +68,6 @@ def listed(fd: int, most: int) -> Listing:
 
 
 def facts_at(directory: int, name: str) -> FileFacts | None:
-    """Return None if the entry is missing."""
     if not {"/", "\0"}.isdisjoint(name) or name in {"", ".", ".."}:
         return None
     try:

@@ -2,9 +2,7 @@
 
 - A directory's owner can rename its entries.
 - Users with write access can move files into it that they cannot read, even into sticky directories.
-- Moving a directory also requires write access to it, so its own writers count.
-
-Writers of a non-sticky directory can rename other users' directories in it, so a name alone does not identify a job.
+- Moving a directory also requires write access to it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class WayStep(Struct, frozen=True):
 
 
 def writers(step: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to all users, except the owner, who may write to a directory, or None."""
+    """Return the rights common to all users, except the owner, who may write to a directory."""
     mode = step.facts.st_mode
     if mode & stat.S_IWOTH:
         return ANYONE
@@ -39,7 +37,7 @@ def writers(step: WayStep, users: UserDatabase) -> Rights | None:
 
 
 def placers(parent: WayStep, child: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to all users, except both owners, who could have placed `child` in `parent`, or None."""
+    """Return the rights common to all users, except both owners, who could have placed `child`."""
     others = writers(parent, users)
     if others is None or not stat.S_ISDIR(child.facts.st_mode):
         return others

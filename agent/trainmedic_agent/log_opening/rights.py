@@ -13,7 +13,7 @@ from msgspec import Struct
 NOBODY_ID = 65534
 _LAST_SYSTEM_ID = 999
 _USERS_GROUP = 100
-"""The group ``users``, which some distributions give to all users."""
+"""Some distributions give it to all users."""
 _KNOWN_SECONDS = 300.0
 _MOST_KNOWN = 10_000
 _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
@@ -21,14 +21,14 @@ _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 class Rights(Struct, frozen=True):
     uid: int | None
-    """None: any user, never counted as the owner."""
+    """None: any user but the owner."""
     gid: int
     groups: tuple[int, ...] = ()
 
     def may(self, wanted: int, facts: os.stat_result, *, has_acl: bool) -> bool:
         """Return whether the file's mode grants `wanted` (``os.R_OK`` or ``os.X_OK``).
 
-        With an ACL, only the owner has the access.
+        With an ACL, only to the owner.
         """
         mode = facts.st_mode
         if self.uid is not None and facts.st_uid == self.uid:
@@ -48,7 +48,7 @@ def of_group(gid: int) -> Rights:
 
 
 class UserDatabase:
-    """Users and groups from the node's databases, cached for five minutes. Thread-safe."""
+    """Users and groups of the node, cached for five minutes. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -90,7 +90,7 @@ def _rights_of(uid: int) -> Rights:
 
 
 def has_acl(fd: int) -> bool:
-    """Return whether the file of an ``O_PATH`` descriptor has an ACL, True if unknown."""
+    """Return whether the file of an ``O_PATH`` descriptor has an ACL; True if unknown."""
     try:
         os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")
     except OSError as error:

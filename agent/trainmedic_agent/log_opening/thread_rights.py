@@ -1,7 +1,7 @@
 """File access rights of another user for the calling thread, by system calls: the C library changes all threads.
 
 Only file system user and groups change. So the tenant's processes cannot signal this one, and the tenant's FUSE file
-system, which could hang, stays closed to it. File capabilities are dropped, because they would override the rights.
+system, which could hang, stays closed to it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class _Header(ctypes.Structure):
 
 
 class ThreadRights:
-    """Switch of a thread's file access rights, if `may_be_used`."""
-
     def __init__(self) -> None:
         """Raises OSError on an unknown machine type."""
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -76,7 +74,7 @@ class ThreadRights:
 
     @contextmanager
     def using(self, rights: Rights) -> Iterator[None]:
-        """Access files as this user in this thread during the block. Raises OSError."""
+        """Access files as this user in this thread. Raises OSError."""
         before = (self._read(), os.getgroups(), self._libc.setfsgid(_NO_ID), self._libc.setfsuid(_NO_ID))
         try:
             self._take(rights, before[0])
@@ -116,7 +114,6 @@ class ThreadRights:
             raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
 
     def _read(self) -> list[int]:
-        """Return the thread's capabilities: effective, permitted, inheritable, low words first."""
         header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
         if self._libc.capget(ctypes.byref(header), data) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")

@@ -1,4 +1,4 @@
-"""Log reading on a node. Loaded only if the policy has a ``logs`` part (except ``log_policy``).
+"""Log reading on a node.
 
 Lines go from ``files`` and ``kernel_log`` to ``rule_runner``, and findings through ``log_store`` to ``finding_sender``.
 """

@@ -1,8 +1,7 @@
-"""Arrival times of log bytes, for lines without a timestamp, stored in the reader's database.
+"""Arrival times of log bytes, for lines without a timestamp.
 
-Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. If a file has
-too many chunks of blocks, two neighbours are merged with half their blocks, so that a block's duration stays roughly
-proportional to its age. A file is identified by device and inode; one that has shrunk starts again.
+Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. Neighbours are
+merged so that a block's duration stays roughly proportional to its age.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ _TABLES = (
     "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
 )
 _RESOLUTION = 1000
-"""Milliseconds; growth within this time is one block."""
+"""Milliseconds merged into one block."""
 _OF_CHUNK = 256
 MOST_CHUNKS = 400
 """A hundred thousand blocks of about 4 bytes."""
 _MOST_ROWS = 40_000
-"""About 40 MB; beyond that, the oldest are deleted."""
+"""About 40 MB."""
 _MOST_FILES = 100_000
 """Files in memory: users can create any number."""
 _WRITTEN_EVERY = 5.0
 _KEPT = 40 * 24 * 3600 * 1000
 """Milliseconds that an idle file's times are retained."""
 _NEW = 24 * 3600.0
-"""Seconds; a file not written for this long gets no entry."""
+"""Seconds; files not written for so long get no entry."""
 _STALE = 150_000
-"""Milliseconds by which the scan's report on an old file may be late: old directories are scanned rarely."""
+"""Milliseconds by which scans report old files late."""
 _UNKNOWN = 0
 _NO_SPAN = 2**64 - 1
 _ENDLESS = 2**63
@@ -69,7 +68,7 @@ class Arrival(NamedTuple):
     """Earliest time. None if unknown."""
     at: datetime
     until: int = 0
-    """Bytes up to this offset arrived with it."""
+    """Bytes up to here arrived with it."""
 
 
 class _Chunk(NamedTuple):
@@ -206,7 +205,6 @@ class ArrivalIndex:
             self._forget(key)
 
     def of(self, key: FileKey, size: int) -> FileArrivals | None:
-        """Return the arrivals of a file of `size` bytes, or None."""
         with self._lock:
             seen = self._files.get(key)
             if seen is None or seen.size > size:
@@ -338,7 +336,6 @@ def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
 
 
 def _stored(key: FileKey) -> FileKey:
-    """Return the key as SQLite's signed integers."""
     device, inode = (number - 2**64 if number >= 2**63 else number for number in key)
     return device, inode
 

@@ -1,4 +1,4 @@
-"""Budgets of log reading per user and job: `FairTurns` divides time, `HourlyBudget` bounds counts.
+"""Budgets of log reading per user and job.
 
 The least served goes first, so a user with thousands of files delays only their own jobs, and a job only itself.
 """
@@ -21,21 +21,21 @@ _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
 _TEN = 10.0
 _JOBS_OF_USER = 4
-"""A user's budget as a multiple of a job's."""
+"""Multiple of a job's budget."""
 _FREE_SHARE = 0.02
-"""Share that each job keeps when its user's budget is used up: a user's jobs cannot silence each other."""
+"""Share that a job always keeps: a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
     uid: int | None
-    """Owner of the job's directory, or of a file outside any. None for the node's own logs."""
+    """Owner of the job's directory or file. None: the node's own logs."""
     job: str | None = None
-    """Name of the job's directory, of the pod, or of the job in the file name."""
+    """Name from the job's directory, pod or file name."""
 
 
 NODE_ITSELF = BudgetOwner(None)
 UNKNOWN_USER = -1
-"""User of a job whose owner is no longer known; not `NODE_ITSELF`, whose turns no job may use."""
+"""Unknown owner; not `NODE_ITSELF`, whose turns no job may use."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
@@ -52,8 +52,8 @@ class FairTurns:
         most_waiting: float = math.inf,
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
-        """A turn counts at most `most_waiting` times its thread's `processor` seconds, because a busy machine can
-        interrupt any turn.
+        """A turn counts at most `most_waiting` times its thread's `processor` seconds: a busy machine can interrupt any
+        turn.
         """
         self._monotonic = monotonic
         self._most_waiting = most_waiting
@@ -63,7 +63,7 @@ class FairTurns:
         self._faded_at = monotonic()
 
     def used_by(self, uid: int | None) -> float:
-        """Return a user's used seconds, halved every `HALF_LIFE`."""
+        """Return a user's seconds, halved every `HALF_LIFE`."""
         return self._users.get(uid, 0.0)
 
     def turns(
@@ -134,10 +134,10 @@ class HourlyBudget:
         self._most = most
         self._monotonic = monotonic
         self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """By owner: the remainder and its time."""
+        """Remainder and its time, by owner."""
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
-        """Use `count` if the owner has it left, and return whether it had. `NODE_ITSELF` is unlimited."""
+        """Use `count` if the owner has it left; return whether it had. `NODE_ITSELF` is unlimited."""
         if owner == NODE_ITSELF:
             return True
         now = self._monotonic()
@@ -176,14 +176,12 @@ class HourlyBudget:
 
 
 class SharedLines:
-    """Lines per second that rules process, per job and per user."""
-
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         # A bound per ten seconds is an hourly one with a faster clock.
         self._budget = HourlyBudget(per_second * _TEN, lambda: monotonic() * _HOUR / _TEN)
 
     def within(self, owner: BudgetOwner, count: int) -> int:
-        """Return how many of the next `count` lines may be processed, and count them."""
+        """Count at most `count` lines; return how many may be processed."""
         if count == 0 or self._budget.take(owner, count):
             return count
         part = count

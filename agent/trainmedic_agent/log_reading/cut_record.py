@@ -1,4 +1,4 @@
-"""Record of what budgets dropped, for presence and metrics. Thread-safe."""
+"""Record of data that budgets dropped, for presence and metrics. Thread-safe."""
 
 from __future__ import annotations
 
@@ -45,12 +45,10 @@ class CutRecord:
             self._put(owner, what, count, is_sum=False)
 
     def totals(self) -> dict[str, int]:
-        """Return how often each budget has cut since the process started."""
         with self._lock:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
     def cuts(self, node: str = "") -> list[LogCut]:
-        """Return the cuts of the last ten minutes, at most `MOST_REPORTED`, newest of each kind first."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}
@@ -64,7 +62,6 @@ class CutRecord:
         ]
 
     def presence(self) -> dict[str, Any]:
-        """Return the part of the presence, empty without cuts."""
         cuts = self.cuts()
         return {"cuts": [cut.plain() for cut in cuts]} if cuts else {}
 

@@ -40,8 +40,9 @@ class LookPlace(Struct, frozen=True):
 
 
 class DirectoryLook:
-    """One look at a directory and what is below it. `known` are files followed under any name. Without `owner`, files
-    belong to their users.
+    """One look at a directory and all below it.
+
+    `known`: files followed under any name. Without `owner`, files belong to their users.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class DirectoryLook:
     def listed(
         self, place: LookPlace, units: Mapping[str, ScanUnit] = {}
     ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
-        """Return the directories to enter, the other entries, and the listing. Raises OSError, LogRefused."""
+        """Return directories to enter, other entries, and the listing. Raises OSError, LogRefused."""
         deeper: list[tuple[str, Finder]] = []
         files: list[ListedName] = []
         listing = self._files.listing(place.path, self._budget.room, place.named_by)

@@ -1,8 +1,7 @@
 """First names of job directories, so that a rename does not assign logs to another job.
 
 Writers of a non-sticky directory can rename others' directories in it. A directory is identified by device, inode,
-owner and last change. If it was changed and renamed between two looks, the new name counts: a new directory with a
-reused inode looks the same.
+owner and last change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Search for log files below the policy's directories, without following symbolic links.
 
-``finders`` identify logs and owners. Each job's directory is a unit (``scan_units``), scanned as often as its cost
-allows. Users take turns by used time, and a user's jobs by waiting time. A thread of its own looks at large jobs
-(``job_look``).
+Each job's directory is scanned as often as its cost allows. Users take turns by used time, and a user's jobs by waiting
+time.
 """
 
 from __future__ import annotations
@@ -46,19 +45,18 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
 _MOST_WAITING = 20.0
-"""Maximum ratio of a look's counted duration to its processor time. Requests to the opener take two to ten times it."""
+"""Requests to the opener take two to ten times the processor time."""
 MOST_ENTRIES = 2_000_000
-"""Entries of a policy directory; each job below has its own bound."""
+"""Entries of a policy directory."""
 
 
 class Scan(Struct, frozen=True):
     files: tuple[FoundFile, ...]
     refused: Mapping[UnreadReason, int]
     dumps: tuple[FoundFile, ...] = ()
-    """Flight recorder dumps, which are not logs."""
     is_cut: bool = False
     late: int = 0
-    """Jobs whose directories were not scanned completely, for lack of time."""
+    """Jobs not scanned completely in time."""
     is_behind: bool = False
     """True if the next scan should follow soon, because small jobs are late."""
     errors: int = 0
@@ -105,7 +103,7 @@ class Discovery:
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)
-        """The large jobs' looks, which `scan` with a time leaves to another thread."""
+        """Looks at large jobs, left to another thread."""
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._is_behind = False
@@ -122,8 +120,8 @@ class Discovery:
     ) -> Scan:
         """Scan everything once. `known` are files followed under any name.
 
-        It ends after about `seconds`; for jobs not reached, the previous result counts. One job may take `job_seconds`
-        or longer. `is_asked`: a caller waits, so cheap units are scanned early.
+        It ends after about `seconds`; for jobs not reached, the previous result counts. `is_asked`: a caller waits, so
+        cheap units are scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -240,12 +238,10 @@ class Discovery:
             return [None] * len(units)
 
     def _is_partial(self, looked: Looked) -> bool:
-        """Return whether a look with a large job's bounds can find more."""
         budget = looked.budget
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 
     def _take(self, looked: Looked, units: int) -> bool:
-        """Take the result of a look. Return whether the job's entries are cut."""
         unit, budget = looked.unit, looked.budget
         if looked.is_stopped:
             return False  # earlier results still hold, and the next look is due

@@ -1,7 +1,7 @@
 """Flight recorder dumps of this node's jobs, reported as one finding per attempt with a digest line per rank.
 
-After a restart, dumps of the last hour are read again and give the same finding. Jobs write these files, so they are
-opened like logs and parsed by a confined process. `found` and `read` are called by different threads.
+Jobs write these files, so they are opened like logs and parsed by a confined process. Different threads call `found`
+and `read`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
 MOST_RANKS = 2 * MOST_AROUND
-"""Per attempt and node: the lines of an excerpt."""
+"""Ranks per attempt and node."""
 MOST_BYTES = 8 * 1024 * 1024
-"""3,000 entries with call stacks. `trainmedic diagnose` reads larger dumps."""
+"""3,000 entries with call stacks."""
 OLDEST = timedelta(hours=1)
-"""Older failures are no longer acted on."""
 SECONDS_OF_JOB = 120.0
-"""Per hour for one job's dumps: 64 dumps of 5 MB take about 20 s."""
+"""Per hour; 64 dumps of 5 MB take about 20 s."""
 BYTES_OF_JOB = 1024**3
-"""Bytes per hour of one job's dumps."""
+"""Bytes per hour."""
 DUMPS_OF_JOB = 4 * MOST_RANKS
-"""Maximum dumps per job, from its newest attempts."""
+"""Dumps of a job's newest attempts."""
 _NO_BUDGET = "the hourly budget for dumps of this job is used up"
 _AT_ONCE = 4
 _LOOK_SECONDS = 1.0
@@ -49,8 +48,6 @@ ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
 
 
 class TakesFindings(Protocol):
-    """Receiver of findings that no rule has made."""
-
     @property
     def can_take(self) -> bool: ...
     def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None: ...
@@ -58,8 +55,6 @@ class TakesFindings(Protocol):
 
 
 class DumpReading:
-    """Users and jobs take turns, with hourly budgets of bytes and seconds."""
-
     def __init__(
         self,
         findings: TakesFindings,
@@ -82,13 +77,13 @@ class DumpReading:
         self._first_seen: dict[str, tuple[_Mark, datetime]] = {}
         self._last_marks: dict[str, _Mark] = {}
         self._lines: dict[str, tuple[_Mark, str]] = {}
-        """By path: the dump's state when read, and its digest line."""
+        """State when read, and digest line, by path."""
 
     def found(self, scan: Scan) -> None:
         self._found = scan.dumps
 
     def read(self) -> float:
-        """Read and report some new dumps. Return the seconds until the next call."""
+        """Read and report some new dumps; return the seconds until the next call."""
         if not self._findings.can_take:
             return _LOOK_SECONDS
         current = self._current()
@@ -110,7 +105,6 @@ class DumpReading:
         return 0.0 if has_more else _LOOK_SECONDS
 
     def _current(self) -> dict[str, list[FoundFile]]:
-        """Return recent dumps of each job's newest attempts, by directory."""
         now = self._now()
         self._first_seen = {file.path: self._seen(file, now) for file in self._found}
         by_attempt: dict[str, list[FoundFile]] = {}
@@ -134,7 +128,7 @@ class DumpReading:
         return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
 
     def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
-        """Read some dumps, and refuse those without budget. Return their directories, and whether there are more.
+        """Read some dumps, and refuse those without budget; return their directories, and whether there are more.
 
         All refusals are made at once, because each call ends with a write to the disk.
         """

@@ -20,9 +20,9 @@ class FileShares(Struct, frozen=True):
 def shares(
     followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
 ) -> FileShares:
-    """Choose at most `most` files, and at most `most_of_job` per job. Users and their jobs take turns.
+    """Choose at most `most` files, and at most `most_of_job` per job, from users and jobs in turn.
 
-    Followed files precede others of their job. `wanted` are to open, in order of importance.
+    Followed files precede others. `wanted` are in order of importance.
     """
     queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
     for key, owner in followed.items():

@@ -37,20 +37,19 @@ from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 log = logging.getLogger(__name__)
 
 CLOSED_AFTER = 3600.0
-"""Idle seconds after which a file is closed."""
+"""Idle seconds."""
 _GONE_AFTER = 60.0
 """Seconds until a deleted file is closed, to free its disk space."""
 ROUND_SECONDS = 0.5
-"""The next round begins with the least served."""
 _SECONDS_A_BYTE = 4e-7
 """Rules process about 35,000 lines of 70 bytes per second."""
 _BUSY_SECONDS = 60.0
-"""A file written within this time is polled every round, others once a second."""
+"""Seconds after a write in which a file is polled every round."""
 _FORGOTTEN_AFTER = 24 * 3600.0
 NEW_SECONDS = 24 * 3600.0
 """An unknown file is read if written within this time."""
 FIRST_BYTES = 1024 * 1024
-"""Bytes read from the end of files older than the agent's first start; 64 MiB of the kernel's log."""
+"""Bytes from the end of older files; 64 MiB of the kernel's log."""
 
 
 class Followed(Protocol):
@@ -67,7 +66,7 @@ class Followed(Protocol):
         ...
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Process new data. Return whether there is more. Raises OSError."""
+        """Process new data; return whether there is more. Raises OSError."""
         ...
 
     def known(self) -> KnownFile: ...
@@ -89,9 +88,8 @@ FollowedT = TypeVar("FollowedT", bound=Followed)
 class _Wanted(Struct):
     found: FoundFile
     since: float
-    """Monotonic time of the first scan that asked for it."""
+    """Monotonic time."""
     is_first: bool
-    """True if that was the first scan on this node."""
 
 
 _FileKey = tuple[int, int]
@@ -106,7 +104,6 @@ def _expected_seconds(turn: _Turn[FollowedT]) -> float:
 
 class Positions(Protocol):
     is_first: bool
-    """True if nothing was stored before this process."""
 
     @property
     def can_take(self) -> bool: ...
@@ -159,9 +156,7 @@ class FileFollowing(Generic[FollowedT]):
         self._polled_at: dict[tuple[int, int], float] = {}
         self._wanted: dict[_FileKey, _Wanted] = {}
         self._unopened: dict[_FileKey, UnreadReason] = {}
-        """Files of the last scan that could not be opened."""
         self._refused: Counter[UnreadReason] = Counter()
-        """Files that the last scan and the shares left out."""
         self._known: dict[tuple[int, int], KnownFile] = {}
         self._missing: dict[tuple[int, int], float] = {}
         self._is_first = positions.is_first
@@ -183,7 +178,7 @@ class FileFollowing(Generic[FollowedT]):
         return list(self._followed.values())
 
     def read(self) -> bool:
-        """Open and read for up to `ROUND_SECONDS`. Return whether there is more."""
+        """Open and read for up to `ROUND_SECONDS`; return whether there is more."""
         if not self._positions.can_take:
             return False
         with self._lock:
@@ -213,7 +208,6 @@ class FileFollowing(Generic[FollowedT]):
         return has_more
 
     def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[_Turn[FollowedT]]]:
-        """Return files to poll and to open, those that wait longest first."""
         due: dict[BudgetOwner, list[tuple[float, _Turn[FollowedT]]]] = {}
         for key, file in self._followed.items():
             polled_at = self._polled_at.get(key, 0.0)
@@ -257,8 +251,8 @@ class FileFollowing(Generic[FollowedT]):
     def _adopt(self, scan: Scan) -> None:
         """Choose files with new data to open, within each owner's share, most recently written first.
 
-        A job's are opened and read in the order of their last writes, because a failure belongs to the first attempt
-        that shows it.
+        A job's are read in the order of their last writes, because a failure belongs to the first attempt that shows
+        it.
         """
         refused = Counter(scan.refused)
         now, monotonic = self._now().timestamp(), self._monotonic()
@@ -307,7 +301,7 @@ class FileFollowing(Generic[FollowedT]):
         return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
 
     def _follow(self, key: _FileKey, wanted: _Wanted) -> FollowedT | None:
-        """Open the file. Return None if the next scan must ask again."""
+        """Open the file; None if the next scan must ask again."""
         found = wanted.found
         self._unopened.pop(key, None)
         try:

@@ -1,7 +1,4 @@
-"""Identification of logs and their origin: by policy pattern, job layout or kubelet layout.
-
-A finder states which entries of a directory to enter and which are logs. It opens nothing.
-"""
+"""Identification of logs and their origin: by policy pattern, job layout or kubelet layout."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _STREAM_SOURCES = {
 
 class Finder(Protocol):
     def enter(self, name: str) -> Finder | None:
-        """Return the finder for a subdirectory, None to skip it."""
+        """Return a subdirectory's finder, None to skip it."""
         ...
 
     def origin(self, name: str) -> Origin | None:
@@ -40,7 +37,7 @@ class Finder(Protocol):
 
 
 class PatternFinder(Struct, frozen=True):
-    """Files that match a pattern of the policy. `depth`: directories entered."""
+    """Files that match a policy's pattern. `depth`: directories entered."""
 
     pattern: PathPattern
     source: str
@@ -120,7 +117,6 @@ class LayoutFinder(Struct, frozen=True):
         return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
 
     def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
-        """Return a dump's origin from the rank's sources file, or if all ranks of the attempt were started here."""
         attempt = "/".join((self.root, *self.parts[:2]))
         origin = self.sources.of_rank(attempt, rank)
         if origin is not None:
@@ -166,5 +162,5 @@ class NamedFiles(Struct, frozen=True):
 
 
 def readable(name: str) -> str:
-    r"""Bytes that are not UTF-8 become ``\xe4``."""
+    r"""Escape bytes that are not UTF-8 as ``\xe4``."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

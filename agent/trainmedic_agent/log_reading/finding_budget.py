@@ -1,4 +1,4 @@
-"""Hourly budget of findings per job, so that no job displaces others' findings. The caller has a lock."""
+"""Hourly budget of findings per job. The caller has a lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class FindingsOfJobs:
         self._admitted: dict[str, BudgetOwner] = {}
 
     def admits(self, owner: BudgetOwner, finding: Finding) -> bool:
-        """Return whether to report the finding; a new one counts."""
         if finding.id in self._refused:
             return False
         if finding.is_over or finding.id in self._admitted:

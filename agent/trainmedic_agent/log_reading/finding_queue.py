@@ -1,7 +1,4 @@
-"""Queue of findings to send: ordered within a job, with users and jobs in turn.
-
-A finding is numbered when its turn comes.
-"""
+"""Queue of findings to send: ordered within a job, with users and jobs in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class FindingQueue:
     def __init__(self) -> None:
         self._turns = 0
         self._served: dict[BudgetOwner, int] = {}
-        """By user and job with waiting findings: number of their last turn."""
+        """Number of each owner's last turn."""
 
     def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
         row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()
@@ -46,8 +43,7 @@ class FindingQueue:
     def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes | None]) -> int:
         """Number the next findings, after which they are final.
 
-        `numbered` returns a body with its number, or None if it is unreadable. Such a finding is deleted and its number
-        skipped. Return how many these were.
+        `numbered` returns None for an unreadable body, which is deleted. Returns how many these were.
         """
         unreadable = 0
         counts = {
@@ -76,8 +72,8 @@ class FindingQueue:
 
     @staticmethod
     def make_room(connection: sqlite3.Connection, most_bytes: int) -> int:
-        """Delete findings down to `most_bytes`: the oldest of the largest job of the largest user. Return their number.
-        Their numbers are skipped.
+        """Delete the oldest findings of the largest job of the largest user, down to `most_bytes`; return the
+        number.
         """
         ((total,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
         if total <= most_bytes:
@@ -105,7 +101,7 @@ class FindingQueue:
         return lost
 
     def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
-        """Return how many findings of each owner are sent next, `most` in total.
+        """Return how many findings of each owner are sent next.
 
         Users take turns, and jobs within them, the least recently served first.
         """

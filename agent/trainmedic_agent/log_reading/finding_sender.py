@@ -1,6 +1,6 @@
 """Sender of findings to the agent, in order and at least once each.
 
-The agent, which has the key, signs and sends them. Findings stay in the reader's database until Redis has them.
+Findings stay in the reader's database until Redis has them.
 """
 
 from __future__ import annotations

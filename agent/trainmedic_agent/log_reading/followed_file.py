@@ -17,7 +17,7 @@ from trainmedic_logs.domain.finding import Excerpt, Origin
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 HALF_LINE_SECONDS = 10.0
-"""Seconds after which an unfinished line counts as complete."""
+"""Seconds that complete an unfinished line."""
 
 
 class KnownFile(Struct, frozen=True):
@@ -84,11 +84,11 @@ class FollowedFile:
         return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
 
     def begin(self) -> None:
-        """Record soon that it is read. Raises OSError."""
+        """Raises OSError."""
         self._runner.begin(self)
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Read new data. Return whether there is more. Raises OSError."""
+        """Read new data; return whether there is more. Raises OSError."""
         counters = self._counters
         if not self.file.look():
             self._begin_again(now)
@@ -174,7 +174,7 @@ def followed_by(
     arrivals: ArrivalIndex | None = None,
     of_jobs: LinesOfJobs | None = None,
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
-    """Return a factory of followed files whose lines go to `runner`.
+    """Return a factory of followed files.
 
     The rules process `max_lines` per second of each file, and per job as many as `of_jobs` allows.
     """
@@ -192,7 +192,6 @@ def microseconds(at: datetime) -> int:
 
 
 def known_file(kept: Mapping[str, Any]) -> KnownFile | None:
-    """Return a stored file's state, None if of another version."""
     try:
         place = kept["place"]
         return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])

@@ -1,7 +1,4 @@
-"""Looks at jobs' directories, and the thread for large ones (`LargeLooks`).
-
-A look changes only the unit's sources files. The scanning thread takes the results (`Discovery`).
-"""
+"""Looks at jobs' directories, and the thread for large ones."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FoundFile, Sc
 log = logging.getLogger(__name__)
 
 OLD_SECONDS = 6 * 3600.0
-"""A job not written for this long is scanned every `_OLD_EVERY` seconds."""
+"""Seconds without a write until scans are rare."""
 _OLD_EVERY = 60.0
 _IDLE_SECONDS = 0.5
 _log_limit = LogLimit()
 
 DueUnit = tuple[ScanUnit, int]
-"""A unit, and its directory's last change in nanoseconds since 1970, -1 if it is gone."""
+"""Unit, and its last change in nanoseconds, -1 if gone."""
 
 
 class Looked(Struct):
@@ -41,7 +38,7 @@ class Looked(Struct):
     named: Sequence[FoundFile] = ()
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     is_unchanged: bool = False
-    """True if an old job has not changed, so nothing was looked for."""
+    """True if an old job has not changed."""
     is_stopped: bool = False
     is_failed: bool = False
 
@@ -84,8 +81,6 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
 
 
 class LargeLooks:
-    """Due large jobs and the results of looks."""
-
     def __init__(self, files: NodeFiles, most_entries: int) -> None:
         self._files = files
         self._most_entries = most_entries
@@ -108,7 +103,6 @@ class LargeLooks:
         known: Collection[FileKey],
         is_stopping: Callable[[], bool],
     ) -> None:
-        """Replace the jobs to look at."""
         with self._lock:
             self._waiting, self._known, self._is_stopping = due, known, is_stopping
 
@@ -122,7 +116,7 @@ class LargeLooks:
     # --- called by the thread for large jobs ---
 
     def look(self) -> float:
-        """Look at the next job. Return the seconds until the next call."""
+        """Look at the next job; return the seconds until the next call."""
         with self._lock:
             known, is_stopping = self._known, self._is_stopping
             waiting = {

@@ -1,6 +1,6 @@
 """Sources files of one job's attempts, in which ranks describe themselves.
 
-Any writer of the directory can forge one, so it decides little: the rank of a records file, and which further files are
+Any writer of the directory can forge one, so it decides only the rank of a records file, and which further files are
 read within the policy's paths.
 """
 
@@ -32,7 +32,7 @@ _SOURCES = ("training", "launcher")
 class _RankSources(Struct, frozen=True):
     rank: int
     local_rank: int | None
-    """None if unknown: started manually, or not set by the launcher."""
+    """None if unknown."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
     outside: int
@@ -59,7 +59,6 @@ class JobSources:
 
     @property
     def outside(self) -> int:
-        """Number of named files outside the policy's paths, which are not read."""
         return sum(entry.outside for entry in self._all())
 
     def look_at(self, directory: str, names: Sequence[str]) -> None:
@@ -68,7 +67,7 @@ class JobSources:
         self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
     def saw(self, directory: str, name: str) -> None:
-        """Register a sources file of this scan, and read it if it has changed. Call `look_at` first."""
+        """Register a sources file of this scan, and read it if it has changed, after `look_at`."""
         path = f"{directory}/{name}"
         facts = self._looked_at.get(path)
         if facts is None:
@@ -81,7 +80,7 @@ class JobSources:
             self._attempts.setdefault(directory, {})[name] = entry
 
     def saw_launcher(self, directory: str, node: str | None) -> None:
-        """Register a launcher's log in the attempt's `directory`. `node` is None if its name is truncated."""
+        """`node` is None if its name is truncated."""
         self._launchers.setdefault(directory, set()).add(node)
 
     def launchers(self, directory: str) -> Collection[str | None]:
@@ -95,9 +94,7 @@ class JobSources:
         return next((entry.origin for entry in self._of_attempt(attempt) if entry.local_rank == local_rank), None)
 
     def is_of_another_job(self, attempt: str, job: str) -> bool:
-        """Return whether this node's sources files in `attempt` name only other jobs. Another user has then renamed the
-        directory.
-        """
+        """Return whether this node's sources files in `attempt` name only other jobs, after a rename."""
         stated = {entry.origin.job for entry in self._of_attempt(attempt)}
         return bool(stated) and job not in stated
 

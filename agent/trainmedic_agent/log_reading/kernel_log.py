@@ -1,5 +1,6 @@
-"""The kernel's log of this boot, from ``/dev/kmsg`` or the journal; ``files`` follows files such as ``kern.log``. A
-line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
+"""The kernel's log of this boot.
+
+A line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ log = logging.getLogger(__name__)
 KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
 _LARGEST_RECORD = 8192
-"""Bytes of a ``/dev/kmsg`` record (printk's CONSOLE_EXT_LOG_MAX)."""
+"""printk's CONSOLE_EXT_LOG_MAX."""
 _MOST_AT_ONCE = 2000
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
 _RESTART_SECONDS = 5.0
 _FAR_OFF = 2.0
-"""Seconds by which the kernel's timestamp may be wrong."""
+"""Seconds by which the kernel's time may be wrong."""
 _SAME_MICROSECOND = 16
-"""Lines of one microsecond with distinct places."""
 
 
 class KernelReader(Protocol):
@@ -222,7 +222,7 @@ class KernelStream:
         return excerpt_of(before, after) if after and recent[len(before)][0] == place else None
 
     def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> bool:
-        """Read new lines. Return whether there may be more. Raises OSError."""
+        """Read new lines; return whether there may be more. Raises OSError."""
         lost = self.reader.lost
         placed = self.reader.read()
         counters.add_kernel_lines_lost(self.reader.lost - lost)
@@ -236,7 +236,7 @@ class KernelStream:
         return bool(placed)
 
     def _timed(self, placed: list[PlacedLine], now: datetime) -> list[PlacedLine]:
-        """Replace timestamps far from the arrival: after months the kernel's clock is minutes off."""
+        """Replace timestamps far from the arrival: the kernel's clock drifts by minutes."""
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()
@@ -257,7 +257,6 @@ class KernelStream:
 
 
 def retimed(raw: bytes, since_boot: float) -> bytes:
-    """Replace the kernel's time if it differs much."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _FAR_OFF:
@@ -273,7 +272,7 @@ def _text(raw: bytes) -> bytes:
 
 
 def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
-    """Return how to read the kernel's log: by the policy, else the first way that works."""
+    """Return the policy's way to read the kernel's log, else the first that works."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
     with contextlib.suppress(OSError):

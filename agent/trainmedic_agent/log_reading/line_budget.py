@@ -9,14 +9,12 @@ from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_logs.domain.log_cuts import CutKind
 
 _SECONDS = 10.0
-"""Seconds of unused budget that a file can save."""
+"""Seconds of budget that a file can save."""
 _ONE_IN = 100
 """Sampling of lines beyond the budget."""
 
 
 class LinesOfJobs:
-    """Lines per second of each job and user, averaged over ten seconds."""
-
     def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lines = SharedLines(per_second, monotonic)
         self._cuts = cuts
@@ -32,8 +30,6 @@ class LinesOfJobs:
 
 
 class LineBudget:
-    """Bound of one file's lines per second, averaged over ten seconds. None for none."""
-
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second
         self._left = (per_second or 0) * _SECONDS

@@ -1,4 +1,4 @@
-"""Splitting of a file into lines in bounded memory: of an overlong line, only the beginning is returned."""
+"""Splitting of a file into lines in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ MOST_KEPT = LONGEST + 1
 """Bytes of a line: one more than rules process, so that they notice the cut."""
 
 PlacedLine = tuple[int, bytes]
-"""Offset in the file, and the line without its line feed."""
+"""Offset, and line without line feed."""
 
 
 class LineCutter:
-    """Splitter of pieces from `offset` on into lines of at most `longest` bytes. `is_skipping`: the next bytes are the
-    rest of a returned line.
+    """Splitter of pieces from `offset` on into lines of at most `longest` bytes.
+
+    `is_skipping`: the rest of a returned line follows.
     """
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
         self.offset = offset
         self.is_skipping = is_skipping
         self.left_out = 0
-        """Dropped bytes of overlong lines."""
+        """Dropped bytes."""
         self._begun = b""
         self._longest = longest
 
@@ -49,7 +50,6 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
-        """Return the unfinished line at the end, if any, because the file ends there."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)

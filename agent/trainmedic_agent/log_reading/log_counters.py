@@ -1,4 +1,4 @@
-"""Counters of log reading, shown by ``log_metrics``. Thread-safe."""
+"""Counters of log reading. Thread-safe."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ class LogCounters:
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
         self.takes_rights = False
-        """True if users' rights open files, False if file modes are compared."""
+        """False if file modes are compared."""
         self.rules = ""
         self.problem = ""
-        """Reason why no lines are processed now, else empty."""
 
     def lines(self, source: str, count: int) -> None:
         with self._lock:
             self._lines[source] += count
 
     def lines_left_out(self, source: str, count: int) -> None:
-        """Count lines read but not processed."""
         with self._lock:
             self._lines_left_out[source] += count
 

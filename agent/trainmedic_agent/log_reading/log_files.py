@@ -1,7 +1,6 @@
 """Reading of a log file that grows, is truncated or renamed.
 
-A file is identified by its inode, first bytes, and the last bytes before the read position. If these differ, it is read
-from the beginning as another file.
+A file is identified by its inode, first bytes, and the last bytes before the read position.
 """
 
 from __future__ import annotations
@@ -23,31 +22,30 @@ from trainmedic_logs.domain import file_times
 LARGEST_READ = 64 * 1024
 """Bytes read at a time."""
 FARTHEST_BEHIND = 64 * 1024 * 1024
-"""Bytes; a reader further behind continues at the last `_KEPT_BEHIND`, unless every line counts."""
+"""Bytes behind which a reader skips to the last `_KEPT_BEHIND`, unless every line counts."""
 _KEPT_BEHIND = 16 * 1024 * 1024
 _HEAD_BYTES = 256
 _TAIL_BYTES = 64
 
 OpenLog = Callable[[str], int]
-"""Returns a descriptor of a regular file. Raises OSError, LogRefused."""
+"""Returns a regular file's descriptor. Raises OSError, LogRefused."""
 
 
 class FilePosition(Struct, frozen=True):
     path: str
-    """Path at which the file was found, unchanged by a rename."""
+    """Path when found, despite renames."""
     device: int
     inode: int
     since: int
-    """When the agent found it, or saw it truncated, in microseconds since 1970."""
+    """Microseconds since 1970 of discovery or truncation."""
     offset: int = 0
     is_skipping: bool = False
-    """True if the next bytes are the rest of a returned line."""
     head: bytes = b""
-    """First bytes of the file, at most 256."""
+    """The file's first bytes, at most 256."""
     tail: bytes = b""
     """Last bytes before `offset`, at most 64."""
     written_ns: int = 0
-    """Last write of the file as read, in nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
 
     @property
     def generation(self) -> str:
@@ -96,7 +94,7 @@ class GrowingFile:
     ) -> None:
         """`is_whole`: nothing may be skipped."""
         self.left_out = 0
-        """Bytes of overlong lines, and skipped bytes."""
+        """Skipped bytes, and those of overlong lines."""
         self.owner: BudgetOwner = NODE_ITSELF
         self._fd = fd
         self._is_whole = is_whole
@@ -132,7 +130,7 @@ class GrowingFile:
         os.close(self._fd)
 
     def look(self) -> bool:
-        """Check for new data. Return False if the file was truncated or replaced. Raises OSError."""
+        """Check for new data; False if the file was truncated or replaced. Raises OSError."""
         facts = os.fstat(self._fd)
         if (facts.st_size, file_times.written_ns(facts)) == (self._size, self._written_ns):
             return True
@@ -175,7 +173,7 @@ class GrowingFile:
         self._size = self._written_ns = -1
 
     def start_at(self, offset: int) -> None:
-        """Continue at the first line after `offset`. Skipped bytes count as dropped."""
+        """Continue at the first line after `offset`, counting skipped bytes as dropped."""
         if offset > self._cutter.offset:
             self.left_out += offset - self._cutter.offset
             self._cutter = self._cutter_at(offset, is_skipping=True)
@@ -220,9 +218,7 @@ class GrowingFile:
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
-        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines. Raises
-        OSError.
-        """
+        """Return the position to resume at: `oldest`, or after the returned lines. Raises OSError."""
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))
         return replace(

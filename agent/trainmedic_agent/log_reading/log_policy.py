@@ -1,6 +1,4 @@
-"""The policy's part ``logs``, which commands and jobs cannot extend. A job's named files are read below ``roots`` or
-``paths``. Every agent loads this module, so it has few imports.
-"""
+"""The policy's part ``logs``, with few imports because every agent loads it."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
 
 class KernelReading(StrEnum):
     ANY = "any"
-    """``/dev/kmsg`` if permitted, else the journal if it exists, else `KERNEL_FILE`."""
+    """``/dev/kmsg`` if permitted, else the journal, else `KERNEL_FILE`."""
     KMSG = "kmsg"
     JOURNAL = "journal"
     FILE = "file"
@@ -45,14 +43,14 @@ class KernelLog(Struct, frozen=True):
 class FilesOfSource(Struct, frozen=True):
     path: PathPattern
     source: str = "training"
-    """For rules: ``training``, ``launcher``, ``fabric-manager``, or a custom one."""
+    """``training``, ``launcher``, ``fabric-manager``, or a custom one."""
 
 
 class LogsPolicy(Struct, frozen=True):
     roots: tuple[str, ...] = ()
-    """Log directories of jobs, in the layout of the SDK and ``trainmedic-run``."""
+    """Log directories in the layout of the SDK and ``trainmedic-run``."""
     paths: tuple[str, ...] = ()
-    """Directories of further files that a job may name."""
+    """Directories of files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()
     pods: tuple[str, ...] = ()
@@ -61,12 +59,12 @@ class LogsPolicy(Struct, frozen=True):
     max_files: int = DEFAULT_MAX_FILES
     """Files followed, most recently written first."""
     max_lines: int = DEFAULT_MAX_LINES
-    """Per second of a file, averaged over ten seconds; the kernel's log is unlimited."""
+    """Per second of a file; the kernel's log is unlimited."""
     max_job_files: int = DEFAULT_MAX_JOB_FILES
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
     """The same per job."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
-    """Directory entries of a job per scan, newest attempt first."""
+    """Directory entries per scan."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
     ship: ShipPolicy | None = None
     """None if lines stay on the node."""
@@ -76,9 +74,7 @@ class LogsPolicy(Struct, frozen=True):
 
 
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
-    """Parse the policy's part ``logs`` and append what is wrong with it to `faults`. After a fault the result must not
-    be used.
-    """
+    """Parse the part and append what is wrong to `faults`, after which the result must not be used."""
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
     reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(

@@ -39,11 +39,9 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 SCAN_SECONDS = 1.0
 BEHIND_SECONDS = 0.1
-"""Pause before the next scan if this one left small jobs out."""
+"""Seconds, if this scan left small jobs out."""
 TURN_SECONDS = 0.5
-"""Duration of a scan; the next one begins with the least served."""
 HUNG_SECONDS = 30.0
-"""A longer round of reading or scanning counts as hung."""
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
 _PAUSE_AFTER_ERROR = 1.0
@@ -51,8 +49,6 @@ _KERNEL_WAIT = 0.5
 
 
 class ShipsLines(Protocol):
-    """Shipping of the same files' lines to a store (``log_shipping``), with its own positions and threads."""
-
     @property
     def known_keys(self) -> Collection[tuple[int, int]]:
         """Device and inode of files it follows."""
@@ -64,7 +60,7 @@ class ShipsLines(Protocol):
 
 
 class LogReader:
-    """The log-following part of the reader. Call `start` and `stop` once each."""
+    """The reader's log-following part. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -141,7 +137,7 @@ class LogReader:
             self._shipping.start()
 
     def stop(self, timeout: float) -> None:
-        """Stop everything. Unsent findings are sent after the next start."""
+        """Stop. Unsent findings are sent after the next start."""
         deadline = time.monotonic() + timeout
         self._stopping.set()
         self.scans.stop()
@@ -156,12 +152,12 @@ class LogReader:
 
     @property
     def kernel_way(self) -> KernelReading | None:
-        """How the kernel's log is read. None if it is not read."""
+        """None if the kernel's log is not read."""
         return self._way
 
     @property
     def problem(self) -> str:
-        """Reason why this node's logs are not read, else empty."""
+        """Reason why this node's logs are not read."""
         now = time.monotonic()
         is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in _FILE_LOOPS)
         return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")

@@ -1,8 +1,7 @@
 """Persistent state of log reading: positions, rule state and unsent findings.
 
-All change in one transaction. So after a kill no line is lost, and none gives a second finding. Unsent findings are
-bounded; beyond that, the oldest of the largest user are dropped and counted. On a full disk reading waits: the reserved
-space is for commands.
+All change in one transaction. So after a kill no line is lost, and none gives a second finding. On a full disk reading
+waits: the reserved space is for commands.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ _TABLES = (
 )
 _TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
 _IN_ROWS = "{}"
-"""Marks rule state in rows, which earlier releases store in this value."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
@@ -54,7 +52,6 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 class NodeBoot(Struct, frozen=True):
     node: str
     boot: str
-    """The kernel's boot ID, empty if it has none."""
     booted_at: datetime | None
 
 
@@ -80,7 +77,6 @@ class LogStore:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
         self.is_new = self._value(_TRACKER) is None
-        """True if nothing was ever committed here."""
         self._adopt_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
         self._measure()
@@ -137,7 +133,7 @@ class LogStore:
     # --- rules ---
 
     def rules(self) -> tuple[datetime, bytes] | None:
-        """Return the last valid rules and their time, or None."""
+        """Return the last valid rules and their time."""
         text = self._value(_RULES)
         if text is None:
             return None
@@ -169,7 +165,6 @@ class LogStore:
         self._measure()
 
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
-        """Add an update, replacing the finding's unnumbered one."""
         finding = outgoing.finding.id
         earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
         if earlier is not None:
@@ -222,7 +217,6 @@ class LogStore:
 
 
 def _numbered(body: bytes, number: int) -> bytes | None:
-    """Return the update with its number, None if unreadable, as users' directory names can make it."""
     try:
         return finding_codec.encode(replace(finding_codec.decode(body), number=number))
     except EnvelopeError:

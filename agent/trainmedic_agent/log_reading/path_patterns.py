@@ -25,7 +25,7 @@ _NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
 
 
 def checked_path(path: str) -> str:
-    """Return `path` if it is possible for a log. Raises ValueError."""
+    """Return a possible log path. Raises ValueError."""
     if not path.startswith("/") or path.startswith("//") or posixpath.normpath(path) != path or "\0" in path:
         raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
     if path == "/" or len(path) > _LONGEST:
@@ -39,7 +39,7 @@ class PathPattern(Struct, frozen=True):
     text: str
     base: str
     parts: tuple[re.Pattern[str], ...]
-    """Expressions for the components below `base`, the last one for the file name."""
+    """The last one is for the file name."""
 
     @classmethod
     def read(cls, text: str) -> PathPattern:

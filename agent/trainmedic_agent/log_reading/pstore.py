@@ -1,7 +1,6 @@
 """Kernel panic records, which survive the boot; each is read once.
 
-The next boot shows them as files, which systemd moves to its own directory. Findings in them are only reported, because
-they predate this boot.
+Findings in them are only reported, because they predate this boot.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ KEY = "pstore"
 
 
 class _Record:
-    """Its position states that it was read."""
-
     key = KEY
 
     def __init__(self, origin: Origin, raw: bytes, read: Sequence[str]) -> None:
@@ -56,7 +53,7 @@ def read_records(
     tops: Sequence[str] = DIRECTORIES,
     files: NodeFiles = OwnFiles(),
 ) -> int:
-    """Process every unread record and return their number. `kept`: the stored state."""
+    """Process unread records; return their number. `kept`: the stored state."""
     read = [str(name) for name in kept.get("read", ())]
     count = 0
     for path, written_at in list(_records(tops, files))[:_MOST_RECORDS]:

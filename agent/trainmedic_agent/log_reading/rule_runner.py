@@ -1,7 +1,6 @@
 """Execution of rules on all streams, and storage of findings together with read positions.
 
-A stream's lines come from one thread, in order. Positions alone are committed every few seconds: lines read again give
-the same findings with the same IDs.
+A stream's lines come from one thread, in order. Lines read again give the same findings with the same IDs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from trainmedic_logs.lines.tracker import FindingTracker
 log = logging.getLogger(__name__)
 
 EXCERPT_SECONDS = 3.0
-"""Wait for the lines after a finding. The finding itself is sent at once."""
+"""Seconds for the lines after a finding."""
 _COMMIT_EVERY = 5.0
 _LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
@@ -38,7 +37,6 @@ _MOST_UNWRITTEN = 2000
 
 
 _MOST_HELD = 32
-"""Excerpts held for findings that must last first; the oldest are dropped."""
 
 
 class ReadStream(Protocol):
@@ -49,7 +47,7 @@ class ReadStream(Protocol):
     def stream(self) -> LineStream: ...
 
     def place_json(self) -> Mapping[str, Any]:
-        """Return where reading resumes after a restart. Raises OSError."""
+        """Return the place to resume reading after a restart. Raises OSError."""
         ...
 
     def excerpt(self, place: int) -> Excerpt | None:
@@ -82,7 +80,6 @@ class RuleRunner:
         self._has_begun = False
         self._committed_at = self._ticked_at = monotonic()
         self.is_first = store.is_new
-        """True if no log was read on this node before this process."""
         self.has_findings = threading.Event()
 
     @property
@@ -90,7 +87,7 @@ class RuleRunner:
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
-        """Activate rules. Raises ValueError or TrainmedicError if they cannot be compiled."""
+        """Raises ValueError or TrainmedicError if the rules cannot be compiled."""
         with self._lock:
             if self._tracker is None:
                 tracker = FindingTracker(rule_set, self._gpu_of)
@@ -101,7 +98,6 @@ class RuleRunner:
         self._counters.rules = rule_set.version
 
     def prefilter(self, source: str) -> Prefilter | None:
-        """Return a filter of lines that no rule can match, None without rules."""
         with self._lock:
             return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 

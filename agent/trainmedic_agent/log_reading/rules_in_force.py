@@ -1,7 +1,4 @@
-"""The reader's active rules: the server's, or the last valid ones on disk.
-
-The agent fetches and verifies them (``log_link.rule_news``).
-"""
+"""The reader's active rules: the server's, or the last valid ones on disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scan units: job directories with owner, last result and next scan time.
 
-Each look is bounded by entries and seconds. A unit that exceeds the bounds of a small one is looked at rarely, in
-another thread (``large_looks``), so that it delays only its own logs.
+A unit that exceeds the bounds of a small one is looked at rarely, in another thread, so that it delays only its own
+logs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 SMALL_SECONDS = 0.5
 SMALL_ENTRIES = 2_000
-"""A job with more, or whose look takes longer, is large."""
 LARGE_SECONDS = 3.0
-"""Seconds for a look at a large job."""
 CHEAP_SECONDS = 0.02
 """Quicker looks are repeated early for a waiting caller."""
 USER_SECONDS = 5.0
-"""Seconds, as counted by ``FairTurns``, for large jobs of one user: about a seventeenth of the time."""
+"""Per user: about a seventeenth of the time."""
 MOST_DUE = 2_000
-"""Job directories per user and scan, longest due first: as many as become due in two seconds."""
+"""Per user and scan, longest due first."""
 MOST_JOBS = 10_000
-"""Job directories per user in one directory, most recently changed."""
+"""Per user and directory, most recently changed."""
 MOST_FOUND = 2_000
-"""Remembered files per job, most recently written."""
+"""Per job, most recently written."""
 MOST_OF_USER = 10_000
 _SHARE = 50
 """A job's scans take at most a fiftieth of the time."""
@@ -47,7 +45,7 @@ _NO_COSTS = (0.0, 0.0, 0.0)
 _OFTEN = 1.0
 _UNITS_A_SECOND = 1000
 _QUIET_SECONDS = 60.0
-"""Among many units, one without a write for this long waits twice as long."""
+"""A unit without a write for this long waits twice as long."""
 
 
 class FoundFile(Struct, frozen=True):
@@ -115,16 +113,15 @@ class ScanUnit(Struct):
     looked_at: float = float("-inf")
     """Monotonic time."""
     written_ns: int = 0
-    """Last known write in it, in nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
     costs: tuple[float, float, float] = _NO_COSTS
     """Seconds of the latest looks."""
     is_large: bool = False
     is_looked_at: bool = False
-    """True while the thread for large jobs has it."""
     due: float = float("-inf")
 
     def looked(self, began: float, ended: float, units: int, *, is_late: bool) -> None:
-        """Record a look. `units` is the number of all units, which share the time.
+        """Record a look. `units` share the time.
 
         A look that ran out of time is repeated in the next scan, unless this unit is always slow.
         """
@@ -142,7 +139,7 @@ class ScanUnit(Struct):
 
     @property
     def cost(self) -> float:
-        """Seconds of the shortest of the latest looks: a busy machine can interrupt any look for a second."""
+        """Seconds of the shortest of the latest looks: a busy machine can interrupt any."""
         return min(self.costs)
 
     @property
@@ -161,7 +158,7 @@ class UnitTable:
         self._files = files
 
     def renew(self, path: str, present: Sequence[tuple[str, Finder]], *, may_be_renamed: bool) -> None:
-        """Make the units match the directories `present` at `path`. Raises OSError, LogRefused."""
+        """Make the units match the directories `present`. Raises OSError, LogRefused."""
         self._may_be_renamed = may_be_renamed
         units, finders = self.by_name, dict(present)
         for name in [name for name in units if name not in finders]:
@@ -229,7 +226,7 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tup
 
 
 def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
-    """Drop the oldest files of each user's largest units down to `most` per user. Return counts by owner."""
+    """Drop the oldest files of each user's largest units; return counts by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:

@@ -1,4 +1,4 @@
-"""The reader's scans, shared with searches, so that searches take no time from scans for new logs."""
+"""The reader's scans, shared with searches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TURN = 0.1
 
 
 class SharedScan:
-    """Implements ``log_search``'s `FileScanner`. A search requests the next scan at once."""
+    """Scanner for ``log_search``. A search requests the next scan at once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,7 +55,7 @@ class SharedScan:
         seconds: float | None = None,
         job_seconds: float = 0.0,
     ) -> Scan:
-        """Return a scan that began after this call. After `seconds`, return the last one marked as stale."""
+        """Return a scan that began after this call; after `seconds` the last one marked as stale."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             begun, self._is_wanted = self._begun, True

@@ -1,7 +1,6 @@
 """A stream's assembly of lines into blocks, each processed once, also across restarts.
 
-An unfinished block is read again after a restart. From its first line on, only held lines count: the rules have seen
-the others.
+An unfinished block is read again after a restart; the rules have seen its other lines.
 """
 
 from __future__ import annotations
@@ -21,23 +20,21 @@ from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.prefilter import Prefilter
 
 BYTES_AROUND = 64 * 1024
-"""Bytes before and from a line on that are searched for its excerpt."""
+"""Bytes searched on each side of a line for its excerpt."""
 
 
 class PendingExcerpt(Struct, frozen=True):
-    """A finding sent without its excerpt, because later lines had not arrived."""
-
     finding_id: str
     place: int
     update: str
-    """Encoded by ``finding_codec``. Empty if the finding is reported only once it has lasted."""
+    """Encoded; empty if reported only once it has lasted."""
     due: float = 0.0
     """Monotonic; immediately after a restart."""
 
 
 class LineStream:
     def __init__(self, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]) -> None:
-        """`kept` is the earlier `to_json`, or empty. Raises TypeError, ValueError if invalid."""
+        """`kept`: the earlier `to_json`, or empty. Raises TypeError, ValueError if invalid."""
         self.origin = origin
         self.owner: BudgetOwner = NODE_ITSELF
         self.excerpts = [
@@ -61,7 +58,6 @@ class LineStream:
         return self._assembler.oldest_place
 
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
-        """Return the lines for the rules, without those that the prefilter skips."""
         fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
         if not fresh:
             return []
@@ -74,7 +70,6 @@ class LineStream:
 
 
 def excerpt_of(before: Sequence[bytes], after: Sequence[bytes]) -> Excerpt | None:
-    """Return the masked excerpt from lines before and after."""
     if not after:
         return None
     kept = before[-MOST_AROUND:]

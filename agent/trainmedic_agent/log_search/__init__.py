@@ -1,1 +1,1 @@
-"""Search of this node's logs for ``logs.read``, where no store keeps them. ``log_reading`` finds and opens files."""
+"""Search of this node's logs for ``logs.read``, where no store keeps them."""

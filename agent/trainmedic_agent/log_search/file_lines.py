@@ -1,6 +1,4 @@
-"""Matching lines of one file. The start follows from arrival times, then from timestamps of lines that arrived
-together. Holes are skipped.
-"""
+"""Matching lines of one file, from the first possible match on."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """Return the open file's creation time, from statx(2), or None."""
+    """Return the file's creation time (statx(2)), or None."""
     statx = _statx()
     if statx is None:
         return None
@@ -59,17 +57,16 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""At the end of a file without timestamps and arrival times."""
+"""Read at the end of files without times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
 """Bytes from which on lines that arrived in time are checked for old timestamps."""
 _BEFORE = 64 * 1024
-"""Bytes before the first possible match that are searched for an earlier line's time."""
+"""Bytes before the first match, searched for an earlier line's time."""
 _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
 _QUIET_SECONDS = 10.0
-"""Idle seconds that complete a last line."""
 
 
 class FileLines(WantedLines):
@@ -196,9 +193,7 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _after_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which lines state times before `since`: a copied file arrives late. All
-        lines there must be old, because several processes can write a file.
-        """
+        """Return a place from `low` on before which all lines state times before `since`: copied files arrive late."""
         high = self._size
         while high - low > _NEAR:
             middle = (low + high) // 2
@@ -209,7 +204,6 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the first timestamp after `offset`, or the latest."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

@@ -18,7 +18,7 @@ _MOST_KERNEL_LINES = 200_000
 
 
 class KernelLines(WantedLines):
-    """Lines of this boot. A place is a line's number."""
+    """Lines of this boot; a place is a line's number."""
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
-"""Times of a file's lines, in order. A line has the time it states, unless it arrived long before or after. A line
-without one is between its timed neighbours, and within the arrival interval of its bytes.
+"""Times of a file's lines, in order.
+
+A line has the time it states, unless it arrived long before or after. A line without one is between its timed
+neighbours, and within the arrival interval of its bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from trainmedic_logs.lines.line_times import AHEAD, Lacks, Stated
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 SLACK = timedelta(seconds=60)
-"""Disorder of lines when several processes write a file."""
+"""Disorder if several processes write."""
 _BEHIND = timedelta(hours=24)
-"""A time this long before the arrival is not the line's own."""
+"""A time this long before arrival is not the line's own."""
 _NARROW = timedelta(minutes=15)
-"""An arrival known this precisely completes a time without year or date, or repeated by summer time."""
+"""An arrival this precise completes a time without year or date."""
 _WEAK = timedelta(minutes=15)
 _EXACT = timedelta(seconds=2)
 """Error of an exact time."""
 _QUARTER = timedelta(minutes=15)
-"""Zones differ from UTC by whole quarters."""
+"""Zones differ by whole quarters."""
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
 _MOST_OFFSET = 14 * 4
 _LEAST_VOTES = 3
@@ -35,11 +37,11 @@ class LineTime(NamedTuple):
     at: datetime
     known_by: TimeKnownBy
     earliest: datetime | None = None
-    """Lower bound without a timestamp. None if unknown."""
+    """Lower bound; None if unknown."""
     error: float | None = None
     """Seconds between `at` and the farther bound."""
     is_vague: bool = False
-    """True if the bounds are too far apart for a search, without a timed neighbour."""
+    """True if the bounds are too far apart."""
 
 
 class LineClock:
@@ -67,7 +69,8 @@ class LineClock:
         self._arrival_begin = self._arrival_end = -1
 
     def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
-        """Detect the zone of times without one from the lines' arrival: a container's may differ from its node's.
+        """Detect the zone of times without one: a container's may differ from its node's.
+
         `lines`: end offsets with stated times.
         """
         votes: Counter[int] = Counter()
@@ -93,7 +96,8 @@ class LineClock:
             self._is_learned = True
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
-        """Return the time stated by the line ending at `end`, and how it is known. None if it states none of its own.
+        """Return the time stated by the line ending at `end`, and how it is known.
+
         `at`: a time with a certain zone.
         """
         if at is None and stated is None:

@@ -36,7 +36,6 @@ class LikelyLines:
         return cls(patterns) if patterns is not None else None
 
     def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
-        """Return possible matches, the nearest timed lines around each, and the first and last timed lines."""
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
@@ -54,7 +53,7 @@ def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[
 
 
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""Bounds of windows, so that times can be added to their ends."""
+"""So that times can be added to the ends."""
 _OF_FILES = ("attempt", "node_rank")
 _OF_LINES = ("rank", "local_rank")
 
@@ -63,7 +62,7 @@ class Answers(StrEnum):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """A requested attribute is unknown; others match."""
+    """A requested attribute is unknown."""
 
 
 class LineFilter(Struct, frozen=True):
@@ -71,11 +70,11 @@ class LineFilter(Struct, frozen=True):
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
     likely: LikelyLines | None = None
-    """None if the pattern's required text is unknown."""
+    """None: check every line."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:
-        """Raises ValueError if the pattern is not valid RE2."""
+        """Raises ValueError unless the pattern is valid RE2."""
         until = min(query.until, _LATEST) if query.until is not None else None
         query = replace(query, since=min(max(query.since, _EARLIEST), _LATEST), until=until)
         pattern = SearchPattern(query.grep) if query.grep else None
@@ -83,7 +82,6 @@ class LineFilter(Struct, frozen=True):
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def is_out(self, level: LogLevel, moment: LineTime) -> bool:
-        """Return whether level or time certainly exclude a line."""
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
@@ -114,7 +112,7 @@ class LineFilter(Struct, frozen=True):
 
 
 def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
-    """Return a requested attribute that the file does not state; empty if it can have matches, None if it cannot."""
+    """Return a requested attribute that the file does not state; empty if it can match, None if it cannot."""
     missing = ""
     for name in _OF_FILES:
         asked, stated = getattr(query, name), getattr(origin, name)

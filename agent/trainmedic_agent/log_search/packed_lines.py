@@ -1,6 +1,4 @@
-"""Matching lines of a gzip file, decompressed piecewise up to `MOST_UNPACKED` bytes. Offsets count uncompressed
-bytes.
-"""
+"""Matching lines of a gzip file, decompressed piecewise. Offsets count uncompressed bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +39,6 @@ class PackedLines(WantedLines):
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
         self.is_cut = False
-        """True if the file is damaged or too large."""
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0

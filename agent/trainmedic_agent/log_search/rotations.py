@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
 
 MOST_OLDER = 16
-"""Older parts searched per file, newest first."""
+"""Per file, newest first."""
 _OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
 _MOST_ENTRIES = 20_000
 _MOST_LISTED = 200_000
@@ -25,8 +25,6 @@ class OlderPart(NamedTuple):
 
 
 class Rotations:
-    """Finder for one answer; lists each directory once."""
-
     def __init__(self, files: NodeFiles, seconds: float) -> None:
         """List no further directory after `seconds`."""
         self._files = files

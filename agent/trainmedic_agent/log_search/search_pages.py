@@ -1,6 +1,4 @@
-"""Pages of ``logs.read``. The output's ``page`` is packed (``trainmedic_logs.domain.log_pages``): ``lines``, ``cursor``
-for the next page, ``end``, ``notes``, ``left_out``, ``job_files``.
-"""
+"""Pages of ``logs.read``, packed by ``trainmedic_logs.domain.log_pages``."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ class SearchPages(Struct, frozen=True):
     searcher: LogSearcher
 
     def page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
-        """Return the page in pieces. Raises CommandRejected for an invalid query, CommandInterrupted once `is_stopping`
-        returns true.
+        """Return the page in pieces.
+
+        Raises CommandRejected for an invalid query, CommandInterrupted once `is_stopping` returns true.
         """
         try:
             query = LogQuery.of_wire(params)

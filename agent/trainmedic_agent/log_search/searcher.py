@@ -1,7 +1,4 @@
-"""One page of a search: matching lines of all files, merged by time.
-
-Only this node's cursors are read: how far each file was read, by inode.
-"""
+"""One page of a search: matching lines of all files, merged by time."""
 
 from __future__ import annotations
 
@@ -65,9 +62,8 @@ class LogPage(Struct, frozen=True):
     places: Places
     is_end: bool
     notes: Sequence[str] = field(default=())
-    """Notes for the user, such as files not searched, or lines out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """By attribute: lines and files excluded because it is unknown."""
+    """Excluded because an attribute is unknown."""
     job_files: int = 0
 
 
@@ -335,8 +331,7 @@ def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
 def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
     """Start or continue a file. Raises OSError.
 
-    A new file may be the copy that rotation makes before it truncates the original; lines already read are then
-    skipped.
+    A new file may be the copy that rotation makes before it truncates the original; read lines are then skipped.
     """
     own = places.get(lines.key)
     if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
@@ -348,7 +343,6 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines by time, and whether there are more."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

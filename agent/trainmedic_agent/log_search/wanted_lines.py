@@ -1,5 +1,6 @@
-"""Matching lines of one stream from a place on, with times. Secrets are masked first, so that no query can find
-them.
+"""Matching lines of one stream, with times.
+
+Secrets are masked first, so that no query can find them.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from trainmedic_logs.lines.records import record_of
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
-"""Bytes in which a line states its time, except JSON."""
 PROBED_LINES = 256
-"""Lines ahead that are searched for the next time."""
+"""Lines ahead, searched for the next time."""
 
 
 class ReadBudget:
-    """Bytes and time for one answer; `is_stopping` ends it at once."""
+    """Bytes and time for one answer; `is_stopping` ends it."""
 
     def __init__(self, most_bytes: int, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._is_stopping = is_stopping
@@ -57,7 +57,6 @@ class ReadBudget:
 class FilePlace(NamedTuple):
     offset: int = 0
     is_skipping: bool = False
-    """True if the next bytes are the rest of a read line."""
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
@@ -70,9 +69,9 @@ class WantedLines(ABC):
         self._budget = budget
         self.is_untimed = False
         self.skips_ranks = False
-        """True if the ranks' own files have lines with torchrun's rank prefix."""
+        """True if the ranks have their own files."""
         self.has_more = False
-        """True if the spent budget stopped reading."""
+        """True if the budget is spent."""
         self.line_place = FilePlace()
         self.clock = clock
         self._origin = origin
@@ -81,7 +80,7 @@ class WantedLines(ABC):
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
         self._following: tuple[int, datetime | None] = (-1, None)
-        """Next time in the stream, and the place up to which it is next."""
+        """Next time, and the place up to which it is next."""
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
 
@@ -91,15 +90,14 @@ class WantedLines(ABC):
         """Place after the last returned or skipped line."""
 
     @abstractmethod
-    def go_to(self, place: FilePlace) -> None:
-        """Continue at this place."""
+    def go_to(self, place: FilePlace) -> None: ...
 
     @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
     def _read(self) -> bool:
-        """Queue more lines. Return False without any now, or if the budget is spent. Raises OSError."""
+        """Queue more lines; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
         """Raises OSError."""
@@ -107,12 +105,11 @@ class WantedLines(ABC):
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """Lines excluded because an attribute is unknown, by attribute."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 
     def next(self) -> FoundLine | None:
-        """Return the next match, None at the end or without budget. Raises OSError."""
+        """Return the next match; None at the end or without budget. Raises OSError."""
         until = self._wanted.query.until
         while not self._budget.is_stopped:
             if not self._waiting and not self._read():
@@ -186,7 +183,6 @@ class WantedLines(ABC):
         return said[0] if said is not None else None
 
     def _times_in(self, raw: bytes) -> tuple[datetime | None, Stated | None]:
-        """Return the time with a certain zone, else the time as stated."""
         if self._origin.source != "kernel" and not _may_state(raw):
             return None, None
         text, _ = raw_text.text_of(raw)

@@ -1,5 +1,6 @@
-"""Lines as store entries with unique times, labels and masked secrets. A store merges lines with the same time and
-text, so each line of a file gets its own nanosecond, the same after a kill.
+"""Lines as store entries with unique times, labels and masked secrets.
+
+A store merges lines with the same time and text, so each line of a file gets its own nanosecond, the same after a kill.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SAME_TIME = timedelta(seconds=2)
 _NEAR_ARRIVAL = timedelta(minutes=15)
 """A time without a zone counts, in the node's zone, this close to the arrival."""
 _SHARES = 500
-"""Nanoseconds by which files differ, so that equal lines of ranks do not collide."""
+"""Nanoseconds between files, so that equal lines of ranks do not collide."""
 _MILLISECOND = 1_000_000
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MOST_ARRIVALS = 600
@@ -46,9 +47,9 @@ class StoreEntry(Struct, frozen=True):
     text: str
     source: str
     place: int
-    """Offset from which to read again, with the right masking."""
+    """Offset from which to read again."""
     turn: int = 0
-    """Truncations so far; earlier ones' places are invalid."""
+    """Truncations so far."""
     lost: LostReason | None = None
 
     @property
@@ -60,7 +61,7 @@ class EntryMaker:
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
         self.skips_ranks = False
-        """True if the ranks' own files have lines with torchrun's rank prefix."""
+        """True if the ranks have their own files."""
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last
@@ -130,7 +131,7 @@ class EntryMaker:
 
 
 def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
-    """Return the line's own time, and how it is known. None if the arrival counts."""
+    """Return the line's own time, and how it is known; None if the arrival counts."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE
     at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None

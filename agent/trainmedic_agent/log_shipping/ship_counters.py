@@ -10,25 +10,23 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 class LostReason(StrEnum):
     TOO_OLD = "too_old"
-    """For the policy's ``oldest``, or for the store."""
     OUT_OF_ORDER = "out_of_order"
-    """Behind other lines with the same labels."""
     TOO_NEW = "too_new"
     TOO_LARGE = "too_large"
-    """Longer than the agent ships, or than the store accepts."""
+    """Longer than agent or store accept."""
     TOO_MANY_JOBS = "too_many_jobs"
     REFUSED = "refused"
-    """For a reason in the agent's log."""
+    """Refused for the reason in the agent's log."""
     BEHIND = "behind"
     """The store was too far behind."""
     DELETED = "deleted"
     TRUNCATED = "truncated"
     OVERWRITTEN = "overwritten"
-    """The kernel overwrote it before it was read."""
+    """Overwritten by the kernel before it was read."""
 
 
 OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
-"""Counted in bytes: the lines were never read."""
+"""Lines that were never read, so counted in bytes."""
 
 
 class ShipCounters:
@@ -41,11 +39,10 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """Counted by reading, and not shown again."""
+        """Refused lines, counted by reading."""
         self.behind = 0
-        """Bytes that the store does not have."""
+        """Bytes that the store lacks."""
         self.problem = ""
-        """Reason why the store accepts nothing now, else empty."""
 
     def shipped(self, lines: Mapping[str, int]) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The policy's part ``logs.ship``. Every agent loads this module, so it has few imports."""
+"""The policy's part ``logs.ship``, with few imports because every agent loads it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainmedic_core.http_url import check_http_url
 from trainmedic_logs.domain.log_sources import fault_of_source
 
 OLDEST = timedelta(days=7)
-"""Loki's default limit (``reject_old_samples_max_age``)."""
+"""Loki's default (``reject_old_samples_max_age``)."""
 _NUMBERS = re.compile(r"\d{1,10}(:\d{1,10})?\Z")
 
 
@@ -33,7 +33,7 @@ class ShipPolicy(Struct, frozen=True):
     tenant: str = ""
     """Loki's organisation; VictoriaLogs' ``account`` or ``account:project``."""
     token_file: str | None = None
-    """Read for each push. ``user:password`` if it has a colon."""
+    """``user:password`` if it has a colon."""
     ca_file: str | None = None
     """None for the system's."""
     sources: tuple[str, ...] = ()
@@ -41,7 +41,6 @@ class ShipPolicy(Struct, frozen=True):
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
-    """Parse ``ship`` of ``logs``, None if lines are not shipped."""
     raw = section.get("ship") if isinstance(section, Mapping) else None
     if raw is None or raw is False:
         return None

@@ -21,14 +21,14 @@ class ShippedSource(Protocol):
     def key(self) -> str: ...
 
     def place_json(self) -> Mapping[str, Any]:
-        """Return where reading resumes after a restart. Raises OSError."""
+        """Return the place to resume reading after a restart. Raises OSError."""
         ...
 
     def state(self) -> Mapping[str, Any]: ...
 
 
 class ShipPositions:
-    """Stored by `settle` in one transaction. Not thread-safe."""
+    """Positions stored by `settle`. Not thread-safe."""
 
     can_take = True
 
@@ -40,7 +40,6 @@ class ShipPositions:
         self._forgotten: set[str] = set()
         self.is_first = not self._written
         self.has_begun = False
-        """True if a followed file has no stored position yet."""
 
     def kept(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._written.items()}
@@ -55,7 +54,7 @@ class ShipPositions:
         """Do nothing between two files."""
 
     def settle(self, sources: Iterable[ShippedSource], now: datetime) -> None:
-        """Store changes. After a failure, a restart ships more lines again."""
+        """Store changes in one transaction. After a failure, a restart ships more lines again."""
         texts: dict[str, str] = {}
         for source in sources:
             try:

@@ -1,4 +1,4 @@
-"""A file whose lines are shipped, read on demand. The position is the oldest line that the store has not accepted."""
+"""A file whose lines are shipped, from the oldest that the store has not accepted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trainmedic_logs.domain.finding import Origin
 SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
 """Many files may have backlogs."""
 _MOST_PIECES = 64
-"""Pieces read at once while none completes a line."""
+"""Read at once without a complete line."""
 _HELD_SECONDS = 600.0
-"""Seconds that a deleted file is kept open for the store, and uses disk space."""
+"""Seconds that a deleted file uses disk space."""
 
 
 class ShippedFile:
@@ -65,7 +65,7 @@ class ShippedFile:
 
     @property
     def grown_at(self) -> float:
-        """Monotonic time of the last new data. A file with a backlog is not idle, unless deleted long ago."""
+        """Monotonic time of the last new data, now with a backlog, unless deleted long ago."""
         is_held = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
         return self._grown_at if is_held or not self.behind else self._polled_at
 
@@ -139,7 +139,6 @@ class ShippedFile:
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
-        """Return whether lines were read."""
         for _ in range(_MOST_PIECES):
             if not self.file.has_more:
                 return False

@@ -15,7 +15,7 @@ from trainmedic_logs.domain.finding import Origin
 
 KEY = "kernel"
 _LIVE_SECONDS = 3.0
-"""Lines after a complete read this recent are new."""
+"""Seconds after a complete read in which lines are new."""
 
 
 class ShippedKernel:
@@ -75,7 +75,6 @@ class ShippedKernel:
         return {"at": self._at}
 
     def _read(self) -> bool:
-        """Return whether lines were read."""
         placed = self.reader.read()
         self._counters.lose_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
         self._lost = self.reader.lost

@@ -1,7 +1,6 @@
 """Shipping thread: merges lines by time into batches, and pushes each until the store has it.
 
-Loki rejects lines far behind others with the same labels, so the oldest line of all files goes next. While the store is
-unavailable, files are polled for renames, but not read.
+Loki rejects lines far behind others with the same labels, so the oldest line of all files goes next.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ MOST_BYTES = 1024 * 1024
 """Bytes per push, uncompressed."""
 _LEAST_BYTES = 16 * 1024
 MOST_JOBS = 100
-"""Per hour: each adds labels. Lines of further jobs are dropped."""
+"""Per hour, because each adds labels."""
 _JOB_SECONDS = 3600.0
 _SETTLE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _MOST_REFUSALS = 25
-"""Consecutive; bisecting a full batch for one bad line needs half as many."""
+"""Bisecting a full batch needs half as many."""
 _KERNEL_AGAIN = 60.0
 _PAUSE_AFTER_ERROR = 1.0
 
@@ -57,7 +56,7 @@ Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
-    """The shipping part of the reader. Call `start` and `stop` once each."""
+    """The reader's shipping. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -123,7 +122,7 @@ class LogShipping:
         return self.counters.families()
 
     def round(self) -> float:
-        """Poll all files and push a batch. Return the seconds until the next round."""
+        """Poll all files and push a batch; return the seconds until the next round."""
         began = self._monotonic()
         self._following.read()
         self._look_at_kernel(began)
@@ -187,7 +186,6 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
-        """Take the next entries of all sources by time."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -245,7 +243,7 @@ class LogShipping:
         return 0.0 if self._batch or self._has_more else BATCH_SECONDS
 
     def _is_over(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
-        """Return whether the entries are accepted or permanently refused; otherwise schedule a retry."""
+        """Return whether to drop the entries, accepted or permanently refused; otherwise schedule a retry."""
         if answer.outcome is Outcome.TAKEN:
             self._recovered()
             return True
@@ -263,7 +261,6 @@ class LogShipping:
         return False
 
     def _piece(self) -> list[tuple[Source, StoreEntry]]:
-        """Return the beginning of the batch that fits."""
         piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:
@@ -300,7 +297,6 @@ class LogShipping:
 
 
 def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
-    """Advance the entry's time until it is unique."""
     while (same := (entry.at, entry.labels, entry.text)) in met:
         entry = replace(entry, at=entry.at + 1)
     met.add(same)

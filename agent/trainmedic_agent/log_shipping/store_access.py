@@ -1,4 +1,4 @@
-"""Credentials for the log store, read from files closed to the reader's user."""
+"""Credentials for the log store, in files closed to the reader's user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class StoreAccess(Struct, frozen=True, tag="store"):
     certificates: str | None = None
     """PEM form, None for the system's."""
     problem: str = ""
-    """Why a file of the policy cannot be read, else empty."""
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:

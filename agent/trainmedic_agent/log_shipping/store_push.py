@@ -1,6 +1,4 @@
-"""Client of Loki's push API, also VictoriaLogs'. Loki accepts a push's other lines, but refuses an invalid push
-completely.
-"""
+"""Client of Loki's push API, also VictoriaLogs'."""
 
 from __future__ import annotations
 
@@ -37,26 +35,24 @@ _OF_LINES = (
     ("out of order", LostReason.OUT_OF_ORDER),
     ("max entry size", LostReason.TOO_LARGE),
 )
-"""``pkg/validation`` and ``pkg/chunkenc`` in Loki."""
+"""From Loki's ``pkg/validation`` and ``pkg/chunkenc``."""
 _IGNORED = re.compile(r"total ignored: (\d{1,9}) out of")
 _LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 
 
 class Outcome(StrEnum):
     TAKEN = "taken"
-    """The store has all lines except lost ones."""
     LATER = "later"
     """A retry may succeed."""
     SMALLER = "smaller"
-    """A rate or size limit applies: retry with less."""
+    """Rate or size limit: retry with less."""
     REFUSED = "refused"
-    """The store will never accept this push."""
 
 
 class Answer(Struct, frozen=True):
     outcome: Outcome
     reason: str = ""
-    """For metrics: ``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found``, ``refused``."""
+    """``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found`` or ``refused``."""
     words: str = ""
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     retry_after: float | None = None
@@ -67,7 +63,6 @@ class StorePush:
     """Persistent connection. Not thread-safe."""
 
     def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
-        """`access` returns the store's current credentials."""
         parts = urlsplit(policy.url)
         self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port
@@ -120,7 +115,7 @@ class StorePush:
         return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
 
     def _headers(self) -> dict[str, str]:
-        """Raises OSError if credential files cannot be read."""
+        """Raises OSError for unreadable credential files."""
         access = self._access()
         if access.problem:
             raise OSError(access.problem)
@@ -157,7 +152,6 @@ def body_of(entries: Sequence[StoreEntry]) -> bytes:
 
 
 def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
-    """Interpret an answer to a push of `count` lines."""
     words = f"{status} {text}"[:_LONGEST_WORDS]
     if 200 <= status < 300:
         return Answer(Outcome.TAKEN)
@@ -174,8 +168,9 @@ def answer_of(status: int, text: str, count: int, retry_after: str | None = None
 
 
 def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
-    """Return by reason how many of `count` lines were rejected. A long answer of Loki lists only some, and ends with
-    the total.
+    """Return by reason how many of `count` lines were rejected.
+
+    Loki's long answer lists only some, and ends with the total.
     """
     lost: Counter[LostReason] = Counter()
     for number, like in _LIKE.findall(text):

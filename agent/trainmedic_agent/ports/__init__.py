@@ -1,1 +1,1 @@
-"""The interface between the agent and its node's GPUs."""
+"""Interface to the node's GPUs."""

@@ -1,5 +1,7 @@
-"""Port to the node's GPUs. Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Methods
-are thread-safe, do not wait for other threads' calls, and raise only `trainmedic_agent.errors.GpuError`.
+"""Port to the node's GPUs.
+
+Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Methods are thread-safe, do not wait
+for other threads' calls, and raise only `trainmedic_agent.errors.GpuError`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ from msgspec import Struct, field
 class GpuInfo(Struct, frozen=True):
     """Identity of a GPU.
 
-    - ``index``: number on the node, from 0; may change when the driver is reloaded
+    - ``index``: from 0; may change when the driver is reloaded
     - ``uuid``: the driver's ``GPU-…``, constant
-    - ``name``: ``NVIDIA H100 80GB HBM3``
     - ``pci_address``: ``0000:18:00.0``
     """
 
@@ -29,8 +30,8 @@ class Inventory(Struct, frozen=True):
     """GPUs of the node.
 
     - ``gpus``: those that respond, by index
-    - ``problems``: a sentence for the driver, and for each silent GPU or one of another agent
-    - ``driver``: its version. None without a driver
+    - ``problems``: a sentence for the driver, or for each silent or foreign GPU
+    - ``driver``: its version
     """
 
     gpus: tuple[GpuInfo, ...] = ()
@@ -43,8 +44,7 @@ class PowerLimits(Struct, frozen=True):
 
     - ``limit_mw``: configured
     - ``enforced_mw``: effective, the lowest of several limiters
-    - ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, a restart of this process
-    - ``draw_mw``: current draw
+    - ``session``: changes when the driver may have forgotten settings
     """
 
     limit_mw: int
@@ -68,9 +68,9 @@ class EccErrors(Struct, frozen=True):
 class RemappedRows(Struct, frozen=True):
     """Memory rows replaced by spare ones.
 
-    - ``corrected``, ``uncorrected``: number by kind of the causing error
+    - ``corrected``, ``uncorrected``: number by the causing error
     - ``is_pending``: the next reset will replace rows
-    - ``has_failed``: no spare row was left; the card must be replaced
+    - ``has_failed``: the card must be replaced
     """
 
     corrected: int
@@ -80,15 +80,15 @@ class RemappedRows(Struct, frozen=True):
 
 
 class GpuReading(Struct, frozen=True):
-    """Readings of a GPU at one moment, None if unsupported. Names end with the unit.
+    """Readings of a GPU at one moment, None if unsupported.
 
-    - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was read or written
+    - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was accessed
     - ``slowdown_celsius``: temperature at which the chip throttles
     - ``power_enforced_mw``: effective limit; ``power_limit_mw`` is the configured one
     - ``energy_mj``: since the driver was loaded or the card was reset
-    - ``recovery_action``: requested by the driver, from `RECOVERY_ACTIONS`
-    - ``last_xid``: last XID error since this process began to listen (`Gpus.xids`)
-    - ``unread``: by name, the errors of supported but failed readings
+    - ``recovery_action``: one of `RECOVERY_ACTIONS`
+    - ``last_xid``: since this process began to listen
+    - ``unread``: errors of failed readings, by name
     """
 
     utilization_percent: float | None = None
@@ -140,7 +140,7 @@ RECOVERY_ACTIONS: Mapping[int, str] = {
     6: "bus_reset",
     7: "system_reboot",
 }
-"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t); unknown numbers become "unknown"."""
+"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t)."""
 
 
 @overload
@@ -156,12 +156,14 @@ def in_watts(milliwatts: int | None) -> float | None:
 
 class Gpus(Protocol):
     def inventory(self) -> Inventory:
-        """Return the current GPUs. Never raises: errors are in ``problems``."""
+        """Never raises: errors are in ``problems``."""
         ...
 
     def find(self, name: str) -> GpuInfo:
         """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
-        index. Raises GpuAbsent, NotSupported for a MIG instance.
+        index.
+
+        Raises GpuAbsent, NotSupported for a MIG instance.
         """
         ...
 
@@ -172,15 +174,15 @@ class Gpus(Protocol):
         ...
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        """Return its compute processes' IDs in the node's process namespace."""
+        """Return its compute processes' IDs in the node's namespace."""
         ...
 
     def read(self, uuid: str) -> GpuReading:
-        """Return all readings. Raises GpuLost, GpuAbsent or DriverAbsent without any."""
+        """Raises GpuLost, GpuAbsent or DriverAbsent without any reading."""
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
-        """Return counts of XID errors by UUID and code since this process started, with lost GPUs. Never raises."""
+        """Return XID errors by UUID and code since this process started, with lost GPUs. Never raises."""
         ...
 
     def close(self) -> None: ...

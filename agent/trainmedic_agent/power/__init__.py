@@ -1,1 +1,1 @@
-"""GPU power limits with leases: the actions ``gpu.power_limit`` and ``gpu.renew_lease``."""
+"""GPU power limits with leases: ``gpu.power_limit`` and ``gpu.renew_lease``."""

@@ -1,7 +1,6 @@
 """Power caps of a GPU, and the resulting limit, without clock or driver.
 
-The lowest active cap counts, and no cap raises a limit. After the last cap the original limit is restored. Power is in
-milliwatts, times are Unix seconds.
+The lowest active cap counts, and no cap raises a limit. Power is in milliwatts, times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.ports.gpus import PowerLimits
 
 KEPT_ENDED = 64
-"""Per GPU, to answer a late undo or renewal."""
+"""Ended caps per GPU, to answer a late undo or renewal."""
 
 EXPIRED = "lease"
-"""`PowerCap.ended_by` of an unrenewed cap, which can be reapplied."""
+"""End reason of an unrenewed cap, which can be reapplied."""
 
 _BESIDE = ("boot", "ends_at")
 _SAME_MW = 1000
@@ -32,10 +31,8 @@ class PowerCap(Struct, frozen=True):
     - ``limit_mw``: within the bounds of card and policy
     - ``lease_until``: end of the lease in Unix seconds, used after a reboot; before that `ends_at` counts
     - ``previous_mw``, ``requested_mw``: the driver's limit before, and the requested one
-    - ``clamped``: bound that changed the request, ``floor`` or ``card``. None if none did
-    - ``ended_at``: None while active
-    - ``ended_by``: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or ``undo <command id>``. None while
-      active
+    - ``clamped``: deciding bound, ``floor`` or ``card``
+    - ``ended_by``: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or ``undo <command id>``
     - ``boot``: boot ID for `ends_at`; empty if an earlier agent wrote the cap
     - ``ends_at``: end of the lease in seconds since that boot, a clock that cannot be set
     """
@@ -66,13 +63,14 @@ class LeaseEnd(Struct, frozen=True):
 
 
 class PowerBaseline(Struct, frozen=True):
-    """Known limits of a GPU that this agent controls. If the driver shows ``set_mw`` or ``pending_mw``, no other
-    process has changed it.
+    """Known limits of a GPU that this agent controls.
+
+    If the driver shows ``set_mw`` or ``pending_mw``, no other process has changed it.
 
     - ``original_mw``: before the first cap
-    - ``set_mw``: last confirmed after this agent set it
-    - ``session``: driver session then (`PowerLimits.session`)
-    - ``pending_mw``: about to be set. None once the driver shows it
+    - ``set_mw``: last confirmed one
+    - ``session``: driver session then
+    - ``pending_mw``: about to be set
     """
 
     original_mw: int
@@ -85,7 +83,7 @@ class GpuPowerState(Struct, frozen=True):
     """The agent's record of a GPU's power.
 
     - ``baseline``: None while the agent does not control the limit
-    - ``caps``: active ones, and the last `KEPT_ENDED` ended ones
+    - ``caps``: active ones, and the last ended ones
     """
 
     baseline: PowerBaseline | None = None
@@ -111,14 +109,15 @@ class GpuPowerState(Struct, frozen=True):
         return next((cap for cap in self.caps if cap.id == cap_id), None)
 
     def desired_mw(self) -> int | None:
-        """Return the GPU's intended limit. None if the agent does not control it."""
+        """Return the intended limit; None if not controlled by the agent."""
         if self.baseline is None:
             return None
         return min([self.baseline.original_mw, *(cap.limit_mw for cap in self.active)])
 
     def is_overridden(self, present: PowerLimits) -> bool:
-        """Return whether another process has changed the limit. A limit back at the card's default in a new driver
-        session was forgotten by the driver, so its caps stay active.
+        """Return whether another process has changed the limit.
+
+        A limit back at the card's default in a new driver session was forgotten by the driver, so its caps stay active.
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):
@@ -133,7 +132,7 @@ class GpuPowerState(Struct, frozen=True):
         return GpuPowerState(baseline, _pruned((*self.without(cap.id).caps, cap)))
 
     def about_to_set(self, present: PowerLimits) -> GpuPowerState:
-        """Record the intended limit before the driver call, if needed."""
+        """Record the intended limit before the driver call."""
         if is_same(present.limit_mw, self.desired_mw()):
             return self
         assert self.baseline is not None
@@ -141,7 +140,7 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, baseline=baseline)
 
     def confirmed(self, present: PowerLimits) -> GpuPowerState:
-        """Record that the driver shows the intended limit; drop the baseline without active caps."""
+        """Record that the driver shows the intended limit."""
         assert self.baseline is not None
         if not self.active:
             return replace(self, baseline=None)
@@ -175,8 +174,10 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, caps=tuple(caps))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form. Agents of all versions read it, so never rename ``holds`` or fields. Older agents
-        reject unknown fields of a cap, so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
+        """Return the stored form.
+
+        Agents of all versions read it, so never rename ``holds`` or fields. Older agents reject a cap's unknown fields,
+        so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
         """
         caps = [asdict(cap) for cap in self.caps]
         ends = {cap["id"]: {name: cap.pop(name) for name in _BESIDE} for cap in caps}
@@ -190,20 +191,14 @@ class GpuPowerState(Struct, frozen=True):
 
 
 class ClampedLimit(Struct, frozen=True):
-    """A clamped request.
-
-    - ``limit_mw``: within all bounds
-    - ``by``: the deciding bound, ``floor`` (the policy's) or ``card``. None if unchanged
-    """
+    """A clamped request. ``by`` is the deciding bound, ``floor`` (the policy's) or ``card``; None if unchanged."""
 
     limit_mw: int
     by: str | None = None
 
 
 def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> ClampedLimit:
-    """Clamp a request to the card's limits, and to the policy's share of its default limit, or of the highest limit if
-    none is reported.
-    """
+    """Clamp a request to the card's limits, and to the policy's share of its default (or highest) limit."""
     base = limits.default_mw if limits.default_mw is not None else limits.max_mw
     floor_mw = round(base * floor_percent / 100) if base is not None else 0
     lowest_mw = limits.min_mw or 0

@@ -1,8 +1,7 @@
 """Application of the active caps to the driver. Not thread-safe.
 
-The ledger records the intent before a driver call and the outcome afterwards, so that interrupted changes can be
-finished. A limit that another process has set stays, and the active caps end. A limit that the driver forgot is set
-again. A silent GPU is retried later.
+The ledger records the intent before a driver call and the outcome afterwards. A limit that another process has set
+stays, and the active caps end. A limit that the driver forgot is set again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 
 
 def boot_id() -> str:
-    """Return the kernel's boot ID, or ""."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -37,8 +35,7 @@ class PowerOutcome(Struct, frozen=True):
     """Result of setting or restoring a GPU's limit.
 
     - ``before``, ``after``: the driver's limits
-    - ``state``: the agent's record afterwards
-    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it. Else None
+    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it
     """
 
     before: PowerLimits
@@ -48,12 +45,11 @@ class PowerOutcome(Struct, frozen=True):
 
     @property
     def is_overridden(self) -> bool:
-        """True if another process has set the limit, which stays."""
         return self.set_by_agent_mw is not None
 
 
 Outcomes = dict[str, PowerOutcome | GpuError]
-"""Result by GPU UUID; a `GpuError` if it failed."""
+"""Outcome or error by GPU UUID."""
 
 
 class PowerControl:
@@ -81,16 +77,16 @@ class PowerControl:
     # --- caps ---
 
     def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
-        """Cap all these GPUs, or none if one fails; the outcomes then have its error. Raises JournalUnavailable, with
-        no cap active.
+        """Cap all these GPUs, or none if one fails; the outcomes then have its error.
 
-        ``requested`` returns a card's milliwatts, or raises GpuError.
+        ``requested`` returns a card's milliwatts, or raises GpuError. Raises JournalUnavailable, with no cap active.
         """
         return self._cap(cap_id, lambda _, present: requested(present), uuids, lease, "failed: {}")
 
     def set_again(self, cap_id: str, until: float) -> Outcomes:
-        """Reapply an expired cap until `until` on all its GPUs, or on none if one fails. The limit follows from the
-        original request and the current bounds. The result is empty without such a cap.
+        """Reapply an expired cap on all its GPUs, or on none if one fails.
+
+        The limit follows from the original request and the current bounds.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
@@ -107,7 +103,6 @@ class PowerControl:
         lease: float,
         failed_by: str,
     ) -> Outcomes:
-        """Like `cap`. After a failure the caps end with ``failed_by.format(error)``."""
         before: dict[str, PowerLimits] = {}
         requested_mw: dict[str, int] = {}
         for uuid in uuids:
@@ -168,7 +163,7 @@ class PowerControl:
         self.reconcile(uuids)
 
     def record_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """Like `end`, but only in the ledger. Return the GPUs to reconcile, without those of expired caps."""
+        """Like `end`, but only in the ledger; return the GPUs to reconcile."""
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
         ended = {uuid: state.ending(cap_ids, by, self._unix_now()) for uuid, state in states.items()}
         self.ledger.save_best_effort({uuid: state for uuid, state in ended.items() if state != states[uuid]})
@@ -243,7 +238,7 @@ class PowerControl:
     # --- leases ---
 
     def renew(self, cap_ids: Collection[str], until: float) -> set[str]:
-        """Extend leases, never shorten them, and return the active caps. Raises JournalUnavailable."""
+        """Extend leases, never shorten them; return the active caps. Raises JournalUnavailable."""
         lease = min(until - self._unix_now(), self.bounds.max_lease.total_seconds())
         active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active if cap.id in cap_ids}
         end = self._end_in(lease)
@@ -258,13 +253,14 @@ class PowerControl:
         return [cap_id for cap_id, cap in active.items() if self._remaining(cap) <= 0]
 
     def next_end(self) -> float | None:
-        """Return the seconds until the first lease ends. None without active caps."""
+        """Return the seconds until the first lease ends, or None."""
         remaining = [self._remaining(cap) for state in self.ledger.all().values() for cap in state.active]
         return min(remaining, default=None)
 
     def _remaining(self, cap: PowerCap) -> float:
-        """Return a lease's remaining seconds, in time since boot, which no user can set. After a reboot the wall clock
-        must do; the policy's maximum applies in case that was set back.
+        """Return a lease's remaining seconds, in time since boot, which no user can set.
+
+        After a reboot the wall clock must do, bounded by the policy's maximum.
         """
         if self._boot and cap.boot == self._boot:
             return cap.ends_at - self._boottime()

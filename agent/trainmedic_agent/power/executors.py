@@ -1,4 +1,4 @@
-"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``: validation of commands."""
+"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class RenewLeaseExecutor(Struct, frozen=True):
     """Extends leases of caps to ``issued_at + lease_seconds``.
 
     - ``holds``: IDs of the commands that set the caps
-    - ``again``: those to reapply if their lease has expired
+    - ``again``: those to reapply if expired
     """
 
     control: PowerControl
@@ -146,8 +146,9 @@ class RenewLeaseExecutor(Struct, frozen=True):
 
 
 def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
-    """Return a function from a card's limits to milliwatts, or None if the caps are to end. Raises CommandRejected; the
-    function raises NotSupported.
+    """Return a function from a card's limits to milliwatts; None if the caps are to end.
+
+    Raises CommandRejected; the function raises NotSupported.
     """
     names = [name for name in ("watts", "percent", "restore") if params.get(name) is not None]
     if len(names) != 1:

@@ -1,4 +1,4 @@
-"""Periodic task in the worker queue ``gpu`` that ends expired caps and verifies active limits."""
+"""Periodic task that ends expired caps and verifies active limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
-"""Seconds before a silent GPU is retried."""
+"""Seconds."""
 
 
 class LeaseExpiry:

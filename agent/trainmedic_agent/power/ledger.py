@@ -1,7 +1,6 @@
-"""Persistent power state of each GPU, in the agent's database. Any thread may read, one writes.
+"""Persistent power state of each GPU. Any thread may read, one writes.
 
-New caps are on disk before they take effect (`save`). Ended caps take effect even if the disk is full
-(`save_best_effort`); an unwritten end is repeated at the next start.
+Ended caps take effect even if the disk is full; an unwritten end is repeated at the next start.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _TABLES = ("CREATE TABLE power (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHO
 
 class PowerLedger:
     def __init__(self, journal: Journal) -> None:
-        """Raises JournalUnavailable, ConfigurationError if a newer agent has written the table."""
+        """Raises JournalUnavailable; ConfigurationError for a newer agent's table."""
         journal.install("power", [_TABLES])
         self._journal = journal
         self._lock = threading.Lock()

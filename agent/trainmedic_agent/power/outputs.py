@@ -1,4 +1,4 @@
-"""Replies to ``gpu.power_limit`` and ``gpu.renew_lease``, in watts for display."""
+"""Replies to power commands, in watts for display."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, 
 
 
 def one_or_all(descriptions: list[dict[str, Any]], several: bool) -> dict[str, Any]:
-    """Return a single GPU's description, or all under ``gpus``."""
     if not several:
         (only,) = descriptions
         return only
@@ -43,7 +42,6 @@ def errors_of(outcomes: Mapping[str, PowerOutcome | GpuError]) -> dict[str, GpuE
 
 
 def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
-    """Return the error for a command that capped no GPU because one failed."""
     reason = "; ".join(str(error) for error in errors.values())
     if gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"

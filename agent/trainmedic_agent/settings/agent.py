@@ -1,4 +1,4 @@
-"""Settings of the agent, from flags and environment variables. A test compares ``docs/reference/settings.md``."""
+"""Settings of the agent, from flags and environment variables."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
 _SHORT_KEY = 16
 _LEAST_MEMORY = 96
-"""MiB; a reader without files takes about 50."""
+"""A reader without files takes about 50 MiB."""
 
 
 class ReaderStart(StrEnum):
     CHILD = "child"
     EXTERNAL = "external"
-    """An external supervisor, such as systemd or the kubelet."""
+    """A supervisor such as systemd or the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,11 @@ class AgentSettings:
     """Files are read again each time."""
 
     def find_redis(self) -> str | None:
-        """Return the configured Redis URL, or one that a server stored, or None."""
+        """Return the configured Redis URL, or one that a server stored."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
 
     @property
     def signer(self) -> Signer | None:
-        """Signer whose key files are reread while the agent runs."""
         if self.read_keys is not None:
             return Signer(self.read_keys)
         if self.signing_key is None:
@@ -232,8 +231,9 @@ _OF_OTHER_PROGRAMS = frozenset(
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
-    """Load the settings from `flags` (by field name, None if not given) and `environ`. Raises ConfigurationError with
-    every invalid one.
+    """Load the settings. Raises ConfigurationError with every invalid one.
+
+    `flags`: by field name, None if not given.
     """
     values: dict[str, Any] = {}
     mistakes: list[str] = []

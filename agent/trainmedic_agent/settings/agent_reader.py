@@ -1,4 +1,4 @@
-"""Settings of the log reader, a subset of the agent's. None is secret."""
+"""Settings of the log reader, none of them secret."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Composition root of the agent: first the policy, then the journal, whose lock excludes a second agent, last the agent
-itself. Tests replace `node_parts`.
-"""
+"""Composition root of the agent. Tests replace `node_parts`."""
 
 from __future__ import annotations
 
@@ -71,14 +69,15 @@ def _log_clock_step(step: ClockStep) -> None:
 
 
 def load_policy(settings: AgentSettings) -> Policy:
-    """Read the policy file. Without one, only reading is allowed. Raises ConfigurationError."""
+    """Read the policy file; without one, only reading is allowed. Raises ConfigurationError."""
     return policies.load(settings.policy) if settings.policy is not None else Policy()
 
 
 @contextlib.contextmanager
 def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[AgentParts]:
-    """Yield the parts that act on this node. Raises ConfigurationError if another agent holds a GPU or root, or the
-    exporter cannot listen; JournalUnavailable.
+    """Yield the parts that act on this node.
+
+    Raises ConfigurationError if another agent holds a GPU or root, or the exporter cannot listen; JournalUnavailable.
     """
     policy = context.policy
     cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})

@@ -1,6 +1,4 @@
-"""``trainmedic agent check``: what an agent with these settings could do here, and what prevents it. It takes no lock.
-Privileges are those of this process.
-"""
+"""``trainmedic agent check``: what an agent with these settings could do here, and what prevents it."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ class CheckReport(Struct):
     - ``values``: plain values with the names documented for ``--json``
     - ``errors``: obstacles to something that the policy allows
     - ``warnings``: possible oversights
-    - ``agents``: by UUID, process IDs of the agents that hold this node's GPUs
+    - ``agents``: process IDs of GPU holders, by UUID
     """
 
     values: dict[str, Any]
@@ -188,7 +186,6 @@ def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, 
 
 
 def _state(directory: Path, report: CheckReport) -> None:
-    """Check that the journal can be stored; a missing directory's nearest parent decides."""
     report.values["state_dir"] = str(directory)
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:

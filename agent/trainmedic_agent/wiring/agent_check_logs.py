@@ -1,4 +1,4 @@
-"""Log part of ``trainmedic agent check``, imported only if the policy has one."""
+"""Log part of ``trainmedic agent check``, imported only if needed."""
 
 from __future__ import annotations
 

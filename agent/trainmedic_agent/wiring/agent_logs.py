@@ -32,9 +32,9 @@ from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
-"""Bytes of the dump parser's address space; a dump of 5 MB needs 45 MiB."""
+"""A dump of 5 MB needs 45 MiB."""
 _LONGEST_ANSWER = 1024**2
-"""Bytes per dump; parsed, they take ten times as much."""
+"""Parsed, dumps take ten times as much."""
 _LONGEST_PROBLEM = 1000
 _STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 
@@ -52,7 +52,6 @@ class Shipping(ShipsLines, Protocol):
 
 
 PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
-"""Parsers of user-written data, each a separate process."""
 
 
 def load(policy: LogsPolicy) -> None:

@@ -1,5 +1,7 @@
-"""Composition root of the log reader. The first process receives the agent's greeting and forks. The parent keeps the
-rights to open files and reads no content. The child drops all rights, serves the link and reads.
+"""Composition root of the log reader.
+
+The first process receives the agent's greeting and forks. The parent keeps the rights to open files and reads no
+content. The child drops all rights, serves the link and reads.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_EVERY = 0.5
 _OPEN_SECONDS = 20.0
-"""Seconds that the previous process may hold the database."""
+"""Seconds that the previous process may need."""
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
@@ -46,8 +48,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: ReaderSettings, *, once: bool) -> int:
-    """Serve agents until SIGTERM; with `once`, until the first link ends. Return the last reading process's exit
-    status, from 128 after a signal. Raises ConfigurationError.
+    """Serve agents until SIGTERM; with `once`, until the first link ends.
+
+    Returns the last reading process's exit status, from 128 after a signal. Raises ConfigurationError.
     """
     status = 0
     user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
@@ -198,7 +201,6 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
 
 
 def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
-    """End both processes if the child hangs after the link's end. Otherwise its supervisor does."""
     reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):
         log.error("log reader does not end; killing it")

@@ -13,8 +13,6 @@ from trainmedic_agent.wiring.node_gpus import node_gpus
 
 
 class GpuHealth(Struct, frozen=True):
-    """``gpus`` has a line per responding GPU, ``faults`` a sentence per fault."""
-
     gpus: tuple[str, ...]
     faults: tuple[str, ...]
 

@@ -8,13 +8,12 @@ from trainmedic_agent.exclusive_gpus import ExclusiveGpus
 
 
 def node_gpus() -> TimeLimitedGpus:
-    """Build the adapter, opened by its first call."""
     calls = TimeLimitedCalls()
     return TimeLimitedGpus(NvmlGpus(calls=calls), calls)
 
 
 def own_gpus() -> ExclusiveGpus:
-    """Build the adapter for an agent that may set limits. Raises ConfigurationError if another agent holds GPUs."""
+    """Return GPUs for setting limits. Raises ConfigurationError if another agent holds them."""
     gpus = ExclusiveGpus(node_gpus())
     try:
         gpus.claim()

@@ -19,8 +19,9 @@ from trainmedic_core.gpu_names import normal_uuid
 
 
 def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
-    """End all caps. Return the result by UUID for each GPU with a cap or a pending restore. Raises ConfigurationError
-    if the agent is running or another one holds the GPUs; JournalUnavailable.
+    """End all caps; return the result by UUID for each GPU with a cap or a pending restore.
+
+    Raises ConfigurationError if the agent is running or another one holds the GPUs; JournalUnavailable.
     """
     with contextlib.closing(Journal(settings.state_dir)) as journal, contextlib.closing(own_gpus()) as gpus:
         ledger = PowerLedger(journal)
@@ -39,8 +40,9 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
 
 
 def forget(settings: AgentSettings, name: str) -> GpuInfo:
-    """Forget a GPU, and return its identity. Raises ConfigurationError if the agent is running or the GPU is unknown;
-    JournalUnavailable.
+    """Forget a GPU; return its identity.
+
+    Raises ConfigurationError if the agent is running or the GPU is unknown; JournalUnavailable.
     """
     with contextlib.closing(Journal(settings.state_dir)) as journal:
         record = GpuRecord(journal)

@@ -1,1 +1,1 @@
-"""Shared parts of all commands: exit codes, tables, flags of settings."""
+"""Shared parts of all commands."""

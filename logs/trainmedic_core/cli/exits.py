@@ -1,4 +1,4 @@
-"""Exceptions of commands, one per public exit code (`trainmedic_core.command.EXIT_CODES`)."""
+"""Exceptions of commands, one per public exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainmedic_core.plain_text import visible
 
 
 class CommandError(click.ClickException):
-    """Control characters in the message are escaped."""
+    """Escapes control characters in the message."""
 
     def format_message(self) -> str:
         return visible(self.message, keep="\n")

@@ -9,7 +9,6 @@ from trainmedic_core.plain_text import json_text
 
 
 def output_option(text: str = "text") -> Callable[[Any], Any]:
-    """Return the option ``--output``."""
     return click.option("--output", type=click.Choice([text, "json"]), default=text, show_default=True)
 
 

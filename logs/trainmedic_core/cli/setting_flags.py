@@ -11,8 +11,9 @@ from trainmedic_core.setting_sources import SettingSource
 def setting_flag(
     name: str, source: SettingSource, description: str, default: str, choices: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the setting's flag, if it has one. The settings, not the flag, have the default and
-    read the variable; the help names both.
+    """Return a decorator that adds the setting's flag.
+
+    The settings, not the flag, have the default and read the variable.
     """
     if source.flag is None:
         return lambda command: command

@@ -21,7 +21,7 @@ def width() -> int:
 
 
 def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -> list[str]:
-    """Return `lines` under `header`, within `width` characters: the widest columns are cut first."""
+    """Return a table within `width` characters: the widest columns are cut first."""
     cells = [list(header), *([plain(value) for value in line] for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     last = min(widths[-1], _LEAST_OF_LAST)

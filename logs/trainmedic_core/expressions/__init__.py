@@ -1,1 +1,1 @@
-"""Expressions, templates and patterns of playbooks and log rules, bounded in time and size."""
+"""Expressions, templates and patterns, bounded in time and size."""

@@ -1,6 +1,4 @@
-"""Expressions and templates: the part of Jinja2 that ``template_syntax`` accepts, in the ``sandbox``. Output is never
-rendered again.
-"""
+"""Expressions and templates: the part of Jinja2 that ``template_syntax`` accepts, in the ``sandbox``."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ T = TypeVar("T")
 
 _VARIABLE = re.compile(r"^\{\{[+-]? *vars\.(\w+) *[+-]?\}\}$")
 LONGEST_TEXT = 65_536
-"""Maximum output of one template, in characters."""
+"""Characters of a template's output."""
 
 
 def is_template(value: Any) -> bool:
@@ -28,8 +26,6 @@ def is_template(value: Any) -> bool:
 
 
 class Expression:
-    """Compiled expression with a native value."""
-
     def __init__(self, text: str, name: str, compiled: Callable[..., Any]) -> None:
         self.text = text
         self._name = name
@@ -55,8 +51,6 @@ class Expression:
 
 
 class TextTemplate:
-    """Compiled template with a text value."""
-
     def __init__(self, text: str, name: str, compiled: jinja2.Template) -> None:
         self.text = text
         self._name = name
@@ -90,7 +84,7 @@ def compile_expression(text: str, name: str) -> Expression:
 
 
 def compile_text(text: str, name: str) -> Expression | TextTemplate:
-    """Return an `Expression` if the text is exactly one ``{{ expression }}``. Raises Malformed."""
+    """Return an `Expression` for exactly one ``{{ expression }}``. Raises Malformed."""
     return compile_parsed(template_syntax.parse_template(text), name)
 
 
@@ -112,7 +106,7 @@ class ValueTemplate:
         self._made = self._compile(value, compiled or {})
 
     def render(self, scope: Scope) -> Any:
-        """Evaluate all templates within one work limit. Raises ExpressionError."""
+        """Evaluate within one work limit. Raises ExpressionError."""
         with work_meter.metered():
             return _render(self._made, scope)
 
@@ -146,7 +140,7 @@ def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
 
 
 def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:
-    """Run `work`. Turn errors into an ExpressionError that names the template and hides its data."""
+    """Hide the data of `work`'s errors, and name the template."""
     try:
         with work_meter.metered() as meter:
             return work(meter)

@@ -10,7 +10,7 @@ from trainmedic_core.problems import did_you_mean
 
 
 def unknown(tree: SyntaxTree, names: Collection[str]) -> list[str]:
-    """Return an error for each name in `tree` that is not in `names`. Raises Malformed."""
+    """Return an error for each unknown name. Raises Malformed."""
     return [unknown_name(name, names) for name in sorted(template_syntax.free_names(tree) - set(names))]
 
 
@@ -28,7 +28,6 @@ def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
 
 
 def chain(node: nodes.Node) -> tuple[str, ...] | None:
-    """Return the parts of ``name.member.member``, or None."""
     if isinstance(node, nodes.Name):
         return (node.name,)
     inner = chain(node.node) if isinstance(node, (nodes.Getattr, nodes.Getitem)) else None
@@ -45,7 +44,6 @@ _COMPARISONS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "n
 
 
 def texts_beside_numbers(tree: SyntaxTree) -> Iterator[str]:
-    """Yield a warning for each comparison of a label or annotation with a number."""
     for compare in tree.all_of(nodes.Compare):
         operands = [compare.expr, *(operand.expr for operand in compare.ops)]
         for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):

@@ -1,6 +1,4 @@
-"""Regular expressions of RE2, as in Go and Alertmanager. It never backtracks: a match costs at most text length times
-pattern size, both limited here.
-"""
+"""Regular expressions of RE2, which never backtracks, with limited pattern and text."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ MOST_WORK = 50_000_000
 """Instructions times bytes of a match, about 50 ms."""
 _LONGEST_PATTERN = 1000
 LARGEST_SEARCH = 2_000
-"""Instructions of a `SearchPattern`: about 20 ms for a hostile line of 8 KiB."""
+"""About 20 ms for a hostile line of 8 KiB."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton
 _SET_MEMORY = 32 << 20  # bytes for about 1,000 literals, allocated on demand
 
@@ -34,14 +32,14 @@ class Found(Struct, frozen=True):
 
 
 class Pattern:
-    """Compiled pattern that matches whole values."""
+    """Pattern for whole values."""
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError with the reason."""
         self._compiled = _compiled(pattern, LARGEST_PROGRAM, never_capture=True)
 
     def matches(self, value: str) -> bool:
-        """Return whether the whole value matches. Raises ValueTooLong."""
+        """Raises ValueTooLong."""
         text = _bytes(value)
         if len(text) * self._compiled.programsize > MOST_WORK:
             raise ValueTooLong(f"it has {len(value)} characters, too many for this regular expression")
@@ -49,7 +47,7 @@ class Pattern:
 
 
 class SearchPattern:
-    """Compiled pattern to search for within a line."""
+    """Pattern to search for within a line."""
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError with the reason."""
@@ -65,7 +63,7 @@ class SearchPattern:
         return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
 
     def spans(self, line: bytes, most: int) -> list[tuple[int, int]]:
-        """Return start and end bytes of the first `most` non-empty matches."""
+        """Return start and end bytes of non-empty matches."""
         places = ((match.start(), match.end()) for match in self._compiled.finditer(line))
         return list(itertools.islice(((start, end) for start, end in places if end > start), most))
 

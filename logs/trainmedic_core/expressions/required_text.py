@@ -10,11 +10,11 @@ _MAY_BE_MISSING = re.compile(r".[*?]")
 _NOT_READ = re.compile(r"[\\()\[\]{}]")
 _NOT_LITERAL = re.compile(r"[.^$+*?\x00-\x1f\x7f\ufffd\ud800-\udfff]")
 _FOLDED = re.compile(r"[ksKS]|[^\x00-\x7f]")
-"""Non-ASCII, and letters with a non-ASCII case variant."""
+"""Letters with a non-ASCII variant."""
 
 
 def required_patterns(expression: str) -> list[bytes] | None:
-    r"""Return patterns for ``ByteSearch``; every UTF-8 match contains one of them.
+    r"""Return patterns for ``ByteSearch``, of which every match contains one.
 
     None if unknown: groups, sets and counts are not understood.
     """

@@ -1,7 +1,7 @@
 """Jinja2 environment of expressions and templates: sandboxed, strict, and limited in work.
 
-Only fixed filters, tests and methods exist. Operations that can cost more than one step report to the `work_meter`
-first, because a C call cannot be interrupted. Compiling evaluates nothing.
+Operations that can cost more than one step report to the `work_meter` first, because a C call cannot be interrupted.
+Compiling evaluates nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
 _NUMBER = re.compile(r"^\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*$", re.ASCII)
 _STEPS_PER_MEMBER = 3
-"""Filters mostly call a function per member."""
 
 WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
-"""Inserted by ``template_syntax``; no template can write such names."""
+"""No template can write such names."""
 
 # fmt: off
 _FILTERS = (
@@ -63,7 +62,7 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""Readable members of values other than mappings. Only `join` and `replace` can produce more than their input."""
+"""Readable members; only `join` and `replace` can produce more than their input."""
 
 _EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
@@ -94,7 +93,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Members of mappings precede methods, so that a label ``items`` is readable."""
+    """Environment in which members of mappings precede methods, so that a label ``items`` is readable."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -177,7 +176,6 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
-    """Count what a text method costs beyond its operands' length."""
     for part in args[:1]:
         if method == "join":
             meter.spend_on_text(len(text) * len(part))
@@ -191,8 +189,9 @@ def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Seque
 
 
 def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
-    """Return a filter or test that counts input and output, and turns iterators into lists. Jinja never calls it at
-    compile time, because it takes the context.
+    """Return a filter or test that counts input and output.
+
+    Jinja never calls it at compile time, because it takes the context.
     """
     wanted = getattr(function, "jinja_pass_arg", None)
 
@@ -217,7 +216,7 @@ def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable
 
 
 def _numeric(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Return a filter or test for numbers only, because Python's operators also accept text."""
+    """Allow numbers only, because Python's operators also accept text."""
 
     def call(value: Any, *args: Any, **kwargs: Any) -> Any:
         for operand in (value, *args, *kwargs.values()):
@@ -282,7 +281,6 @@ def _tojson(value: Any) -> str:
 
 
 def _duration(value: Any) -> str | float:
-    """Convert seconds to text such as ``1h30m``, and back."""
     if isinstance(value, str) and not _NUMBER.match(value):
         try:
             return duration.parse(value).total_seconds()
@@ -303,7 +301,7 @@ def _number(value: Any) -> int | float:
 
 
 def _time(value: Any) -> float:
-    """Return a time with its zone as Unix seconds."""
+    """Return Unix seconds."""
     if isinstance(value, jinja2.Undefined):
         str(value)
     try:
@@ -331,7 +329,6 @@ def _concatenate(values: list[Any]) -> str:
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Count an output value."""
     work_meter.current().weigh(value)
     return value
 

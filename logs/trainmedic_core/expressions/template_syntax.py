@@ -1,7 +1,7 @@
 """Syntax trees of expressions and templates that are safe to compile and run.
 
-Unneeded constructs (`include`, macros, recursive loops) and texts that are too long or deep are refused. Filters of the
-``sandbox`` are inserted to count loops, comparisons and hashes.
+Unneeded constructs and overlong texts are refused. Filters of the ``sandbox`` are inserted to count loops, comparisons
+and hashes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Found = TypeVar("Found", bound=nodes.Node)
 
 LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
-"""Nodes of one template; handwritten ones have tens."""
+"""Handwritten ones have tens."""
 _DEEPEST = 100
 """Levels within Jinja's and Python's limits."""
 _RESULT = "result"
@@ -44,14 +44,12 @@ class Malformed(Exception):
 class SyntaxTree(NamedTuple):
     text: str
     root: nodes.Template
-    """An expression is wrapped in a template that outputs it."""
     every: Sequence[nodes.Node]
     is_expression: bool
-    """It was read as an expression, without braces."""
+    """True if read without braces."""
 
     @property
     def expression(self) -> nodes.Expr | None:
-        """The text's only expression, or None."""
         match self.root.body:
             case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
                 is_in_braces = self.text.startswith("{{") and self.text.endswith("}}")
@@ -73,7 +71,7 @@ def parse_template(text: str) -> SyntaxTree:
 
 
 _TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
-"""Templates in use, by text and whether it is an expression, because playbooks repeat texts."""
+"""Shared, because playbooks repeat texts."""
 
 
 def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:
@@ -179,7 +177,7 @@ def _reason(error: Exception, text: str) -> str:
 
 
 def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
-    """Return all nodes, parents first, without recursion. Raises Malformed if they are too many or too deep."""
+    """Return all nodes, without recursion. Raises Malformed if they are too many or too deep."""
     every: list[nodes.Node] = []
     left = [(root, 1)]
     while left:
@@ -251,7 +249,6 @@ def _count(tree: nodes.Node) -> int:
 
 
 def _weighed(expression: nodes.Expr) -> nodes.Expr:
-    """Count an operand with all its contents."""
     return expression if isinstance(expression, nodes.Const) else _filtered(sandbox.WEIGH, expression)
 
 

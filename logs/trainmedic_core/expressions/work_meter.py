@@ -1,6 +1,6 @@
-"""Limit on the work of one evaluation, in steps of about one list element or 64 characters (0.1 to 1 µs). Unlike a
-clock, steps give the same result on every machine. The ``sandbox`` counts before each operation whose cost depends on
-its operands.
+"""Limit on the work of one evaluation, in steps of about one list element or 64 characters (0.1 to 1 µs).
+
+Unlike a clock, steps give the same result on every machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 MOST_STEPS = 250_000
-"""For a step's parameters, or one condition: about 50 ms."""
+"""Steps for one condition, about 50 ms."""
 LARGEST_NUMBER_BITS = 2048
 """About 600 digits."""
 _CHARACTERS_PER_STEP = 64

@@ -1,5 +1,6 @@
-"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``. With the server's packages, ``cli.logs`` replaces
-them and also tests playbooks.
+"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``.
+
+With the server's packages, ``cli.logs`` replaces them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
-    """Print problems, or the number of rules. Raises exits.Failure for problems, exits.InvalidInput without rules."""
+    """Print problems, or the number of rules. Raises exits.Failure, exits.InvalidInput."""
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))
     if problems:
@@ -165,8 +166,9 @@ def _shown(line: LineExplanation) -> str:
 
 
 def loaded(paths: Sequence[Path]) -> RuleSet:
-    """Return the rules in `paths`, else the default ones, and print loading problems. Raises exits.InvalidInput without
-    rules.
+    """Return the rules in `paths`, else the default ones, and print problems.
+
+    Raises exits.InvalidInput without rules.
     """
     library = LogRuleLibrary(rule_roots(paths))
     library.reload()

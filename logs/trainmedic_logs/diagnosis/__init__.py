@@ -1,1 +1,1 @@
-"""Diagnosis: from facts to a verdict on who began a failure, and why. Pure."""
+"""Diagnosis: from facts to a verdict on the origin and cause of a failure. Pure."""

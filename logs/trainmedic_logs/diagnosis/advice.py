@@ -4,7 +4,7 @@ from trainmedic_logs.diagnosis.verdict import Advice, Confidence
 from trainmedic_logs.domain.finding import CauseClass
 
 _RETRIES = 2
-"""After so many equal ends a person has to act."""
+"""Equal ends after which a person has to act."""
 
 _ADVICE = {
     # A restart on a lost GPU fails again, so a person checks the node first.
@@ -30,7 +30,6 @@ MEANS = {
 def what_to_do(
     cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
 ) -> Advice:
-    """Return the next step after `before` equal ends. A job that never started has no checkpoint."""
     if names_node:
         return Advice.ISOLATE_NODE
     if not has_started:

@@ -23,27 +23,25 @@ class EvidenceSource(IntEnum):
     KERNEL = 1
     RECORDER = 2
     LINE = 3
-    """First line of a training or launcher that can be the origin."""
+    """First possible origin in a training's or launcher's lines."""
     NODE = 4
     """A node that disappeared."""
     EXIT = 5
     PURPOSE = 6
     """Ended by a user or scheduler."""
     TIMED_OUT = 7
-    """All others timed out in a collective."""
     STRAGGLER = 8
 
 
 class Moment(Struct, frozen=True):
     at: datetime
     error: float = 0.0
-    """Maximum difference from other clocks, in seconds."""
+    """Maximum clock difference in seconds."""
     clock: str = ""
-    """Times of one clock are ordered regardless of the error. Empty if unknown."""
+    """Times of one clock are ordered regardless of the error."""
 
     @property
     def is_known(self) -> bool:
-        """Return whether the error is small enough."""
         return self.error < _USELESS
 
     def is_before(self, other: Moment, by: float = 0.0) -> bool:
@@ -74,12 +72,12 @@ class Attribution(Struct, frozen=True):
     is_proven: bool = False
     """Names the ended process by ID, so simultaneous events do not matter."""
     is_kill: bool = False
-    """True if SIGKILL ended a process, and none ended by itself."""
+    """SIGKILL ended a process, and none ended by itself."""
     names_node: bool = False
     is_provable: bool = True
-    """Another source for the place gives high confidence. False if a message only makes the cause likely."""
+    """False if a message only makes the cause likely."""
     has_started: bool = True
-    """False if the fault prevented the start, as it will again."""
+    """False if the fault prevented the start."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Attribution:
@@ -89,7 +87,6 @@ class Attribution(Struct, frozen=True):
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
     def concerns(self, other: Attribution) -> bool:
-        """Return whether both share a rank or, if either has none, the node."""
         if self.ranks and other.ranks:
             return bool(self.ranks & other.ranks)
         return self.node == other.node
@@ -107,7 +104,6 @@ def clock_of(finding: Finding) -> str:
 
 
 def evidence_of(finding: Finding, why: str) -> Evidence:
-    """Return a finding as evidence, without guessed times."""
     origin = finding.origin
     at = finding.first_at if moment_of(finding).is_known else None
     return Evidence(why, finding.line, origin.source, origin.node, rank_of(finding), at, finding.rule)

@@ -1,6 +1,6 @@
 """Guessed times of lines without year or zone.
 
-They count as UTC in the file's year, so two nodes in the same zone still have an order.
+They count as UTC, so two nodes in the same zone still have an order.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 ERROR = 30.0
-"""Assumed clock error of a node in seconds."""
+"""Seconds."""
 UNKNOWN = 1e9
-"""Error of lines without any time, in seconds."""
+"""Seconds."""
 
 _FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
@@ -21,12 +21,12 @@ _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SEARCHED = 120
 _OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
-"""Cheap check, absent from most lines."""
 
 
 def of_line(raw: bytes, written: datetime) -> datetime | None:
-    """Return the time stated in any form, in UTC, or None. A missing year is the latest that is not after `written`,
-    the file's modification time.
+    """Return the time stated in any form, in UTC, or None.
+
+    A missing year is the latest that is not after `written`, the file's modification time.
     """
     if not _OF_DAY.search(raw, 0, _SEARCHED * 4):
         return None
@@ -40,7 +40,6 @@ def of_line(raw: bytes, written: datetime) -> datetime | None:
 
 
 def _readings(head: str, written: datetime) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """Yield year, month, day, hour, minute, second and microsecond by each matching format."""
     if found := _FULL.search(head):
         *parts, fraction = found.groups()
         year, month, day, hour, minute, second = (int(part) for part in parts)

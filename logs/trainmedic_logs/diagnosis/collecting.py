@@ -41,23 +41,20 @@ _MOST_EXITS = 100_000
 _LEARN_FROM = 8
 """Until a failure, one of so many lines is examined for a step number, which is slow."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
-"""New findings after which obsolete ones are dropped, and findings kept."""
+"""New findings between cleanups, and findings kept."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
     rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
     rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
-"""Lines of programs in a kernel log file: by the name in syslog and journal formats, else by the facility number.
-Userspace OOM killers are kept.
-"""
+"""Lines of programs, by name in syslog and journal formats, else by facility."""
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 _SOURCES_OF = {
     **{source: (source, *(other for other in TEXT_SOURCES if other != source)) for source in TEXT_SOURCES},
     **{source: (source,) for source in KERNEL_SOURCES},
 }
-"""Rule sources to try in order, by the stream's source."""
 
 
 class Collector:
@@ -82,7 +79,6 @@ class Collector:
         self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
-        """Take a stream's lines; `written` is its last modification."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
         elif origin.rank is not None:
@@ -112,7 +108,6 @@ class Collector:
             self._keep(finding)
 
     def line(self, line: Line) -> None:
-        """Take a line with a certain time."""
         self._take(line, is_known=True)
 
     def exit(self, ended: Exit) -> None:
@@ -127,7 +122,6 @@ class Collector:
         self._world_size = max(size, self._world_size or 0)
 
     def facts(self, **more: Any) -> Facts:
-        """Return the facts so far, with `more` members of `Facts`."""
         tables = [ended for origin, lines in self._tables.items() for ended in _table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
@@ -150,7 +144,6 @@ class Collector:
         )
 
     def _steps(self) -> dict[int, RankStep]:
-        """Return the ranks' step parts, else those of the log with the most steps."""
         by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.step()) is not None]
         return by_rank or dict(enumerate(own[:1]))
@@ -185,7 +178,7 @@ class Collector:
         self._cleared_at = len(self._findings)
 
     def _found(self, line: Line) -> list[Finding]:
-        """Match with the rules of several sources, because one file may mix training, launcher and Slurm lines."""
+        """Match with several sources' rules, because one file may mix training, launcher and Slurm lines."""
         sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
         if self._tracker.matcher.is_quiet(line, sources):
             return []
@@ -207,7 +200,7 @@ class Collector:
         return _of_its_own(line._replace(origin=replace(origin, source=source, generation=generation)), match)
 
     def _note_beginning(self, line: Line, has_time: bool, is_trouble: bool) -> None:
-        """Note the first time. A log that begins with a fault does not show the job's begin."""
+        """Note the first time, unless the log begins with a fault."""
         if has_time and (self._first_at is None or line.at < self._first_at):
             self._first_at = line.at
             self._began_at = None if is_trouble else line.at
@@ -268,7 +261,7 @@ class Collector:
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
-    """Put a kernel line into a stream of its minute and process, so that it makes a finding of its own, unless the rule
+    """Give a kernel line a stream of its minute and process, so that it makes a finding of its own, unless the rule
     counts lines or waits for an end.
     """
     rule = match.rule
@@ -300,15 +293,12 @@ def _table(origin: Origin, lines: list[str]) -> list[Exit]:
 
 
 def _placed(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
-    """Set whether the node is certain: by the log's location, or stated by its own launcher. Lines in a training's log
-    may be forged.
-    """
+    """Set whether the node is certain: lines in a training's log may be forged."""
     by_launcher = origin.source == "launcher" and origin.rank is None and ended.teller == "torchrun"
     return replace(ended, at=at, is_node_sure=by_launcher or (bool(origin.node) and ended.node == origin.node))
 
 
 def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
-    """Merge ends that torchrun's agent and its table report."""
     in_tables: Mapping[tuple[str, int | None], Exit] = {(ended.node, ended.pid): ended for ended in tables}
     pids = {pid for _, pid in in_tables}
     kept = list(in_tables.values())

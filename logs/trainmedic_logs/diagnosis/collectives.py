@@ -1,7 +1,7 @@
-"""Ranks that called different collectives, by the watchdog's lines, without a flight recorder.
+"""Ranks that called different collectives, by the watchdog's lines.
 
-A rank that times out prints number, operation and size of its collective. If ranks of one group wait in different ones,
-the program diverged. The watchdog's own comparison names ranks that did not join.
+If ranks of one group time out in different collectives, the program diverged. The watchdog's own comparison names ranks
+that did not join.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _DID_NOT_JOIN = re.compile(
 )
 _MOST = 10_000
 _NEAR = 8
-"""Collectives between two ranks of a group."""
 _MOST_TO_ACCUSE = 8
 """Reports that name more ranks have another reason."""
 
@@ -40,7 +39,7 @@ class CollectiveWait(Struct, frozen=True):
     number: int
     operation: str
     sizes: tuple[str, str]
-    """Elements in and out; empty if not printed."""
+    """Elements in and out."""
     group: str
     """Process group; empty if not printed."""
     line: str
@@ -48,15 +47,12 @@ class CollectiveWait(Struct, frozen=True):
 
 
 class NotJoined(Struct, frozen=True):
-    """Ranks that did not join, by the watchdog's comparison."""
-
     ranks: frozenset[int]
     number: int
     line: str
 
 
 def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
-    """Return the collective in a watchdog's line, or None."""
     match = _WAIT.search(text)
     if match is None:
         return None
@@ -66,7 +62,6 @@ def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
 
 
 def not_joined(text: str) -> NotJoined | None:
-    """Return the missing ranks by a desync report, or None."""
     match = _DID_NOT_JOIN.search(text)
     if match is None or match["last"] is None:
         return None
@@ -95,7 +90,6 @@ def differing(lines: CollectiveLines) -> Iterator[Attribution]:
 
 
 def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWait]]:
-    """Return each rank's first wait per group."""
     groups: dict[str, dict[int, CollectiveWait]] = defaultdict(dict)
     for wait in waits:
         groups[wait.group].setdefault(wait.rank, wait)
@@ -103,7 +97,7 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the minority's ranks, all without a majority, or None if they agree."""
+    """Return the minority's ranks, all without a majority, None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)

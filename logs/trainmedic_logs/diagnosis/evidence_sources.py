@@ -16,17 +16,17 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""OOM is the job's or a neighbour's fault."""
+"""Faults of the node itself; OOM may be a neighbour's fault."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-"""Links and file systems may be unused by the job."""
+"""The job may not use links and file systems."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-"""Process names of possible trainings in the kernel log, because process IDs differ in containers."""
+"""Process names, because IDs differ in containers."""
 _SAME_FAULT = 120.0
-"""Seconds between the kernel's and the job's line on one GPU fault."""
+"""Seconds between two lines on one fault."""
 _SEEN_WITHIN = 120.0
-"""Seconds before the failure from which the launcher's exits would show an OOM kill."""
+"""Seconds in which the launcher would report an OOM kill."""
 _LOOKED_AFTER = 6.0
-"""Seconds; torchrun polls every 5 s and writes whole seconds."""
+"""torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
 """Share of the ranks; if more fail at first, none is named."""
 MEMORY_FULL = "host-memory-full"
@@ -34,7 +34,6 @@ _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute by kernel and fabric manager lines."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
@@ -103,12 +102,11 @@ def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
-    """Return whether certainly no rank ran there."""
     return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Return whether the node would be at fault. Storage lost by several nodes is elsewhere."""
+    """Return whether the node would be at fault, unless several nodes lost storage."""
     if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _is_the_jobs(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
@@ -178,7 +176,6 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
 
 
 def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
-    """Return whether the kill coincides with the job's end."""
     killed, ended = moment_of(finding), relevant.ended
     return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
 
@@ -188,7 +185,7 @@ def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether a launcher reports failures there, and the kill is too long before the end."""
+    """Return whether a launcher reports failures there, and the kill is too early."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
@@ -222,7 +219,6 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
 
 
 def recorder(facts: Facts) -> Iterator[Attribution]:
-    """Attribute by the flight recorder: ranks that called another operation, or none."""
     reading = facts.recorder
     if reading is None:
         return
@@ -260,7 +256,6 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute to nodes that fell silent before."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
@@ -280,7 +275,6 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the first ends, without victims'."""
     victims = relevant.victims
     failed = [
         ended

@@ -1,4 +1,4 @@
-"""Ends of processes: parsing of launcher output, and interpretation."""
+"""Ends of processes in launcher output, and their meaning."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from trainmedic_logs.domain.finding import CauseClass
 
 LAUNCHER = "trainmedic-run"
 _TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
-"""Left by a torchrun that a signal ended."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Signals of the watchdog, and of launchers that end the remaining ranks."""
+"""Sent by the watchdog, and by launchers to the remaining ranks."""
 
 
 class Exit(Struct, frozen=True):
     teller: str
-    """Reporter: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and
-    others.
-    """
+    """``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and others."""
     code: int | None = None
     """None after a signal, or if unknown."""
     signal: int | None = None
@@ -33,14 +30,14 @@ class Exit(Struct, frozen=True):
     local_rank: int | None = None
     node: str = ""
     is_node_sure: bool = False
-    """Confirmed by something other than the job."""
+    """Stated not only by the job."""
     pid: int | None = None
     at: datetime | None = None
     """UTC; in launcher tables node-local time taken as UTC."""
     is_first: bool = False
     """The launcher's first failure on its node."""
     said: str = ""
-    """Last line of the traceback, or the reporter's text."""
+    """The traceback's last line, or the reporter's text."""
     line: str = ""
 
     @property
@@ -78,7 +75,6 @@ def reported(status: int, rank: int | None, line: str, node: str = "", pid: int 
 
 
 def meaning(ended: Exit) -> tuple[CauseClass, str]:
-    """Return the cause that such an end indicates, explained."""
     match ended.signal:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
             return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
@@ -109,8 +105,9 @@ _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:
-    """Parse any release's torchrun failure table, printed on `node`. It lists one node's processes; the first by time
-    is the root cause.
+    """Parse any release's torchrun failure table, printed on `node`.
+
+    It lists one node's processes; the first by time is the root cause.
     """
     exits: list[Exit] = []
     is_first = False
@@ -176,7 +173,7 @@ _FINISHED = re.compile(
     r"|`Trainer\.fit` stopped: `max_\w{1,20}=|^\*{5} train metrics \*{5}|done training in [\d.]{1,20} seconds"
     r"|Training completed(?:\. Do not forget|$)"
 )
-"""Of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
+"""Success messages of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
@@ -184,7 +181,7 @@ _ACCELERATE = re.compile(
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
-"""Ended by a signal, in kubectl's `describe`, `exec` and JSON."""
+"""Ends by a signal in kubectl's `describe`, `exec` and JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,
@@ -200,7 +197,9 @@ _SLURM_WORDS = {
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
     """Parse the ends in a line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
-    message. Slurm's tasks count as ranks.
+    message.
+
+    Slurm's tasks count as ranks.
     """
     tail, text = text[-200:], text[:_LONGEST_LINE]
     if match := _ELASTIC.search(text):
@@ -262,7 +261,6 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
 
 
 def call_stack(raw: bytes) -> str:
-    """Return such a file's traceback, or ""."""
     try:
         return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -21,7 +21,6 @@ from trainmedic_logs.domain.pod_fault import PodReading
 class RankFacts(Struct, frozen=True):
     node: str = ""
     gpu: str | None = None
-    """PCI address, as in the kernel log."""
     pid: int | None = None
     last_step: int | None = None
     last_step_at: datetime | None = None
@@ -30,7 +29,7 @@ class RankFacts(Struct, frozen=True):
     was_read: bool = False
     """A log of its own was read, even if empty."""
     is_node_sure: bool = True
-    """By the log's location, an agent or a launcher, not only by the job."""
+    """Stated not only by the job."""
 
 
 class Earlier(Struct, frozen=True):
@@ -42,10 +41,9 @@ class Facts(Struct, frozen=True):
     job: str | None = None
     attempt: int | None = None
     findings: Sequence[Finding] = ()
-    """All ranks and nodes; in order per stream."""
+    """Findings in order per stream."""
     exits: Sequence[Exit] = ()
     recorder: Reading | None = None
-    """Combined flight recorder dumps; None without dumps."""
     refused_dumps: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
@@ -54,22 +52,21 @@ class Facts(Struct, frozen=True):
     loss_rise: LossRise | None = None
     throughput_drop: ThroughputDrop | None = None
     began_at: datetime | None = None
-    """First job line with a time; None if unknown or if the log begins with a fault."""
+    """None if the log begins with a fault."""
     outlived: frozenset[str] = frozenset()
-    """IDs of findings that the training survived."""
     followed: Mapping[str, int] = field(default_factory=dict)
-    """By finding ID: ordinary lines that its rank or stream printed later."""
+    """Ordinary lines printed later, by finding ID."""
     excused: frozenset[str] = frozenset()
-    """IDs of exceptions that the program announced to ignore."""
+    """Exceptions that the program announced to ignore."""
     knows_what_was_read: bool = True
     nobodys: tuple[str, ...] = ()
     """Logs whose lines state no rank."""
     kernel_read: frozenset[str] | None = frozenset()
     """None if unknown."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
-    """Nodes that disappeared, with the time, as the server sees them."""
+    """Nodes that disappeared, as the server sees them."""
     healthy_shapes: frozenset[str] = frozenset()
-    """Shapes (`Finding.shape`) that successful attempts print too."""
+    """Shapes that successful attempts print too."""
     earlier: Sequence[Earlier] = ()
     collectives: CollectiveLines = field(default_factory=CollectiveLines)
     used_nccl: bool = True
@@ -91,7 +88,6 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """Return whether the launcher saw exit code 0, or each read rank finished and no process failed."""
         by_launcher = [each for each in self.exits if each.teller == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)
@@ -100,8 +96,9 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Ranks whose unread output may matter. If it is unknown what was read, torchrun's ended ranks count as
-        read.
+        """Ranks whose unread output may matter.
+
+        If it is unknown what was read, torchrun's ended ranks count as read.
         """
         if self.knows_what_was_read:
             return self.silent_ranks
@@ -110,7 +107,6 @@ class Facts(Struct, frozen=True):
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
-        """Ranks without any known line, ascending."""
         known = self.recorder.silent if self.recorder else ()
         count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
         lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
@@ -118,7 +114,6 @@ class Facts(Struct, frozen=True):
 
     @property
     def progressed_at(self) -> datetime | None:
-        """Last completed step of any rank, or None."""
         own = [known.last_step_at for known in self.ranks.values() if known.last_step_at is not None]
         return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
 
@@ -140,4 +135,4 @@ class Sign(NamedTuple):
     attempt: int | None = None
     """None if unknown."""
     is_wait: bool = False
-    """Disproved by later steps, such as a timed-out collective."""
+    """True if later steps disprove it."""

@@ -25,7 +25,7 @@ from trainmedic_logs.lines.exception_causes import GUESS, PROOF
 _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
 )
-"""A training sees only their effects; proof about a GPU or link is the kernel's."""
+"""Causes of which a training sees only the effects."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """Exceptions that may have ended nothing: in threads, without heading, without a reason."""
@@ -63,7 +63,7 @@ _SAID = re.compile(
     r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
     r"|output text|target text)\b[^:=>]{0,20}[:=>]"
 )
-"""Beginning of text that the model read or generated."""
+"""Text that the model read or generated."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Printed after all ranks were compared."""
 _SAYS_ALL = re.compile(
@@ -73,7 +73,7 @@ _SAYS_ALL = re.compile(
 """Messages with one reading, even without a traceback."""
 _LARGE_LOSS = "loss-high"
 _SECOND = frozenset({"tool-failed", "pod-evicted"})
-"""Rules that count only without another cause: scripts may survive a failed tool, and evictions have other reasons."""
+"""Rules that count only without another cause: scripts may survive a failed tool."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 _TOGETHER = 30.0
 _RIGHT_AFTER = 1.0
@@ -83,7 +83,6 @@ _WORST_CLOCK = 900.0
 
 
 def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Attribute by the first error that the job printed, of unordered ones the more specific."""
     if not relevant.roots:
         return
     cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]
@@ -135,15 +134,15 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """Return whether `other` is a later line of the same message. Exceptions are excluded: their rules match all
-    programs.
+    """Return whether `other` is a later line of the same message.
+
+    Exceptions are excluded: their rules match all programs.
     """
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
 
 
 def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
-    """Return a more exact line right after an unspecific error, or None."""
     if leading.cause is CauseClass.NUMERICS:
         # A recomputed step with another result shows that the GPU computed wrong numbers.
         return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
@@ -172,7 +171,6 @@ def _is_proven(finding: Finding) -> bool:
 
 
 def _gives_way(finding: Finding, facts: Facts) -> bool:
-    """Return whether it is the origin only without a better line."""
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
     was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
     return _was_cut(finding) or finding.rule in _SECOND or was_left_out or _is_said(finding)
@@ -192,12 +190,11 @@ def _was_cut(finding: Finding) -> bool:
 
 
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
-    """Sort key, vaguer findings last."""
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 
 def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
-    """Return the confidence; low for cut lines, guesses, and programs that continued or were stopped."""
+    """Return low confidence for cut lines, guesses, and programs that continued or were stopped."""
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
@@ -226,7 +223,6 @@ def _is_soon_after(finding: Finding, leading: Finding) -> bool:
 
 
 def _may_be_first(finding: Finding, leading: Finding, ranks: frozenset[int]) -> bool:
-    """Return whether another node's line may be earlier if clocks are wrong."""
     if rank_of(finding) in ranks or not moment_of(finding).is_known or not moment_of(leading).is_known:
         return False
     is_same_clock = clock_of(finding) == clock_of(leading)
@@ -238,14 +234,12 @@ def _was_killed(finding: Finding) -> bool:
 
 
 def _were_ended_with_others(ranks: frozenset[int], facts: Facts) -> bool:
-    """Return whether the launcher ended these ranks after another one crashed or was killed."""
     own = [ended for ended in facts.exits if ended.rank in ranks]
     hard = any(each.signal is not None and not each.is_victims and each.rank not in ranks for each in facts.exits)
     return hard and bool(own) and all(ended.signal == signal.SIGTERM for ended in own)
 
 
 def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether a scheduler states a reason and no process failed before."""
     if leading.cause is CauseClass.PREEMPTION or any(each.is_failure and not each.is_victims for each in facts.exits):
         return False
     return any(finding.fields.get("why", "").strip() for finding in relevant.stopped)

@@ -33,7 +33,6 @@ _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
-    """Return the verdict on an attempt, even without a failure."""
     if facts.has_ended_well and not facts.is_known_to_fail:
         not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
         if not_numbers:
@@ -111,7 +110,6 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
 
 
 def _may_be_beside(attribution: Attribution) -> bool:
-    """Return whether the kernel's statement may be unrelated."""
     is_sure = attribution.confidence is Confidence.HIGH
     has_time = attribution.moment is not None and attribution.moment.is_known
     is_vague = attribution.cause in _OFTEN_BESIDE or not has_time
@@ -135,7 +133,6 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
 
 
 def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Merge attributions of one place; return contradictions too."""
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
@@ -180,14 +177,15 @@ def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bo
 
 
 def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
-    """Return whether a process that printed an exception, which it may have caught, was ended by SIGKILL."""
+    """Return whether SIGKILL ended a process whose exception may have been caught."""
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
-    """Return whether the kernel's statement explains the job's different error. A lost GPU or machine causes any error;
-    others only errors of their kind.
+    """Return whether the kernel's statement explains the job's different error.
+
+    A lost GPU or machine causes any error; others only errors of their kind.
     """
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:
@@ -314,7 +312,6 @@ def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, cou
 
 
 def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """Drop lines that both a rank's and the launcher's log have."""
     firsts = {(each.line or each.why, each.rank): each for each in reversed(evidence)}
     return tuple(each for each in evidence if firsts[each.line or each.why, each.rank] is each)[:_MOST_EVIDENCE]
 

@@ -1,6 +1,4 @@
-"""Detection of several attempts in one log. An attempt begins when a launcher starts after a failure or announces a
-restart, with another attempt number in records, and when steps go back after a failure.
-"""
+"""Detection of several attempts in one log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step times, data waiting times, throughput and loss from a job's log."""
+"""Step times, throughput and loss from a job's log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from msgspec import Struct, field
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 
 _LAST = 5
-"""Recent steps that show whether a job is slow."""
 _USUAL, _FEWEST = 200, 20
 """Earlier steps for the usual throughput, at most and at least."""
 _DROPPED = 0.7
@@ -30,7 +29,7 @@ class LossRise(Struct, frozen=True):
 
 class OwnTimes(Struct):
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
-    """Total and data waiting seconds of the last steps."""
+    """Total and data waiting seconds."""
     lowest: float | None = None
     rise: LossRise | None = None
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
@@ -50,7 +49,6 @@ class OwnTimes(Struct):
             self._compare(loss, text)
 
     def _compare(self, loss: float, text: str) -> None:
-        """Compare the loss with the lowest one."""
         lowest = self.lowest = loss if self.lowest is None else min(self.lowest, loss)
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
@@ -62,7 +60,6 @@ class OwnTimes(Struct):
         return RankStep(data, max(whole - data, 0.0), 0.0)
 
     def drop(self) -> ThroughputDrop | None:
-        """Return a large drop below the usual throughput, or None."""
         for rates in self.rates.values():
             if len(rates) < _FEWEST + _LAST:
                 continue

@@ -1,6 +1,6 @@
 """Failure signs and attributions from Kubernetes' statements about a job's pods.
 
-The kubelet and controllers write a pod's status, so it is proof. Accounts of the namespace can write events, which
+A pod's status, written by the kubelet and controllers, is proof. Events, which accounts of the namespace can write,
 prove nothing.
 """
 
@@ -104,7 +104,6 @@ def are_own(
 
 
 def ends(facts: Facts) -> Sequence[Exit]:
-    """Return the ends of training containers, if nothing else states or explains any."""
     reading = facts.pods
     if facts.exits or any(_is_why(fault) for fault in reading.faults):
         return ()
@@ -148,7 +147,6 @@ def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFaul
 
 
 def _confidence_of(fault: PodFault) -> Confidence:
-    """Return the confidence: high only for a status that states the reason."""
     if not fault.is_training:
         return Confidence.LOW
     cause, is_stated = _meaning(fault)
@@ -158,7 +156,6 @@ def _confidence_of(fault: PodFault) -> Confidence:
 
 
 def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
-    """Return the cause, and whether Kubernetes states it."""
     match fault.kind:
         case PodFaultKind.OUT_OF_MEMORY:
             return CauseClass.HOST_MEMORY, True
@@ -180,7 +177,6 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
-    """As `_meaning`, for a pod that did not start."""
     text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
     is_image = fault.kind is PodFaultKind.IMAGE
     if fault.reason in _ALWAYS_SPECIFICATION:
@@ -197,7 +193,6 @@ def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _is_why(fault: PodFault) -> bool:
-    """Return whether it explains an end."""
     return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
 
 
@@ -274,7 +269,7 @@ def _why(fault: PodFault) -> str:
 
 
 def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
-    """Attribute to an unready node: a silent kubelet means a lost machine; a reported condition may be harmless."""
+    """Attribute to an unready node: a silent kubelet means a lost machine."""
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
     words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
     why = f"node {not_ready.node} {what}{words}"

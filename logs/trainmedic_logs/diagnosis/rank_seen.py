@@ -27,14 +27,13 @@ class RankSeen(Struct):
     was_read: bool = False
     memory_ratio: float | None = None
     parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
-    """Data, compute and wait seconds of the last steps."""
+    """Data, compute and wait seconds."""
 
     def line(self, at: datetime) -> None:
         if self.last_line_at is None or at > self.last_line_at:
             self.last_line_at = at
 
     def on(self, node: str, said: object) -> None:
-        """Take the node of its log, else the stated one."""
         if node and not self.is_node_sure:
             self.node, self.is_node_sure = node, True
         elif not self.node and isinstance(said, str):

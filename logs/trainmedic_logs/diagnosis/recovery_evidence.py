@@ -18,7 +18,7 @@ from trainmedic_logs.lines.progress import ProgressReader
 _STEPS = 3
 """In a stream of several ranks, others complete at most their current step."""
 _WHILE = timedelta(seconds=120)
-"""An ending process prints for seconds, not this long."""
+"""An ending process prints for seconds."""
 _ENDING = re.compile(
     r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
@@ -34,7 +34,6 @@ _ENDING = re.compile(
 """Lines of an ending process."""
 
 _WELL_AGAIN = 10
-"""Finite steps that end a non-finite one."""
 _EXCUSED = re.compile(
     r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:es|ed|ing)|dropp(?:ed|ing))\b.{0,60}"
     r"\b(?:bad|broken|corrupt\w*|sample|batch|file|shard|record|row|item|example|image|video|entry|document|error|it)\b"
@@ -46,10 +45,10 @@ _LEFT_OUT = re.compile(
     r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:steps?|loss scale|scaler|updates?)\b"
     r"|\b(?:steps?|updates?)\b.{0,40}\bskipp"
 )
-"""Words of a loss scaler that skipped a non-finite step."""
+"""Words of a loss scaler that skipped a step."""
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
 _RECENT = 16
-"""Per stream: a block is recognised some lines after its start."""
+"""A block is recognised some lines after its start."""
 
 _Voice = tuple[str, int | None]
 
@@ -58,7 +57,7 @@ class RecoveryEvidence(Struct):
     """Findings that the training survived. A voice is a stream and one of its ranks."""
 
     outlived: set[str] = field(default_factory=set)
-    """As in `Facts`, like `followed` and `excused`."""
+    """As in `Facts`."""
     followed: Counter[str] = field(default_factory=Counter)
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -73,8 +72,9 @@ class RecoveryEvidence(Struct):
     _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
 
     def chapter(self, line: Line) -> int:
-        """Return the chapter of the line's rank. Proof of recovery begins a new one, in which equal lines are new
-        findings.
+        """Return the chapter of the line's rank.
+
+        Proof of recovery begins a new one, in which equal lines are new findings.
         """
         return self._chapters[line.origin.stream, line.origin.rank]
 
@@ -82,7 +82,6 @@ class RecoveryEvidence(Struct):
         return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
-        """Return and forget the outlived findings."""
         gone, self.outlived = self.outlived, set()
         for each in gone:
             self.followed.pop(each, None)
@@ -90,7 +89,6 @@ class RecoveryEvidence(Struct):
         return gone
 
     def found(self, line: Line, findings: list[Finding]) -> None:
-        """Take a line with its findings."""
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
@@ -121,7 +119,6 @@ class RecoveryEvidence(Struct):
         self._take(line, is_timed, is_step)
 
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
-        """Count the line for all waiting findings of its stream, or `only` these."""
         stream = line.origin.stream
         # A step in words counts only once its format has repeated: error messages may contain one.
         if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):
@@ -158,7 +155,6 @@ class RecoveryEvidence(Struct):
                 del unwell[each]
 
     def _took_nobodys(self, stream: str) -> None:
-        """Count a line of unknown rank: one of several is the rank's in question."""
         for (name, rank), open_ in self._open.items():
             for each in open_ if name == stream and rank is not None else ():
                 self._loose[each] += 1
@@ -183,7 +179,6 @@ class RecoveryEvidence(Struct):
 
 
 def _is_excused(finding: Finding, announced: str) -> bool:
-    """Return whether the program announced to continue."""
     if finding.cause is CauseClass.NUMERICS:
         return not _RAISED.match(finding.line) and bool(_LEFT_OUT.search(announced))
     return bool(finding.fields.get("exception") and _EXCUSED.search(announced))

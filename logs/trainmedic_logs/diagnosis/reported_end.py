@@ -1,6 +1,6 @@
 """Reports of an end by a job or its launcher.
 
-A launcher sees how the first process ended. So each reported failure gets a verdict, and a reported success none.
+Each reported failure gets a verdict, and a reported success none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from trainmedic_logs.diagnosis.verdict import Evidence
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 
 HANG = "hang"
-"""Error kind of an attempt ended for hanging."""
 _LONGEST_REASON = 500
 _LATE = timedelta(minutes=2)
 """Time after an end for reading its last lines."""
@@ -60,7 +59,7 @@ class ReportedEnd(Struct, frozen=True):
 
 
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
-    """Read a reported end; missing or invalid members count as unknown."""
+    """Read a reported end; invalid members count as unknown."""
     return ReportedEnd(
         job,
         at,
@@ -87,10 +86,10 @@ def verdict_of(
     taken_in: timedelta,
     stepped_at: datetime | None,
 ) -> KnownVerdict | None:
-    """Return the existing verdict on a reported failure, or None.
+    """Return the existing verdict on a reported failure.
 
-    `before` is the previous report, `stepped_at` the last observed progress. A hang is diagnosed long before the
-    launcher ends it, so a verdict on the same attempt counts until a step completes.
+    A hang is diagnosed long before the launcher ends it, so a verdict on the same attempt counts until a step
+    completes.
     """
     for verdict in verdicts:
         is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt

@@ -1,7 +1,7 @@
 """Diagnosis of slow jobs: the part of a step and the rank that lose the time.
 
-A rank reports three parts of a step: waiting for its batch (data), computing, waiting for other ranks (wait). Lost time
-is data, wait, and computing beyond other ranks; a cause must explain 80 % of it.
+A step's parts are waiting for its batch (data), computing, and waiting for other ranks (wait). Lost time is data, wait,
+and computing beyond other ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from trainmedic_logs.domain.known_verdict import SLOW
 WORTH_NAMING = 0.3
 """Minimum share of a step."""
 SLOW_RANK = 1.3
-"""Factor over the median of all ranks' own time."""
+"""Multiple of the ranks' median own time."""
 EXPLAINS = 0.8
 """Share of the lost time, 0 to 1."""
 _PARTS = "parts of the steps"
 _MOST_SHOWN = 5
 WAITS_FOR_DATA = "waits-for-data"
-"""Log rule for steps that wait for data."""
 WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
 WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
@@ -54,11 +53,10 @@ class RankStep(Struct, frozen=True):
 
 class ThroughputDrop(Struct, frozen=True):
     share: float | None = None
-    """Share of the usual throughput, 0 to 1, or None."""
+    """0 to 1, or None."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer reports waits for data, without a rank."""
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
@@ -84,8 +82,9 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
 
 
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
-    """Return the verdict by each rank's parts, `unknown` without ranks or times, or if steps are as fast as
-    `baseline_s`, the healthy step time in seconds.
+    """Return the verdict by each rank's parts.
+
+    `unknown` without ranks or times, or if steps are as fast as `baseline_s`, the healthy step time in seconds.
     """
     if not parts or not (step := median(each.step for each in parts.values())) > 0:
         return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=(_PARTS,))

@@ -18,7 +18,6 @@ _BY_SOMEBODY = re.compile(r"death signal|got signal: ")
 
 
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield evidence of a requested end, if nothing failed."""
     worths = [(_confidence_of(finding), finding) for finding in relevant.stopped]
     told = sorted(((w, f) for w, f in worths if w is not None), key=lambda each: list(Confidence).index(each[0]))
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
@@ -39,7 +38,6 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield a scheduler's statement about an OOM kill, unless an exit is known or the job completed."""
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
     told = [
@@ -62,7 +60,7 @@ def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _confidence_of(finding: Finding) -> Confidence | None:
-    """Return the confidence: high with a scheduler's reason, None for a launcher's signals, which prove nothing."""
+    """Return None for a launcher's signals, which prove nothing."""
     if finding.fields.get("why", "").strip():
         return Confidence.HIGH
     if _BY_HAND.search(finding.line):

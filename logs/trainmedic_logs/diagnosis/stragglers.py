@@ -1,4 +1,4 @@
-"""Ranks left behind, by timeouts and last steps, if there is no better evidence."""
+"""Ranks left behind, by timeouts and last steps, without better evidence."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ _MOST_BEHIND = 0.25
 
 
 def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
-    """Yield the few ranks whose last step is earlier than the others': a hint, because ranks in a collective have not
-    completed their step either.
-    """
+    """Yield the few ranks whose last step is earlier: a hint, because others may have not completed theirs."""
     steps = {rank: known.last_step for rank, known in facts.ranks.items() if known.last_step is not None}
     if len(steps) < _FEWEST_RANKS or len(set(steps.values())) < 2:
         return
@@ -41,7 +39,6 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
 
 
 def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the ranks that did not wait in a collective while nearly all others did."""
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
     ended = {rank for each in facts.exits if (rank := each.rank) is not None}
     everybody = set(facts.ranks) | set(range(facts.world_size or 0)) | ended

@@ -12,7 +12,7 @@ from trainmedic_logs.domain.finding import CauseClass
 
 class Confidence(StrEnum):
     HIGH = "high"
-    """No other reading is possible; only then is a node named."""
+    """The only confidence that names a node."""
     MEDIUM = "medium"
     """The likeliest reading."""
     LOW = "low"
@@ -26,7 +26,6 @@ class Advice(StrEnum):
     ISOLATE_NODE = "isolate_node"
     """Cordon the node and check it."""
     STOP = "stop"
-    """Another attempt would fail the same way."""
     ROLLBACK = "rollback"
     """Continue from an earlier checkpoint."""
     ASK = "ask"
@@ -37,7 +36,6 @@ class Advice(StrEnum):
 class Evidence(Struct, frozen=True):
     why: str
     line: str = ""
-    """As printed; empty if it is not a line."""
     source: str = ""
     """``training``, ``kernel``, …, ``flight recorder``, ``exit``, ``presence``."""
     node: str = ""
@@ -66,7 +64,7 @@ class Verdict(Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     """Origin, ascending; empty if unknown."""
     node: str | None = None
-    """Only with high confidence and never by the job's own output."""
+    """Node at fault, never by the job's own output."""
     gpu: str | None = None
     evidence: tuple[Evidence, ...] = ()
     against: tuple[Evidence, ...] = ()
@@ -74,12 +72,11 @@ class Verdict(Struct, frozen=True):
     same_before: int = 0
     """Earlier attempts with the same fingerprint."""
     fingerprint: str = ""
-    """Equal for the same cause and line in all attempts."""
+    """Equal for the same cause and line."""
     shares: Mapping[str, float] | None = None
-    """Shares of a slow job's step, 0 to 1."""
+    """0 to 1."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the JSON form, for the API and `--output json`."""
         return {
             "cause": self.cause.value,
             "node": self.node,

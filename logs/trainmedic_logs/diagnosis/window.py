@@ -28,8 +28,6 @@ _LONGEST_BEFORE = 3600.0
 
 
 class Relevant(Struct, frozen=True):
-    """Relevant findings, each list by time."""
-
     trusted: Sequence[Finding]
     """Roots and confirmations of trusted sources."""
     roots: Sequence[Finding]
@@ -52,7 +50,6 @@ class Relevant(Struct, frozen=True):
 
 
 def relevant(facts: Facts) -> Relevant:
-    """Select the findings that can explain the failure."""
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
     recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]
@@ -69,7 +66,6 @@ def relevant(facts: Facts) -> Relevant:
 
 
 def _was_outlived(finding: Finding, facts: Facts) -> bool:
-    """Return whether steps completed after it."""
     if finding.id in facts.outlived:
         return True
     last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
@@ -78,8 +74,9 @@ def _was_outlived(finding: Finding, facts: Facts) -> bool:
 
 
 def _says_why(finding: Finding) -> bool:
-    """Return whether a job line can be the origin. Ends of processes come from exits, and OOM kills of others only from
-    the kernel.
+    """Return whether a job line can be the origin.
+
+    Ends of processes come from exits, and OOM kills of others only from the kernel.
     """
     if finding.cause is CauseClass.HOST_MEMORY:
         return "process" not in finding.fields
@@ -103,7 +100,6 @@ def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
 
 
 def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
-    """Return the earliest time of a finding (not numerics) or failed exit, or None."""
     moments = [moment_of(finding) for finding in findings if finding.cause is not CauseClass.NUMERICS]
     # Tables have local times, possibly off by hours.
     moments += [Moment(e.at) for e in facts.exits if e.at and e.is_failure and e.teller != "torchrun"]
@@ -111,7 +107,6 @@ def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
 
 
 def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
-    """Return whether it is a trusted root or confirmation, near the failure in time."""
     if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
         return False
     moment = moment_of(finding)

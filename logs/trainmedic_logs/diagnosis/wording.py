@@ -33,7 +33,7 @@ _DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
 _LONGEST_WORDS = 200
 _PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\]\s*(?=\S)")
-"""tqdm bar without a line end, before the next message."""
+"""tqdm bar without a line end."""
 
 
 def summary(leader: Attribution, facts: Facts) -> str:
@@ -97,7 +97,6 @@ def few(names: Sequence[str]) -> str:
 
 
 def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
-    """Yield unavailable evidence; for a sure verdict, only unreadable data."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
     yield from facts.pods.unread

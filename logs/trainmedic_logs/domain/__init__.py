@@ -1,1 +1,1 @@
-"""Frozen values and pure functions of findings, log lines and verdicts."""
+"""Values and pure functions of findings, log lines and verdicts."""

@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime, timedelta
 
 _LATEST = 2**63 - 1
-"""Nanoseconds since 1970; fits messages, databases and ``datetime``."""
+"""Fits messages, databases and ``datetime``."""
 
 
 def written_ns(facts: os.stat_result) -> int:

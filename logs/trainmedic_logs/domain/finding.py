@@ -1,6 +1,4 @@
-"""Finding of a log rule. A match is an observation, not a cause; its role says what it can mean. Only ``finding_codec``
-checks bounds.
-"""
+"""Finding of a log rule: an observation, not a cause."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from msgspec import Meta, Struct, field
 from trainmedic_core.target import LONGEST_NAME, Target
 
 CLAIMED_JOB = "claimed_job"
-"""Label for a job that only a log file names: part of the identity, but not resolved by playbooks."""
+"""Part of the identity, but not resolved by playbooks."""
 LONGEST_LINE = 500
 LONGEST_VALUE = 256
 LONGEST_STREAM = 4096
@@ -39,7 +37,7 @@ class Role(StrEnum):
     CASCADE = "cascade"
     """Consequence, which raises no alert."""
     CONFIRMATION = "confirmation"
-    """Explains another finding, such as by naming an OOM-killed process."""
+    """Explains another finding, such as an OOM kill."""
     TEARDOWN = "teardown"
     """Printed during termination."""
     NOISE = "noise"
@@ -48,7 +46,6 @@ class Role(StrEnum):
 class CauseClass(StrEnum):
     GPU = "gpu"
     GPU_MEMORY = "gpu_memory"
-    """The job requested more than the GPU has."""
     HOST_MEMORY = "host_memory"
     NETWORK = "network"
     STORAGE = "storage"
@@ -56,26 +53,25 @@ class CauseClass(StrEnum):
     """Including the processes that read it."""
     CODE = "code"
     NUMERICS = "numerics"
-    """Non-finite or far too large loss or gradients."""
     NODE = "node"
     """The machine, if nothing more exact is known."""
     PREEMPTION = "preemption"
     """Ended by a user or scheduler."""
     HANG = "hang"
-    """A rank waits for another, for an unknown reason."""
+    """A wait for another rank, for an unknown reason."""
     UNKNOWN = "unknown"
 
 
 class TimeSource(StrEnum):
     LINE = "line"
-    """With year and zone, or as time since boot."""
+    """Stated with a zone, or as time since boot."""
     ARRIVAL = "arrival"
     """Time of reading."""
 
 
 class Origin(Struct, frozen=True):
     source: Annotated[str, Meta(min_length=1, max_length=64)]
-    """``training``, ``launcher``, ``kernel``, ``slurm``, ``fabric-manager``, or a name of the policy."""
+    """``training``, ``launcher``, ``kernel``, ``slurm``, ``fabric-manager``, or a policy's."""
     node: _Name = ""
     """Empty for files of unknown origin."""
     job: _Name | None = None
@@ -88,12 +84,12 @@ class Origin(Struct, frozen=True):
     stream: Annotated[str, Meta(max_length=LONGEST_STREAM)] = ""
     """Path of the file, for people."""
     generation: str = ""
-    """Distinguishes streams of one name. Only part of `Finding.id`."""
+    """Distinguishes streams of one name."""
 
 
 class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "over"}):
     id: Id
-    """Hash of stream and the line's place, the same when read again."""
+    """Hash of stream and place, the same when read again."""
     rule: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
     role: Role
     cause: CauseClass
@@ -104,18 +100,18 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     last_at: datetime
     """UTC, by the node's clock."""
     line: Annotated[str, Meta(max_length=LONGEST_LINE)]
-    """First line, or a block's decisive one, masked."""
+    """First or decisive line, masked."""
     labels: Annotated[Texts, Meta(max_length=MOST_LABELS)] = field(default_factory=dict)
-    """Alert labels from the rule; part of the identity."""
+    """Part of the identity."""
     fields: Annotated[Texts, Meta(max_length=MOST_FIELDS)] = field(default_factory=dict)
     ranks: frozenset[int] = frozenset()
     count: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 1
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Possible difference from Redis's clock in seconds."""
+    """Seconds from Redis's clock."""
     is_over: bool = False
     shape: _Short = ""
-    """Hash of the line without numbers, addresses and paths, to compare attempts."""
+    """Hash without numbers, addresses and paths, to compare attempts."""
 
 
 MOST_AROUND = 50
@@ -129,7 +125,7 @@ class Excerpt(Struct, frozen=True):
     at: Annotated[int, Meta(ge=0)]
     """Index of the finding's line."""
     number: Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)] = 0
-    """Of `lines[0]` in the stream, from 1; 0 if unknown."""
+    """Number of `lines[0]`, from 1; 0 if unknown."""
 
     def within(self, most_bytes: int = LARGEST_EXCERPT) -> Excerpt:
         """Cut to `most_bytes`, farthest lines first."""

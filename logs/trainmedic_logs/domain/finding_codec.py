@@ -1,6 +1,4 @@
-"""JSON codec of findings between node and server. Lines are untrusted: deviating forms and overlong texts are
-refused.
-"""
+"""JSON codec of findings between node and server, for untrusted lines."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from trainmedic_logs.domain.finding import LARGEST_RANK as LARGEST_RANK
 VERSION = 1
 MOST_RANKS = 65_536
 _NEEDED = frozenset({"labels", "fields", "count", "time", "clock_error"})
-"""Members with a default that are always sent."""
+"""Members that are always sent, despite their default."""
 _PARTS: Mapping[TargetKind, tuple[str, ...]] = {
     TargetKind.GPU: ("node", "gpu"),
     TargetKind.NODE: ("node",),
@@ -51,11 +49,10 @@ class FindingUpdate(Struct, frozen=True):
     """Complete state, replacing earlier updates."""
 
     node: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
-    """Signing node; equals the origin's, unless that is empty."""
+    """Signing node."""
     instance: Id
-    """ID of the sending process."""
     number: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
-    """From 1 within the process; gaps are losses."""
+    """Number within the process, from 1; gaps are losses."""
     finding: Finding
     excerpt: Excerpt | None = None
     boot: Annotated[str, Meta(max_length=128)] = ""

@@ -1,7 +1,6 @@
 """Finding as the server knows it, merged from all streams.
 
-The identity is rule, target, labels, and whether a job could have printed the line; never the rank. Updates are
-complete, so repeated and late ones are harmless.
+The identity is rule, target, labels, and whether a job could have printed the line; never the rank.
 """
 
 from __future__ import annotations
@@ -22,22 +21,19 @@ from trainmedic_logs.domain.finding_codec import MOST_RANKS
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 MOST_LINES = 1_000_000_000_000_000_000
-"""Maximum count, within database limits."""
 
 
 class FindingEnd(StrEnum):
     ENDED = "ended"
-    """The rule's end was read in every stream."""
     SILENCE = "silence"
     """No line for the rule's silence."""
     BOOT = "boot"
     """The node booted later."""
     ATTEMPT = "attempt"
-    """The next attempt progresses, or the job ended."""
     UNCONFIRMED = "unconfirmed"
     """No confirmation in time."""
     FORGOTTEN = "forgotten"
-    """Its node or job was silent for a week."""
+    """Node or job silent for a week."""
 
 
 class EpisodeKey(NamedTuple):
@@ -53,7 +49,7 @@ class Episode(Struct, frozen=True):
     finding_id: str
     count: int
     counted_before: int = 0
-    """Lines that belong to an earlier, ended finding."""
+    """Lines of an earlier, ended finding."""
     is_over: bool = False
 
 
@@ -75,7 +71,7 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """Origin of the first line. Its job is proven or None; see `claimed_job`."""
+    """Origin of the first line. Its job is proven or None."""
     line: str
     first_at: datetime
     last_at: datetime
@@ -100,9 +96,9 @@ class KnownFinding(Struct, frozen=True):
     confirmed_by: str = ""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
-    """For people; empty if it raises an alert."""
+    """Reason for people; empty if it raises an alert."""
     tell_at: datetime | None = None
-    """Next sending of its alert, None without any."""
+    """Next alert, or None."""
 
     @property
     def key(self) -> str:
@@ -165,9 +161,7 @@ class JobPlace(NamedTuple):
 
 
 def identity_of(rule: str, target: Target, labels: Mapping[str, str], *, is_printed: bool) -> str:
-    """Return the identity, 32 hexadecimal digits. Printable and kernel findings differ, so that neither poses as the
-    other.
-    """
+    """Return the identity. Printable and kernel findings differ, so that neither poses as the other."""
     parts: list[object] = [rule, target.key, sorted(labels.items())]
     # Omit the flag in the usual case.
     parts += [is_printed] if is_printed is not (target.kind is TargetKind.JOB) else []
@@ -179,7 +173,6 @@ def identity(finding: Finding) -> str:
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
-    """Return whether a later attempt ends `earlier`."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before
@@ -214,7 +207,7 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
 def taken(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """Merge a stream's update. Return the finding and the episode, unchanged for a repeat."""
+    """Merge a stream's update, unchanged for a repeat."""
     earlier = before or Episode(key, known.id, 0)
     if earlier.finding_id != known.id:  # its finding was over; start a new one
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)

@@ -26,13 +26,13 @@ class KnownVerdict(Struct, frozen=True):
     cause: str
     confidence: str
     node: str | None
-    """Node at fault; only with high confidence."""
+    """Node at fault, only with high confidence."""
     fingerprint: str
     plain: Mapping[str, Any]
     labels: Mapping[str, str] | None = None
     """None before the alert."""
     tell_at: datetime | None = None
-    """Next sending of its alert, None without any."""
+    """Next alert, or None."""
 
     @property
     def is_slow(self) -> bool:

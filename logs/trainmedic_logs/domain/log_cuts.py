@@ -1,4 +1,4 @@
-"""Log data over a budget, reported by agents in their untrusted presence."""
+"""Log data over a budget, in agents' untrusted presence."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class CutKind(StrEnum):
     FILES = "files"
     """Log files not followed; a current number."""
     ENTRIES = "entries"
-    """Scans that did not see every directory entry."""
     JOBS = "jobs"
-    """Job directories of a user that are not scanned; a current number."""
+    """Job directories that are not scanned; a current number."""
     SECONDS = "seconds"
     """Scans that took too long."""
     LINES = "lines"
@@ -42,7 +41,6 @@ class LogCut(Struct, frozen=True):
     """First cut without a pause of 10 min, UTC."""
 
     def plain(self) -> dict[str, Any]:
-        """Return a presence's members, without the node."""
         return {
             "job": self.job,
             "uid": self.uid,

@@ -1,4 +1,7 @@
-"""Log search queries and results, with JSON forms. A result is one physical line, masked and without prefixes."""
+"""Log search queries and results.
+
+A result is one physical line, masked and without prefixes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ WITHDRAW = "logs.withdraw"
 """Cancels a `READ`."""
 MOST_PODS = 1000
 TIME = "time"
-"""For lines excluded because of uncertain times."""
 LONGEST_GREP = 1000
 
 
@@ -26,7 +28,6 @@ class LogLevel(StrEnum):
 
     @property
     def at_least(self) -> frozenset[LogLevel]:
-        """This level and worse ones."""
         levels = list(LogLevel)
         return frozenset(levels[levels.index(self) :])
 
@@ -37,22 +38,20 @@ class TimeKnownBy(StrEnum):
     NODE_ZONE = "node_zone"
     """Stated without a zone; the node's zone applies."""
     ARRIVAL_ZONE = "arrival_zone"
-    """Stated without a zone; arrival times show the zone."""
+    """Stated without a zone; arrival times show it."""
     ARRIVAL = "arrival"
     """Not stated; latest arrival time."""
     NEIGHBOURS = "neighbours"
     """Not stated; bounded by neighbouring lines."""
     FILE = "file"
-    """Stated by no line of the file; last write."""
+    """Not stated; last write of the file."""
 
 
 class LeftOut(Struct, frozen=True):
-    """Lines and files excluded because a requested attribute is unknown."""
-
     files: int = 0
     lines: int = 0
     since: datetime | None = None
-    """Earliest possible time of lines with uncertain times."""
+    """Earliest possible time."""
 
     def __add__(self, other: LeftOut) -> LeftOut:
         begins = [each for each in (self.since, other.since) if each is not None]
@@ -78,7 +77,10 @@ LATEST_ARRIVAL = timedelta(seconds=15)
 
 
 class LogQuery(Struct, frozen=True):
-    """None and "" mean no condition. Lines with an unknown requested attribute do not match."""
+    """Query. None and "" mean no condition.
+
+    Lines with an unknown requested attribute do not match.
+    """
 
     job: str
     since: datetime
@@ -93,7 +95,7 @@ class LogQuery(Struct, frozen=True):
     level: LogLevel | None = None
     kernel: bool = False
     pods: Sequence[str] = field(default=())
-    """``namespace/name``, because containers do not know the job's name."""
+    """Containers do not know the job's name."""
     local_rank: int | None = None
     is_search: bool = False
     """Ask all nodes; only those with the job's files answer."""
@@ -103,7 +105,6 @@ class LogQuery(Struct, frozen=True):
         return self.until is not None and now >= self.until + LATEST_ARRIVAL
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the command for an agent, without ``node``."""
         members = {
             "job": self.job,
             "since": written(self.since),
@@ -157,11 +158,10 @@ class FoundLine(Struct, frozen=True):
     local_rank: int | None = None
     known_by: TimeKnownBy = TimeKnownBy.LINE
     time_error: float | None = None
-    """Seconds; None if the line states it, or if unknown."""
+    """Seconds; None if stated or unknown."""
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the line states its time."""
         return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:
@@ -203,7 +203,6 @@ class FoundLine(Struct, frozen=True):
 
 
 def left_out(most: int, last: datetime) -> str:
-    """Return the note about lines after the first `most`."""
     more = "1 line answers" if most == 1 else f"{most} lines answer"
     return f"more than {more}; those after {written(last)} are not shown"
 

@@ -1,4 +1,4 @@
-"""Names of log sources. Every agent loads it, so it has few imports."""
+"""Names of log sources, with few imports because every agent loads it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ KERNEL_SOURCES = frozenset({"kernel", "fabric-manager"})
 """Sources that trainings cannot write. Only their lines can concern a node or GPU."""
 TEXT_SOURCES = ("training", "launcher", "slurm")
 SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
-"""Built-in names; policies may add others."""
+"""Policies may add others."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 _ALIKE = 0.75
-"""Similarity from which a name counts as misspelt."""
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:
@@ -26,7 +25,6 @@ def misspelt(name: str, known: Sequence[str]) -> str | None:
 
 
 def fault_of_source(name: str) -> str | None:
-    """Return the error of a name, or None."""
     meant = misspelt(name, SOURCES)
     if meant is not None:
         return f"there is no {name!r}; did you mean {meant!r}?"

@@ -14,7 +14,7 @@ LONGEST_MESSAGE = 500
 class PodFaultKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     EXITED = "exited"
-    """A container ended by exit code or signal, without another reason."""
+    """Ended by exit code or signal, without another reason."""
     EVICTED = "evicted"
     """The kubelet evicted the pod for lack of a resource."""
     PREEMPTED = "preempted"
@@ -58,9 +58,7 @@ class PodFault(Struct, frozen=True):
     node: str
     """Empty if not scheduled."""
     at: datetime
-    """UTC, by Kubernetes, stable across server restarts. For a pod that does not start: its scheduling, or its
-    container's last end.
-    """
+    """UTC, by Kubernetes, stable across server restarts."""
     reason: str = ""
     """``OOMKilled``, ``Evicted``, ``ImagePullBackOff`` …"""
     message: str = ""
@@ -70,7 +68,7 @@ class PodFault(Struct, frozen=True):
     exit_code: int | None = None
     signal: int | None = None
     is_event: bool = False
-    """An event is no proof: accounts of the namespace may write them."""
+    """No proof: accounts of the namespace may write events."""
 
     @property
     def full_name(self) -> str:
@@ -93,6 +91,6 @@ class PodReading(Struct, frozen=True):
     faults: tuple[PodFault, ...] = ()
     not_ready: tuple[NodeNotReady, ...] = ()
     shared_nodes: frozenset[str] = field(default_factory=frozenset)
-    """Nodes with several pods of the job, which do not identify ranks."""
+    """Nodes with several pods of the job."""
     unread: tuple[str, ...] = ()
     """Unread data, as sentences."""

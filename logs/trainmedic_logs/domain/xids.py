@@ -1,4 +1,4 @@
-"""Catalogue of XIDs (``xids.toml``), the error codes of NVIDIA's driver."""
+"""Catalogue of XIDs, the error codes of NVIDIA's driver."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Confined parser of flight recorder dumps: ``python -m trainmedic_logs.files.dump_child MEMORY LONGEST_ANSWER``.
 
-It gives up its rights before reading. Input: ``rank length``, a line feed, and the dump; output: a line of JSON. A dump
-that takes too long ends the process.
+Input: ``rank length``, a line feed, and the dump; output: a line of JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from trainmedic_logs.errors import DumpError
 SECONDS_PER_DUMP = 5
 """CPU seconds."""
 MEMORY = 2 * 1024**3
-"""Address space in bytes; a dump of 64 MiB takes up to 1 GiB."""
+"""A dump of 64 MiB takes up to 1 GiB."""
 LONGEST_ANSWER = 16 * 1024**2
 """Bytes; 512 ranks take 15 KiB each."""
 TOO_MUCH = "it has too many open collectives"

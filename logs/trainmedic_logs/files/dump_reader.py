@@ -1,4 +1,4 @@
-"""Blocking reader of dumps in a confined process (`dump_child`)."""
+"""Blocking reader of dumps in a confined process."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 MOST_DUMPS = 4096
 """Per job."""
 _ANSWER_SHARE = 64
-"""Fraction of memory: Python's values take up to ten times as much."""
+"""Python's values take up to ten times as much."""
 _WALL_SECONDS = 60
-"""Per dump; `dump_child.SECONDS_PER_DUMP` limits CPU time."""
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
 
 def rank_of(name: str) -> int | None:
-    """Return the rank in a file name such as ``nccl_trace_rank_12`` or ``rank-12.json``, or None."""
+    """Return the rank in a file name such as ``nccl_trace_rank_12`` or ``rank-12.json``."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
-    """Return the dumps, and reasons by unread path."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
@@ -67,8 +65,9 @@ def read_raw(
     longest_answer: int = dump_child.LONGEST_ANSWER,
     start: StartsPrograms = ExecutedProgram,
 ) -> list[Dump | str]:
-    """Return each rank's dump, or why there is none. Raises OSError. A new process continues after a dump that ends
-    one. `most_memory` (address space) and `longest_answer` are in bytes.
+    """Return each rank's dump, or why there is none. Raises OSError.
+
+    `most_memory` (address space) and `longest_answer` are in bytes.
     """
     with DumpProcess(most_memory, longest_answer, start=start) as process:
         return [process.read(rank, each) for rank, each in raw]

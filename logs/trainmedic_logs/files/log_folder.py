@@ -1,5 +1,6 @@
-"""Classification of a folder's files: kind, node, rank and attempt. Known: our layout (``trainmedic.wire.log_layout``),
-torchrun's ``--log-dir``, and names such as ``rank3.log``, ``dmesg-node7.txt``, ``slurm-123.out``.
+"""Classification of a folder's files: kind, node, rank and attempt.
+
+Known: our layout, torchrun's ``--log-dir``, and names such as ``rank3.log``, ``dmesg-node7.txt``, ``slurm-123.out``.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from trainmedic_logs.files.reading_limits import LimitReached, ReadingLimits
 
 MOST_FILES = 20_000
 MOST_BYTES = 64 * 1024 * 1024
-"""Per file of lines; longer files are read at their end."""
+"""Longer files are read at their end."""
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Larger ones are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
 _TIGHTEST = 1032
-"""Compression ratio of deflate (zlib's technical details)."""
+"""Deflate's compression ratio."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
 _ASKED_EVERY = 64 * 1024
 _MOST_ENTRIES = 200_000
-"""Per directory, and of pending directories."""
+"""Entries per directory, and pending directories."""
 _ZEROS = re.compile(rb"\0+")
 _FEW_ZEROS = 8
 _NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
@@ -52,11 +53,10 @@ class Kind(StrEnum):
     ERROR = "error"
     """Exception written by torch's ``@record``."""
     SOURCES = "sources"
-    """The SDK's description of a rank's logs."""
     ATTEMPTS = "attempts"
     """Failed attempts, recorded by ``trainmedic-run``."""
     ENDED = "ended"
-    """Exit code 0 of an attempt, recorded by ``trainmedic-run``."""
+    """Exit code 0, recorded by ``trainmedic-run``."""
 
 
 class FolderFile(Struct, frozen=True):
@@ -97,7 +97,7 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
 
 
 def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[bytes]:
-    """Yield a file's last `MOST_BYTES` as lines. Raises LimitReached, OSError if unreadable."""
+    """Yield a file's last `MOST_BYTES` as lines. Raises LimitReached, OSError."""
     limits = limits or ReadingLimits()
     limits.check()
     with _opened(file.path) as raw:
@@ -132,7 +132,7 @@ def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -
 
 
 def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
-    """Return the size of the skipped part. Raises OSError."""
+    """Raises OSError."""
     with _opened(file.path) as raw:
         size = os.fstat(raw.fileno()).st_size
         is_packed = raw.read(2) == _GZIP
@@ -195,7 +195,6 @@ def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
 
 
 def _file(path: Path, directory: Path) -> FolderFile | None:
-    """Classify a file, None if unusable."""
     with _opened(path) as stream:
         head = _head(stream)
         written = file_times.written_at(os.fstat(stream.fileno()))
@@ -213,7 +212,7 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether the head is text, possibly with some NULs of PyTorch or truncated logs."""
+    """Return whether it is text, possibly with some NULs of PyTorch or truncated logs."""
     if head.startswith(_UTF16):
         return True
     has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # such as a binary number at the start

@@ -24,7 +24,7 @@ class LimitReached(OSError):
 
 
 class ReadingLimits:
-    """`memory` in bytes, beyond the resident memory at the start."""
+    """Limits, with `memory` in bytes beyond the present resident memory."""
 
     def __init__(
         self,

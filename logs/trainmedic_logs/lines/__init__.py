@@ -1,1 +1,1 @@
-"""Reading of log lines and matching against rules, for agent and offline commands. Pure."""
+"""Reading of log lines and matching against rules. Pure."""

@@ -1,6 +1,4 @@
-"""Assembly of a stream's physical lines into the lines that rules see: decoded, without prefixes, joined to blocks.
-Held-back lines are bounded in number, bytes and time.
-"""
+"""Assembly of a stream's physical lines into the lines that rules see: decoded, without prefixes, joined to blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from trainmedic_logs.lines.step_trends import StepTrends
 PATIENCE = timedelta(seconds=5)
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)
 _MOST_OPEN = 256
-"""Held-back blocks and divided lines of a stream; the oldest goes first."""
+"""Held-back blocks of a stream; the oldest goes first."""
 _FUTURE = timedelta(minutes=1)
 
 
@@ -82,19 +80,17 @@ class LineAssembler:
 
     @property
     def oldest_place(self) -> int | None:
-        """Start of the oldest held-back line, or None."""
         return min(self.held_places, default=None)
 
     @property
     def held_places(self) -> list[int]:
-        """Starts of held-back lines, which restore the state of a new assembler."""
+        """Starts of held-back lines, which restore a new assembler's state."""
         of_blocks = [place for block in self._open.values() for place in block.places]
         return of_blocks + [place for part in self._divided.values() for place in part.places]
 
     def feed_many(
         self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
     ) -> list[Line]:
-        """Take the next physical lines with places."""
         lines: list[Line] = []
         if prefilter is None:
             for place, raw in placed:
@@ -116,7 +112,7 @@ class LineAssembler:
         return bool(self._open or self._divided or self._learned)
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
-        """Take the next physical line and its start. Return completed lines in order."""
+        """Take the next physical line and its start; return completed lines in order."""
         self._number += 1
         text, is_cut = raw_text.text_of(raw)
         if self._is_kernel:
@@ -143,7 +139,6 @@ class LineAssembler:
         return self._joined(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
-        """Return the blocks due at `now`, by default all."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()

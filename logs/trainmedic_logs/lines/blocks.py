@@ -23,9 +23,9 @@ class Continuation(StrEnum):
 
 TRACEBACK = "Traceback (most recent call last):"
 HEADING = TRACEBACK.removesuffix(":")
-"""Also used in the frame that Rich draws."""
+"""Heading, also in Rich's frame."""
 ORIGINAL = f"Original {TRACEBACK}"
-"""Written by PyTorch before a loader process's traceback."""
+"""PyTorch's line before a loader process's traceback."""
 _ANNOUNCED = ("Exception ignored ", "Exception in thread ", "--- Logging error ---", "Error in atexit._run_exitfuncs:")
 """Lines before tracebacks of destructors, threads, logging calls and atexit functions."""
 _GROUP = "Exception Group Traceback (most recent call last):"
@@ -78,7 +78,7 @@ _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifi
 
 
 def kind_of(text: str) -> BlockKind | None:
-    """Return the kind of block that a line begins or continues; None for an ordinary line."""
+    """Return the kind of block that a line begins or continues."""
     if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
         TRACEBACK in text and text.rstrip().endswith(TRACEBACK)
     ):
@@ -128,7 +128,6 @@ def _is_report(text: str) -> bool:
 
 
 def has_ended(lines: list[str]) -> bool:
-    """Return whether only a chained traceback can follow."""
     for line in reversed(lines):
         if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
             return False
@@ -138,7 +137,6 @@ def has_ended(lines: list[str]) -> bool:
 
 
 def _is_broken_message(lines: list[str], text: str) -> bool:
-    """Return whether `text` continues a message wrapped by Rich."""
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)

@@ -1,7 +1,7 @@
 """Cause of an exception by its class, place and message, for all libraries.
 
-Only exceptions that nothing but the program can cause are proof (`ExceptionReading.is_proof`). Rules with exact
-wordings take precedence (``matcher``).
+Only exceptions that nothing but the program can cause are proof. Rules with exact wordings take precedence
+(``matcher``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.lines import message_causes, outside_values, shown_source
 
 PROOF = "proof"
-"""Finding field: no other reading is possible."""
+"""No other reading is possible."""
 GUESS = "guess"
-"""Finding field: the class is unknown, the cause a hint."""
+"""The class is unknown, the cause a hint."""
 _DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
 _PROGRAM = frozenset(_DATA["program"])
 _SURELY_CODE = frozenset(_DATA["surely_code"])
@@ -27,14 +27,14 @@ _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
 _WITH_WORDS = frozenset({"ImportError", "AssertionError"})
-"""Program classes whose message may state another cause."""
+"""Program errors whose message may state another cause."""
 _UNSPECIFIC = frozenset(_DATA["unspecific"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
-"""Wrong names or calls, which only the program causes, in any file."""
+"""Errors that only the program causes."""
 _OF_TENSORS = re.compile(
     r"shapes cannot be multiplied|[Ee]xpected all tensors to be on the same dev"
     r"|^Trying to backward through the graph a second time"
@@ -98,7 +98,7 @@ _RUN_BY_EXEC = re.compile(
 )
 """Source without a file, such as a model's answer run by a reward function."""
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
-"""File named by Python's tempfile, such as a model's answer under test."""
+"""Temporary file, such as a model's answer under test."""
 _OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
 _HEADING = "Traceback (most recent call last)"
 _ORIGINAL = f"Original {_HEADING}"
@@ -127,16 +127,17 @@ _OF_DATA = re.compile(r"(?i)\b(?:columns?|data ?sets?|samples?)\b")
 class ExceptionReading(Struct, frozen=True):
     cause: CauseClass
     is_proof: bool = False
-    """Nothing else raises it in that place."""
     is_consequence: bool = False
     is_guess: bool = False
     stated_by: str = ""
-    """Class of the earlier exception that states the cause, or ""."""
+    """Class of the earlier exception that states the cause."""
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
-    """Return the cause by the exception at the end of `traceback`. In a chain, the first cause other than the program
-    counts. A program error raised while handling another exception proves nothing.
+    """Return the cause by the exception at the end of `traceback`.
+
+    In a chain, the first cause other than the program counts. A program error raised while handling another proves
+    nothing.
     """
     inner = _inner(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:
@@ -266,7 +267,6 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
 
 
 def _inner(traceback: str) -> tuple[str, str, str] | None:
-    """Return class, message and traceback of a chain's previous exception, or None."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

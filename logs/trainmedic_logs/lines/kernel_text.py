@@ -1,4 +1,4 @@
-"""Kernel log lines without what ``dmesg``, ``/dev/kmsg``, pstore, the journal or syslog put before them."""
+"""Kernel log lines without the prefixes of ``dmesg``, ``/dev/kmsg``, pstore, the journal or syslog."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class KernelText(Struct, frozen=True):
 
 
 def split(text: str, booted_at: datetime | None = None) -> KernelText:
-    """Return the kernel's text, and its time if certain."""
     if match := _KMSG.match(text):
         seconds = int(match[3]) / 1_000_000
         return KernelText(text[match.end() :], _since(booted_at, seconds))
@@ -49,7 +48,6 @@ def split(text: str, booted_at: datetime | None = None) -> KernelText:
 
 
 def _kept(text: str) -> tuple[datetime | None, str]:
-    """Return the time by the journal, syslog or ``dmesg -x``, and the rest."""
     at = None
     if match := _LEVEL.match(text):
         text = text[match.end() :]

@@ -1,8 +1,4 @@
-"""Unlisted prefixes (of pdsh, loggers, scripts), learned from a traceback's first line.
-
-The text before ``Traceback`` also precedes the following lines, with other times. A prefix counts only while its
-traceback is open.
-"""
+"""Unlisted prefixes (of pdsh, loggers, scripts), learned from a traceback's first line."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ _MOST = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
 _UPPER_EDGE = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
 _TABLE_MEMBER = re.compile(r"(?:^|\s)(?:traceback|msg) *: *\Z")
-"""Precedes a traceback in the launcher's failure table, but not its other lines."""
+"""Text before a traceback in the launcher's failure table."""
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 
 
@@ -24,7 +20,7 @@ class LearnedPrefixes:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
     def split(self, text: str) -> tuple[str, str]:
-        """Return the text without its prefix, and the prefix's key or ""."""
+        """Return the text without its prefix, and the prefix's key."""
         if edge := _UPPER_EDGE.fullmatch(text) if HEADING in text else None:
             return TRACEBACK, self._learn(edge[1]) if edge[1] else ""
         end = text.rstrip()
@@ -59,6 +55,5 @@ class LearnedPrefixes:
 
 
 def _digits(time: str) -> str:
-    """Return a pattern for similar times."""
     whole = _FRACTION.sub("", time)
     return re.sub(r"\d", r"\\d", re.escape(whole)) + r"(?:[.,]\d{1,9})?"

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 from trainmedic_logs.domain.finding import Origin, TimeSource
 
 LONGEST = 8 * 1024
-"""In bytes; `Line.is_cut` marks longer ones."""
+"""Bytes; `Line.is_cut` marks longer lines."""
 
 
 class Line(NamedTuple):
-    """Line, or joined block such as a traceback. A tuple for speed. `text` is decoded, without colours, progress bar
-    redraws and prefixes.
+    """Line, or joined block such as a traceback. A tuple for speed.
+
+    `text` is decoded, without colours, redraws and prefixes.
     """
 
     origin: Origin
@@ -21,11 +22,11 @@ class Line(NamedTuple):
     text: str
     time_source: TimeSource = TimeSource.ARRIVAL
     place: int = 0
-    """Byte offset, or another growing number; part of `Finding.id`."""
+    """Byte offset, or another growing number."""
     number: int = 0
-    """From 1, of a block's first line; 0 if not counted."""
+    """From 1; 0 if not counted."""
     record: Mapping[str, Any] | None = None
-    """Members of a step or event line, as in ``records``, or None."""
+    """Members of a step or event line."""
     is_cut: bool = False
     has_words: bool = False
-    """The text states more than the record, so text rules are tried too."""
+    """True if the text states more than the record."""

@@ -1,6 +1,4 @@
-"""Times at the beginning of log lines, in common formats. `moment` completes a missing year, date or zone from the
-latest possible time. Before a time only a level, a bracketed tag or a Ray process name can be.
-"""
+"""Times at the beginning of log lines, in common formats. `moment` completes a missing year, date or zone."""
 
 from __future__ import annotations
 
@@ -64,10 +62,10 @@ class Lacks(StrEnum):
 
 class Stated(NamedTuple):
     walls: tuple[datetime, ...]
-    """Aware if the zone is stated. Several if the order of day, month and year is ambiguous."""
+    """Several if the order of day, month and year is ambiguous."""
     lacks: Lacks = Lacks.NOTHING
     is_weak: bool = False
-    """Other numbers look the same, so it counts only close to the line's arrival."""
+    """Counts only close to the line's arrival."""
 
     @property
     def has_zone(self) -> bool:
@@ -75,7 +73,6 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    """Return the time at the beginning, or None."""
     beginning = text[:_BEGINNING]
     if text.startswith("{"):
         return _of_record(text)
@@ -97,8 +94,8 @@ def stated(text: str) -> Stated | None:
 def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
     """Return the stated time in UTC, None if it is after `latest`.
 
-    `zone` applies to times without one; None is the local zone. Of several moments (missing year, repeated hour), the
-    nearest to `expected` counts, else the latest.
+    `zone` applies to times without one; None is the local zone. An ambiguous time is the nearest to `expected`, else
+    the latest.
     """
     fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
     if not fitting:

@@ -1,5 +1,5 @@
 """Masking of secrets before a line leaves its node: common token formats, passwords in URLs, and values after names
-such as ``api_key``; not every secret. RE2 bounds the time.
+such as ``api_key``; not every secret.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _HARMLESS = re2.compile(rb"(?i)[-+\d.,]+(?:e[-+]?\d+)?|none|null|true|false|<.*|
 
 
 def masked(text: str) -> str:
-    """Replace apparent secrets by ``***``."""
     raw = text.encode(errors="replace")
     if _HINTS.search(raw) is None:
         return text

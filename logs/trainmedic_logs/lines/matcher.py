@@ -1,5 +1,7 @@
-"""Matching of a line against a rule set: at most one rule takes it. One pass searches all literals; only rules with a
-literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by name.
+"""Matching of a line against a rule set: at most one rule takes it.
+
+Only rules with a literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by
+name.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
-"""Beginning of Trainmedic's own log notices; no rule takes them, to prevent loops."""
+"""No rule takes these notices, to prevent loops."""
 LONGEST_FIELD = 1024
 """Characters of a captured field."""
 
@@ -48,7 +50,7 @@ FUNCTIONS: Mapping[str, PlainFunction] = {
     "is_finite": PlainFunction(_is_finite),
     "is_nan": PlainFunction(_is_nan),
 }
-"""For `when` and templates, besides playbook filters."""
+"""Functions for `when` and templates."""
 
 
 _Meaning = tuple[Role, CauseClass, dict[str, str]]
@@ -64,11 +66,10 @@ class LineMatch(Struct, frozen=True):
     near: tuple[str, ...] = ()
     """Rules with a literal but no pattern in the line: the wording may have changed."""
     start: int = 0
-    """In characters of the text, or of a record's words."""
+    """Offset in characters."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
     """Rules that the line ends, with the captured groups."""
     refused: tuple[str, ...] = ()
-    """Record rules whose condition does not hold."""
 
 
 _NOTHING = LineMatch()
@@ -162,7 +163,6 @@ class LineMatcher:
         return self._match_record(rules, source, line.record)
 
     def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
-        """Return whether no rule of these sources can take the line."""
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
@@ -170,7 +170,6 @@ class LineMatcher:
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
-        """Return a filter of lines that no rule of these sources can take."""
         return self._of_sources(sources).prefilter
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
@@ -191,7 +190,6 @@ class LineMatcher:
         return rules
 
     def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str, words: str) -> LineMatch:
-        """Match `text`, which is `words` without shown source code."""
         near, ended, taken, is_known = [], [], LineMatch(), False
         for ready in candidates:
             over = _ended(ready, text)
@@ -241,7 +239,6 @@ class LineMatcher:
 
 
 def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
-    """Return the meaning of an exception found by a general rule. Shown source counts too."""
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
@@ -259,13 +256,11 @@ def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: 
 
 
 def _whole_message(name: str, message: str, text: str) -> str:
-    """Return the message with the lines after it, as in gRPC and Azure."""
     _, found, rest = text.rpartition(f"{name}: {message}")
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:
-    """Return the groups of the matching end, or None."""
     for pattern in ready.ends:
         match = pattern.search(text)
         if match is not None:

@@ -34,7 +34,7 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
-"""Linux's, and getaddrinfo's negative ones. Path errors (2, 13, 17) state no cause."""
+"""Linux's, and getaddrinfo's negative ones."""
 _OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
 _TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
 _SQL = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
@@ -48,7 +48,7 @@ _BY_NPU_CODE: Mapping[int, CauseClass] = {
     507056: CauseClass.NETWORK,  # link errors between devices
     507057: CauseClass.NETWORK,
 }
-"""Of Ascend's runtime (``acl/error_codes``), without timeouts, which are consequences."""
+"""Error codes of Ascend's runtime (``acl/error_codes``)."""
 NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
@@ -195,7 +195,7 @@ _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
 def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
-    """Return the stated cause, or None. `shown`: source of the raising call, which may name the exhausted resource."""
+    """Return the stated cause. `shown`: source of the raising call."""
     if cause := other_than_disk(message, shown):
         return cause
     if name.startswith("sqlite3."):
@@ -211,7 +211,7 @@ def is_store(name: str) -> bool:
 
 
 def other_than_disk(message: str, shown: str = "") -> CauseClass | None:
-    """Return the cause of "no space left" if it is not a disk, else None."""
+    """Return the cause of "no space left" if it is not a disk."""
     if not _NO_SPACE.search(message):
         return None
     return next((cause for words, cause in _NO_DISK if words.search(message) or words.search(shown)), None)

@@ -1,8 +1,6 @@
 """Finding of a single matched line.
 
-Kernel lines concern the node or one of its GPUs; lines of other sources the stream's job, or the node if it has none.
-The shape of a line is its text without numbers, addresses, paths and IDs, to compare lines of several ranks and
-attempts.
+A line's shape is its text without numbers, addresses, paths and IDs, to compare ranks and attempts.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from trainmedic_logs.lines.matcher import LineMatch
 from trainmedic_logs.lines.rule import LogRule
 
 GpuLookup = Callable[[str], str | None]
-"""Returns a GPU's UUID by its logged PCI address, or None."""
+"""Returns a GPU's UUID by its logged PCI address."""
 
 LONGEST_LINE = 500
 """Characters of a finding's line."""
@@ -65,13 +63,11 @@ def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity
 
 
 def _reason(match: LineMatch) -> Mapping[str, str]:
-    """Return a termination's reason as labels."""
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
 
 def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
-    """Return the finding of one matched line."""
     rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None
@@ -98,7 +94,6 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
 
 
 def ranks_of(line: Line) -> frozenset[int]:
-    """Return the stated rank, if known."""
     rank = line.origin.rank
     if rank is None and line.record is not None:
         rank = line.record.get("rank")
@@ -106,7 +101,6 @@ def ranks_of(line: Line) -> frozenset[int]:
 
 
 def stream_key(origin: Origin) -> str:
-    """Return a permanent key of the stream in the fleet."""
     return "\0".join((origin.source, origin.node, origin.pod or "", origin.stream, origin.generation))
 
 
@@ -116,7 +110,6 @@ def _id(line: Line, rule: LogRule) -> str:
 
 
 def _start(text: str, match: LineMatch) -> int:
-    """Return the offset of the line to show: in a traceback, the final exception's."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
@@ -146,7 +139,6 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
-    """Return the GPU's UUID, else its PCI address, or None."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named

@@ -1,7 +1,7 @@
 """Distinction of errors about the program's own names and settings from errors about external values.
 
-External values (server answers, samples, checkpoints, environment) can raise in the program's own file. So if the
-traceback shows the source that read a value, it must prove the value the program's own; see ``exception_causes``.
+External values (server answers, samples, checkpoints, environment) can raise in the program's own file. So shown source
+must prove the value the program's own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FROM_OUTSIDE = re.compile(
 
 
 def is_own(name: str, message: str, shown: str) -> bool:
-    """Return whether it concerns the program itself. `shown`: source of the raising call, or ""."""
+    """Return whether it concerns the program itself. `shown`: source of the raising call."""
     if name == "KeyError":
         return _is_own_key(message.strip(), shown)
     if name == "AttributeError":
@@ -58,12 +58,10 @@ def is_own(name: str, message: str, shown: str) -> bool:
 
 
 def unpacks_outside(shown: str) -> bool:
-    """Return whether the source unpacks an external mapping or list."""
     return any(not _IS_SETTINGS.match(each) for each in _UNPACKED.findall(shown))
 
 
 def _is_own_key(key: str, shown: str) -> bool:
-    """Return whether a key belongs to the program's settings, or its mapping is not shown."""
     if not _WORD.match(key) or _VARIABLE.match(key):
         return False
     if not _READS.search(shown):
@@ -78,7 +76,6 @@ def _has_key(source: str, key: str) -> bool:
 
 
 def _is_own_attribute(message: str, shown: str) -> bool:
-    """Return whether the program's own object or settings lack the attribute."""
     missing = _NO_ATTRIBUTE.match(message)
     if missing is None or _PARSED.fullmatch(missing[1]):
         return False
@@ -87,7 +84,6 @@ def _is_own_attribute(message: str, shown: str) -> bool:
 
 
 def _is_own_type(message: str, shown: str) -> bool:
-    """Return whether the message concerns no parsed value."""
     is_of_value = _PARSED.search(message) or _TEXTS.search(message)
     return not is_of_value or bool(_NO_NAMES.match(_LITERAL.sub("0", shown)))
 

@@ -34,7 +34,7 @@ _NAMES: Mapping[str, LogLevel] = {
     **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
-"""Level names in JSON; others mean info."""
+"""Level names; others mean info."""
 _BEGINNING = 200
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
@@ -44,7 +44,7 @@ class ParsedLine(Struct, frozen=True):
 
     text: str
     at: datetime | None
-    """None unless the line states date and zone."""
+    """None unless date and zone are stated."""
     level: LogLevel
     rank: int | None = None
     local_rank: int | None = None
@@ -93,7 +93,6 @@ class LineMask:
 
 
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
-    """Return a line's level, by default INFO."""
     if record is not None:
         named = next((record[name] for name in ("level", "levelname", "severity") if name in record), "")
         return _NAMES.get(str(named).lower(), LogLevel.INFO)
@@ -110,7 +109,6 @@ def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
 
 
 def level_of_kernel(raw: str) -> LogLevel:
-    """Return a line's level, by default INFO."""
     match = _KERNEL.match(raw)
     if match is None:
         return LogLevel.INFO

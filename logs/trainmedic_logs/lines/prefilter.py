@@ -1,6 +1,4 @@
-"""Selection of physical lines that may matter, before decoding: fifty times cheaper than decoding. The caller must also
-keep lines that continue an earlier one (``assembly``).
-"""
+"""Selection of physical lines that may matter: fifty times cheaper than decoding."""
 
 from __future__ import annotations
 
@@ -15,17 +13,15 @@ from trainmedic_logs.lines.raw_text import has_controls, shown_of
 from trainmedic_logs.lines.records import REPORTS
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
-"""Stands for any bytes that are not UTF-8."""
+"""Any bytes that are not UTF-8."""
 
 
 class LineSearch:
-    """Stateless search for byte patterns in displayed lines."""
-
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self._search = ByteSearch(patterns)
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
-        """Return matching lines' indexes, ascending. Lines contain no line feed."""
+        """Return matching lines' indexes. Lines contain no line feed."""
         together = b"\n".join(lines)
         if has_controls(together):
             # Colours and carriage returns can split a literal.

@@ -37,7 +37,6 @@ class Prefixed(NamedTuple):
 
 
 def split(text: str, source: str) -> Prefixed:
-    """Separate prefixes from a line, and read rank and time in them."""
     is_composed = " | " in text[:_COMPOSE_WITHIN]
     if not text or (text[0] not in _FIRST and not is_composed):
         return Prefixed(text)

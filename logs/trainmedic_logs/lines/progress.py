@@ -1,7 +1,6 @@
 """Progress of a training, learned from lines that repeat with a growing number.
 
-A line is reduced to its form: words stay, numbers, times and bars are replaced. A form counts once its integer has
-grown repeatedly. Lines that count something else (retries, waiting) are excluded by their words.
+A form (a line without numbers, times and bars) counts once its integer has grown repeatedly.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _PREFIX = re.compile(r"^(?:\[?(?:INFO|DEBUG|SUCCESS|WARNING)\]?[\s:|-]*)+")
 
 class _Form(Struct):
     numbers: tuple[float | None, ...]
-    """Numbers of the last line; None unless an integer or an epoch's fraction."""
+    """None unless an integer or an epoch's fraction."""
     grown: list[int] = field(default_factory=list)
     is_learned: bool = False
 
@@ -50,7 +49,6 @@ class ProgressReader:
         self._forms: dict[str, _Form] = {}
 
     def step_of(self, text: str) -> int | None:
-        """Return the number of a line that reports progress, else None."""
         if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
             return None
         form, numbers = _form_of(text[:_LONGEST])
@@ -70,7 +68,6 @@ class ProgressReader:
 
 
 def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
-    """Return the first number that has grown often enough, or None."""
     step: float | None = None
     for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
         is_greater = before is not None and now is not None and now > before
@@ -83,7 +80,6 @@ def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
 
 
 def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
-    """Return a line's form and numbers, None where one cannot be a step."""
     text = _BAR.sub("~", _TIMES.sub("@", text))
     text = _PREFIX.sub("", text.strip())
     pieces: list[str] = []

@@ -1,4 +1,4 @@
-"""Decoding of physical lines without colours, progress bar redraws and control characters, in linear time."""
+"""Decoding of physical lines without colours, redraws and control characters, in linear time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REDRAWN = 8
 
 
 def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
-    """Return a line's text, and whether it was cut at `longest` bytes."""
+    """Return a line's text, and whether it was cut."""
     if not has_controls(raw) and len(raw) <= longest and raw.isascii():
         return raw.decode("ascii"), False  # fast path for nearly all lines
     shown, is_cut = _cut(raw, longest)
@@ -34,7 +34,6 @@ def has_controls(raw: bytes) -> bool:
 
 
 def shown_of(raw: bytes) -> bytes:
-    """Return a line's displayed bytes, maybe invalid UTF-8."""
     return _cut(raw, LONGEST)[0] if has_controls(raw) else raw
 
 
@@ -52,8 +51,9 @@ def _cut(raw: bytes, longest: int) -> tuple[bytes, bool]:
 
 
 def _of_utf16(raw: bytes) -> bytes:
-    """Return a UTF-16 file's line as UTF-8; others unchanged. Splitting at line feed bytes leaves half a character at
-    one end of each line.
+    """Return a UTF-16 file's line as UTF-8.
+
+    Splitting at line feed bytes leaves half a character at one end of each line.
     """
     body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
     if len(body) % 2:

@@ -1,8 +1,7 @@
 """Step and event records from log lines, normalised to the SDK's names (``step``, ``loss``, ``learning_rate`` …).
 
 Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
-torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback. Unknown members keep their names.
-Non-finite numbers are parsed.
+torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EVENTS = (
     "detected",
     "end",
 )
-"""Events of the SDK; programs may add others."""
+"""Programs may add others."""
 MOST_MEMBERS = 64
 _LONGEST_TEXT = 1024
 _LONGEST_TRACEBACK = 6 * 1024
@@ -71,7 +70,6 @@ _TITAN = re.compile(
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
 _DEEPEST, _MOST_OBJECTS = 5, 64
-"""Limits of the search for metrics in a JSON line."""
 _SENTENCES = ("msg", "message", "text", "error")
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
@@ -85,7 +83,6 @@ class Report(NamedTuple):
 
 
 def report_of(text: str) -> Report | None:
-    """Return a line's record, even if in words, or None."""
     record = record_of(text)
     if record is None:
         step = step_lines.step_of(text)
@@ -95,7 +92,7 @@ def report_of(text: str) -> Report | None:
 
 
 def record_of(text: str) -> dict[str, Any] | None:
-    """Return a structured line's record, or None. Never raises."""
+    """Return a structured line's record. Never raises."""
     begins = text[:1]
     if begins == "{":
         return _braced(text)
@@ -116,7 +113,6 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    """Return the text of an event record, or ""."""
     if record.get("event") in _NO_WORDS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
@@ -149,7 +145,6 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first nested object with a loss or gradient norm, None if the outer one has one."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
@@ -169,13 +164,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return an exception record's event and traceback, if any."""
     traceback = _traceback(value)
     return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
 
 
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
-    """Return the traceback under any member name, or ""."""
     kind = value.get("exc_type")
     if isinstance(kind, str) and kind:  # some loggers write null into every line
         return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"

@@ -17,8 +17,6 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 
 
 class LinePattern(Struct, frozen=True):
-    """Pattern, with role and cause if not the rule's."""
-
     pattern: str
     role: Role | None = None
     cause: CauseClass | None = None
@@ -45,7 +43,7 @@ class Confirmation(Struct, frozen=True):
 
 
 class RuleAlert(Struct, frozen=True):
-    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Alert of a rule. Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
 
     name: str
     severity: str = "warning"
@@ -57,8 +55,6 @@ class RuleAlert(Struct, frozen=True):
 
 
 class LogRule(Struct, frozen=True):
-    """Rule for lines with one of its literals and patterns, or of its record event."""
-
     name: str
     sources: tuple[str, ...]
     role: Role
@@ -70,19 +66,19 @@ class LogRule(Struct, frozen=True):
     match: tuple[LinePattern, ...] = ()
     unless: tuple[str, ...] = ()
     when: str = ""
-    """Expression over ``fields`` and ``source``, "" for none. With `record` it applies to records only."""
+    """Over ``fields`` and ``source``; with `record` for records only."""
     record: str = ""
-    """Event such as ``step``; "" for text rules."""
+    """Event such as ``step``."""
     is_general: bool = False
     """Takes lines that no other rule takes."""
     gpu: str = ""
-    """Template of the GPU's PCI address or UUID."""
+    """Template of PCI address or UUID."""
     ends: tuple[str, ...] = ()
     lasting: timedelta = timedelta(0)
-    """Time without an ending line before it is reported."""
+    """Minimum time before it is reported."""
     count: RequiredCount | None = None
     silence: timedelta = _SILENCE
-    """Without a line, after which it is over, unless `until` is set."""
+    """Over after this time without a line, unless `until` is set."""
     until: str = ""
     """``boot``, ``attempt``, ``ends``, or "" for `silence`."""
     alert: RuleAlert | None = None

@@ -1,6 +1,7 @@
 """Metrics in text lines: adjacent names and numbers, such as `Epoch: 1, Loss: 2.345`, `Step 100: loss=1.234, lr=1e-4,
-time=0.5s`, `GPU 0: 22.1GB / 24.0GB`. Members are named as in ``records``. Other losses, such as `policy loss`, are
-excluded.
+time=0.5s`.
+
+Other losses, such as `policy loss`, are excluded.
 """
 
 from __future__ import annotations
@@ -78,7 +79,6 @@ _TRAINING = frozenset(
     {"train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"}
     | {"info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"}
 )
-"""Words before `loss` that mean the training loss."""
 _EVALUATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
 _OTHER_TIME = frozenset(
     {"total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"}
@@ -97,7 +97,6 @@ _SETTING = re.compile(
     r"|target|best|lowest|help|example|expected|patience|early ?stopping)\b",
     re.IGNORECASE,
 )
-"""Words of lines that report no loss."""
 
 
 def metrics_of(text: str) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def step_of(text: str) -> dict[str, Any] | None:
-    """Return a step line's record, or None. It needs a loss and a step or epoch number, or the data waiting time."""
+    """Return a step line's record. It needs a loss and a step or epoch number, or the data waiting time."""
     text = text[:_LONGEST]
     lower = text.lower()
     if not ("loss" in lower or "data" in lower or "reader" in lower) or not _HINT.search(text):

@@ -1,8 +1,7 @@
 """Statistics over a stream's last steps, added to step records: `data_share`, `loss_before`, `loss_now`, `loss_rise`.
 
-A window covers one rank and line format. It restarts with the agent, and when the step number decreases. A loss has
-risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that level's noise
-and the progress so far. A raised learning rate starts a new baseline.
+A loss has risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that
+level's noise and the progress so far.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from typing import Any
 from msgspec import Struct, field
 
 _MOST_WINDOWS = 64
-"""Per stream; further windows are not judged."""
+"""Per stream."""
 _STEPS = 10
 _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
 _FEW = _RECENT // 5
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
-"""By which a risen loss exceeds the lowest level: a margin, spreads, a factor, and a share of the progress since the
-first level.
+"""A risen loss exceeds the lowest level by a margin, spreads, a factor, and a share of the progress since the first
+level.
 """
 _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
@@ -38,7 +37,7 @@ _OTHER_LOSSES = re.compile(
 )
 """In adversarial and reinforcement learning, a rising loss is normal."""
 _OF_SDK = "attempt"
-"""Member of SDK records, which have their own alerts."""
+"""SDK records have their own alerts."""
 
 
 _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
@@ -57,7 +56,7 @@ class _Losses(Struct):
     block: list[float] = field(default_factory=list)
     count: int = 0
     settling: int = 0
-    """Levels after a raised learning rate that are no baseline."""
+    """Levels after a raised learning rate."""
     first: _Level | None = None
     best: _Level | None = None
     peak: float = 0.0
@@ -119,7 +118,7 @@ class _Window(Struct):
     step: float = -1
     epoch: float = -1
     is_judged: bool = True
-    """False if a healthy training's loss need not fall."""
+    """False if the loss need not fall."""
 
 
 class StepTrends:
@@ -127,7 +126,6 @@ class StepTrends:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 
     def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
-        """Take a step record. Return members to add."""
         if _OF_SDK in record:
             return {}
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))
@@ -155,7 +153,6 @@ class StepTrends:
 
 
 def _begins_again(window: _Window, record: Mapping[str, Any]) -> bool:
-    """Return whether the step decreased without a greater epoch."""
     step, epoch = _number(record.get("step")), _number(record.get("epoch"))
     if step is None:
         return epoch is not None and epoch < window.epoch

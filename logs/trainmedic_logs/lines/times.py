@@ -10,7 +10,6 @@ _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def with_zone(text: str) -> datetime | None:
-    """Return the time at the beginning in UTC, or None."""
     match = _ISO.match(text)
     if match is None:
         return None
@@ -24,7 +23,6 @@ def with_zone(text: str) -> datetime | None:
 
 
 def said_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
-    """Return the time of a line or its record, or None."""
     if record is not None:
         written = record.get("ts")
         return with_zone(written) if isinstance(written, str) else None

@@ -1,6 +1,4 @@
-"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines and `tick`.
-Memory is bounded. The state can be stored with the position in each stream.
-"""
+"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Above it, the user with the most loses the longest quiet ones."""
+"""Number above which the user with the most loses the longest quiet ones."""
 _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
@@ -54,11 +52,9 @@ class _Followed(Struct):
     has_changed: bool = False
     told_at: datetime | None = None
     refused: int = 0
-    """Consecutive records refused since the last match."""
     number: int = 0
     """Key in the store."""
     user: int | None = None
-    """User ID of the stream's writer, or None."""
 
     @property
     def kept(self) -> _Kept:
@@ -90,13 +86,12 @@ class FindingTracker:
         self._followed: dict[_Key, _Followed] = {}
         self._last_number = 0
         self._stored: Mapping[int, _Kept | None] = {}
-        """Last stored state; None to store it again."""
+        """None to store it again."""
         self._rows: set[_Key] = set()
         self._stretches: set[_Key] = set()
         """Findings counted in a row, which as many consecutive refused records end."""
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
-        """Lines by rule of `LineMatch.near`."""
         self.begun: list[Finding] = []
         """Begun with the last line and reported after `lasting`."""
         self._use(rule_set)
@@ -130,7 +125,7 @@ class FindingTracker:
         self._stretches = {key for key, each in counted if each.counts_in_a_row}
 
     def feed(self, line: Line, user: int | None = None) -> list[Finding]:
-        """Take a line of a user's stream. Return findings that it begins or ends; `tick` reports repeats."""
+        """Take a line of a user's stream; return findings that it begins or ends."""
         return self.take(line, self._matcher.match(line), user)
 
     def take(self, line: Line, match: LineMatch, user: int | None = None) -> list[Finding]:
@@ -150,9 +145,7 @@ class FindingTracker:
         return done
 
     def tick(self, now: datetime) -> list[Finding]:
-        """Return findings due at `now`: those that lasted long enough, and changed ones, each at most once per second.
-        Forget those whose silence has passed.
-        """
+        """Return lasting and changed findings due at `now`; forget those whose silence has passed."""
         due: list[Finding] = []
         for key, followed in list(self._followed.items()):
             finding, rule = followed.finding, followed.rule
@@ -167,7 +160,6 @@ class FindingTracker:
         return due
 
     def changed(self) -> list[Finding]:
-        """Return all changed findings, at a file's end."""
         due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
         for followed in due:
             followed.has_changed = False
@@ -234,7 +226,6 @@ class FindingTracker:
     # --- ending ---------------------------------------------------------------------------------
 
     def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
-        """End findings after as many consecutive refused records as began them."""
         if not self._stretches:
             return []
         stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
@@ -251,7 +242,6 @@ class FindingTracker:
         return done
 
     def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
-        """End the rule's findings in this stream whose fields do not contradict the line's."""
         stream, done = observation.stream_key(line.origin), []
         for key in [key for key in self._followed if key[0] == stream and key[1] == rule.name]:
             followed = self._followed[key]
@@ -279,7 +269,6 @@ class FindingTracker:
         self._stored = changes.kept
 
     def restore(self, entries: Mapping[int, Any]) -> None:
-        """Restore another tracker's readable findings."""
         self._stored = dict.fromkeys(entries)
         for number, entry in entries.items():
             self._last_number = max(self._last_number, number)

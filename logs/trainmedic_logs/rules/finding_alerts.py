@@ -18,7 +18,6 @@ OLDEST = timedelta(hours=1)
 """Older lines raise no alert: the state may have changed."""
 SOURCE = "source"
 LOG = "log"
-"""`SOURCE` of finding alerts."""
 SUSPECTED = "suspected: waits for "
 _BOOT_ERROR = timedelta(seconds=5)
 """The boot time is computed from two clocks."""
@@ -30,7 +29,6 @@ def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, booted_at: datetime | None, now: datetime) -> str:
-    """Return why the finding raises no alert; empty if it may. Ignores confirmation."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:

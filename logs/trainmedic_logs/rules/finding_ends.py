@@ -1,7 +1,4 @@
-"""End of findings, and confirmation of suspected ones by others. Pure.
-
-An end that a log line states arrives with the finding's update.
-"""
+"""End of findings, and confirmation of suspected ones by others. Pure."""
 
 from __future__ import annotations
 
@@ -73,7 +70,7 @@ def with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
 
 
 def confirmed_by(known: KnownFinding, confirm: Confirmation, others: Iterable[KnownFinding]) -> str:
-    """Return the name of the rule that confirms a suspected finding; empty if none does."""
+    """Return the name of the rule that confirms a suspected finding, or ""."""
     for other in others:
         is_near = other.id != known.id and is_within(known, other.first_at, other.last_at, confirm.within)
         if other.rule in confirm.by and is_near and _are_together(known, other):

@@ -13,7 +13,6 @@ _LONGEST_CLAIM = 253
 
 
 def placed(finding: Finding, job: str | None) -> Finding:
-    """Return the finding with its trusted job, None if no job is trusted."""
     # Keep the attempt of a claimed job, which groups its findings.
     attempt = finding.origin.attempt if job or is_printed(finding) else None
     origin = replace(finding.origin, job=job, attempt=attempt)

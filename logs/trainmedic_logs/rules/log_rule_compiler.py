@@ -242,7 +242,6 @@ def _unknown_members(tree: SyntaxTree) -> list[str]:
 
 
 def _listed(value: Any, path: DocumentPath) -> list[tuple[DocumentPath, Any]]:
-    """Return entries with paths; a single value counts as a list."""
     if isinstance(value, list):
         return [((*path, index), each) for index, each in enumerate(value)]
     return [] if value is None else [(path, value)]

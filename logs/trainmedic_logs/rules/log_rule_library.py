@@ -1,5 +1,6 @@
-"""Log rules of some directories, reloaded on change. Only documents with the key ``log_rule`` count. An invalid file
-keeps its last rules.
+"""Log rules of some directories, reloaded on change.
+
+An invalid file keeps its last rules.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
 
 
 class LogRuleLibrary:
-    """Rules of `roots`, empty until `reload`. ``beside`` are playbook roots that may also hold rules; the playbook
-    library reports their missing paths.
+    """Rules of `roots`, empty until `reload`.
+
+    ``beside`` are playbook roots that may also hold rules; the playbook library reports their missing paths.
     """
 
     def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:
@@ -143,7 +145,6 @@ class LogRuleLibrary:
 def _chosen(
     files: Iterable[LoadedRules], before: Sequence[PlacedRule], problems: list[FileProblem]
 ) -> list[PlacedRule]:
-    """Return the rules; of duplicates, the already loaded one, else the first."""
     files = list(files)
     problems.extend(problem for file in files for problem in file.problems)
     was = {(placed.rule.name, placed.source, placed.line) for placed in before}

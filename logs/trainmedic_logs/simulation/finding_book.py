@@ -1,4 +1,4 @@
-"""Findings of a test, merged, ended and confirmed as by the server's intake, in memory."""
+"""Findings of a test, merged, ended and confirmed as by the server's intake."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ class FindingBook:
         self._nodes_of_job = nodes_of_job
         self._known: dict[str, KnownFinding] = {}
         self._open: dict[str, str] = {}
-        """ID of the open finding, by its key."""
         self._episodes: dict[EpisodeKey, Episode] = {}
 
     @property
     def findings(self) -> Sequence[KnownFinding]:
-        """All findings by their start, including ended ones."""
         return list(self._known.values())
 
     def take(self, updates: Sequence[FindingUpdate], now: datetime) -> None:

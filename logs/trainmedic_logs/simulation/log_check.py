@@ -16,7 +16,7 @@ class CheckedRules(Struct, frozen=True):
     rules: RuleSet
     problems: tuple[FileProblem, ...]
     beyond_logs: tuple[FileProblem, ...]
-    """Each file's first part that only the server can check; not an error."""
+    """Parts that only the server can check."""
 
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:

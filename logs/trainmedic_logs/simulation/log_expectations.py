@@ -25,7 +25,6 @@ class Difference(Struct, frozen=True):
 
 
 def finding_differences(check: LogCheck, findings: Sequence[KnownFinding]) -> Iterator[Difference]:
-    """Yield where findings and their alerts differ from a test's expectation."""
     if check.findings is not None:
         made = [f"{known.rule} {known.target.key}: {known.role}, {known.count} lines" for known in findings]
         yield from count(("findings",), len(check.findings), made)
@@ -98,7 +97,6 @@ def contains(path: DocumentPath, expected: object, got: object) -> Iterator[Diff
 
 
 def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
-    """Compare; mappings may have further members."""
     if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
         if expected != got:
             yield Difference(path, shown(expected), shown(got))

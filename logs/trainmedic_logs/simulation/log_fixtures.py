@@ -30,7 +30,6 @@ def of_suite(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
 
 
 def unknown_rules(suite: LogSuite, rules: RuleSet) -> Iterator[FileProblem]:
-    """Yield a problem for each expected but missing rule."""
     names = rules.by_name
     for index, test in enumerate(suite.spec.tests):
         for number, check in enumerate(test.expect):

@@ -30,7 +30,7 @@ class LineExplanation(Struct, frozen=True):
     match: LineMatch
     level: LogLevel = LogLevel.INFO
     at: str | None = None
-    """ISO 8601 in UTC, or without a zone if not stated; None without a date."""
+    """ISO 8601; None without a date."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
@@ -109,7 +109,6 @@ def _said(physical: bytes, source: str) -> _Said:
 
 
 def _written(at: datetime | None, text: str) -> str | None:
-    """Return a time with zone, else the local time at the beginning."""
     if at is not None:
         return write_time(at)
     match = _LOCAL.search(text[:_BEGINNING])

@@ -18,7 +18,6 @@ from trainmedic_logs.lines.tracker import FindingTracker
 from trainmedic_logs.simulation.log_test_format import JobEntry, LineEntry
 
 TICK = timedelta(seconds=1)
-"""Interval of agent and server while something may be due."""
 LAZY_TICK = timedelta(seconds=10)
 SETTLE = timedelta(seconds=10)
 """Time after the last line for held-back blocks, and after the failure for the verdict."""
@@ -61,7 +60,6 @@ class LogPlayback:
         self._collector.world_size(job.ranks or sum(map(len, job.nodes.values())))
 
     def print(self, entry: LineEntry, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
-        """Yield the updates of each rank's lines."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
             node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
@@ -78,7 +76,6 @@ class LogPlayback:
             yield self._read(reader, list(reader.lines(origin, text, now)), now)
 
     def tick(self, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
-        """Yield updates of held-back lines and ended blocks."""
         for reader in self._readers.values():
             yield self._read(reader, list(reader.late_lines(now)), now)
             yield [reader.update(finding) for finding in reader.tracker.tick(now)]

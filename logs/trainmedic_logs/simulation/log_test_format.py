@@ -222,7 +222,6 @@ class LogSuite(Struct, frozen=True):
         return self.document.problem(tuple(written), message, at_key=at_key)
 
     def beyond_logs(self) -> Iterator[tuple[DocumentPath, str]]:
-        """Yield positions and keys that only the server's engine can test."""
         tests = self.document.value["tests"]
         for index, test in enumerate(tests):
             for key in test:

@@ -40,13 +40,11 @@ def attach(
     reread: int = REREAD,
     verify: bool = True,
 ) -> EngineRun:
-    """Carry out Trainmedic's commands in a loop around a DeepSpeed engine.
+    """Carry out Trainmedic's commands in a loop around a DeepSpeed engine. Every rank calls it.
 
     ``engine`` is the first result of ``deepspeed.initialize``. ``loader`` defaults to the engine's
     ``training_dataloader``. ``checkpoints`` is a directory shared by all ranks; its ``latest`` names the newest
-    complete one. Other arguments are those of `trainmedic.torch.attach`.
-
-    Every rank calls it. Raises ConfigurationError.
+    complete one. Other arguments are those of `trainmedic.torch.attach`. Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep)
     check_options(checkpoints, checkpoint_every, also, rollbacks, seed, reread)
@@ -111,9 +109,7 @@ def _check_checkpoints(engine: Any) -> None:
 
 
 def _plain(loader: Any) -> Any:
-    """Return the ``DataLoader`` that DeepSpeed's loader makes for each epoch, except for curriculum learning, whose
-    sampler has state.
-    """
+    """Return DeepSpeed's ``DataLoader``, except for curriculum learning, whose sampler has state."""
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):
         return loader

@@ -1,7 +1,7 @@
 """Checkpoints written and loaded by a DeepSpeed engine.
 
-Each rank adds ``rank-00003.pt`` etc. for state that the engine does not save: without ZeRO, the optimizer's differences
-from rank 0. An engine loads in place, so checksums are verified first.
+Each rank adds a file for state that the engine does not save. An engine loads in place, so checksums are verified
+first.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ class EngineContents:
         }
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the optimizer's state if the engine writes only rank 0's: without ZeRO, on equal weights.
-
-        Optimizers with a process group write each rank's.
-        """
+        """Return the optimizer's state if the engine writes only rank 0's: without ZeRO, on equal weights."""
         engine = self._engine
         if engine.zero_optimization_stage() or hasattr(engine.optimizer, "dp_process_group"):
             return None

@@ -1,7 +1,4 @@
-"""A rank's share of a DeepSpeed engine's parameters and optimizer state.
-
-In ZeRO's stage 3 parameters are cut into equal pieces; unused memory at the end is excluded.
-"""
+"""A rank's share of a DeepSpeed engine's parameters and optimizer state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A rank's waiting time in a DeepSpeed engine, whose collectives all use one object.
 
-On CUDA only the computing stream counts; with ``overlap_comm`` (ZeRO stage 3 by default) nothing is reported.
+With ``overlap_comm`` (ZeRO stage 3 by default) nothing is reported on CUDA.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EngineWaits:
 
     @classmethod
     def of(cls, engine: Any) -> EngineWaits | None:
-        """Return the measurement; None with model parallelism, or for other devices than CPU and CUDA."""
+        """Return the measurement; None with model parallelism, or on other devices than CPU and CUDA."""
         backend = getattr(comm, "cdb", None)
         if backend is None or getattr(engine, "mpu", None) is not None:
             return None  # model parallelism has its own groups and calls

@@ -37,8 +37,8 @@ def train(
 ) -> Any:
     """Train like ``trainer.train()``; restart the loop after commands and crashes that need it.
 
-    Returns the last loop's ``TrainOutput``. ``job`` is the name in alerts. A given ``medic`` stays open. ``options`` go
-    to ``trainer.train``. Raises the Trainer's error after too many failures.
+    Returns the last loop's ``TrainOutput``. ``job`` is the name in alerts. A given ``medic`` stays open. Raises the
+    Trainer's error after too many failures.
     """
     own = None if medic is not None or _callback_of(trainer) is not None else connect(job)
     try:
@@ -50,7 +50,7 @@ def train(
 
 @contextlib.contextmanager
 def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limits = _DEFAULT) -> Iterator[Medic]:
-    """Make every Trainer train as by `train` during the context, by replacing ``transformers.Trainer.train``."""
+    """Make every Trainer train as by `train` during the context."""
     connection = medic or connect(job)
     original = transformers.Trainer.train
 

@@ -1,6 +1,6 @@
-"""Batches that a Trainer loads and those that it trains on, which differ in reinforcement learning.
+"""Batches that a Trainer loads and those that it trains on.
 
-Batches sampled after a restart prove nothing, as the abandoned model may have sampled their predecessors.
+Batches sampled after a restart prove nothing: the abandoned model may have sampled their predecessors.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ _OTHER_EPOCH = "the batches to leave out reach beyond the end of the epoch, and 
 
 
 class UsedBatches:
-    """Reporter of each batch of the trainer's steps to ``proof``.
+    """Reporter of each used batch to ``proof``.
 
-    ``why_not``: reason why batches may differ from before, else empty. ``makes_batches``: the model samples before a
-    step's loss.
+    ``why_not``: reason why batches may differ. ``makes_batches``: the model samples before a step's loss.
     """
 
     makes_batches = False
@@ -107,7 +106,7 @@ class UsedBatches:
 
 
 def batches_per_sampling(trainer: Any) -> int | None:
-    """Return how many of the loader's batches share one sampling, as in TRL's GRPO; else None."""
+    """Return how many of the loader's batches share one sampling, as in TRL's GRPO, or None."""
     steps, times = getattr(trainer.args, _PER_SAMPLING, None), getattr(trainer, _REPEATS, None)
     return max(steps * times, 1) if isinstance(steps, int) and isinstance(times, int) else None
 
@@ -115,8 +114,8 @@ def batches_per_sampling(trainer: Any) -> int | None:
 class LoadedBatches:
     """Batches from a Trainer's loader, with some skipped and the wait measured.
 
-    ``skip`` batches are read but not trained on, over the ends of epochs; ``skipped`` counts them. With ``max_steps``
-    further epochs replace them. A shortened epoch's incomplete last step is skipped too.
+    ``skip`` batches are read but not trained on, over the ends of epochs. With ``max_steps`` further epochs replace
+    them. A shortened epoch's incomplete last step is skipped too.
     """
 
     def __init__(
@@ -133,7 +132,6 @@ class LoadedBatches:
         self._has_trained = False  # whether any batch of it was trained on
         self._counting = 0.0  # seconds, in the current draw
         self.is_passed_over = False
-        """True if all remaining batches of the current epoch were skipped."""
         self.skipped = 0
 
     @contextlib.contextmanager
@@ -207,10 +205,7 @@ def _is_loaded(used: Any, loaded: Any) -> bool:
 
 
 def _content(used: Any, loaded: Any) -> Any:
-    """Return the comparable part of a batch.
-
-    Sampled batches' computed figures are excluded, because their last bits vary.
-    """
+    """Return the comparable part of a batch, without computed figures, whose last bits vary."""
     if not isinstance(used, Mapping):
         return used
     if _is_loaded(used, loaded):

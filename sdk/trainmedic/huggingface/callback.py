@@ -35,7 +35,7 @@ class _StepEnd:
 
 
 class Callback(TrainerCallback):  # type: ignore[misc]
-    """``Trainer(callbacks=[trainmedic.huggingface.Callback(job="llm-1")])``.
+    """Callback for ``Trainer(callbacks=[trainmedic.huggingface.Callback(job="llm-1")])``.
 
     Options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `train` or `protect`, commands
     that need a restart are ``unsupported``.
@@ -63,7 +63,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             self._saves_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the program's rate, times commands' factor. Programs that write ``group["lr"]`` call it each time."""
+        """Return the rate times commands' factor. Programs that write ``group["lr"]`` call it each time."""
         return self._attachment.live.learning_rate(value)
 
     @log_errors

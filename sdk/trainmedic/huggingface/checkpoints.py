@@ -35,13 +35,11 @@ def mark(checkpoint: Path, **facts: Any) -> None:
 
 
 def skipped_batches(checkpoint: str | Path) -> int:
-    """Return how many batches each rank had skipped by then."""
     batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
     return batches if type(batches) is int and batches > 0 else 0
 
 
 def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's stored data, with the digests of rank 0's weights, or None."""
     own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
@@ -69,7 +67,6 @@ def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint
 
 
 def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
-    """Return whether a checkpoint has all files for this number of ranks."""
     try:
         state = json.loads((checkpoint / _STATE).read_bytes())
         names = {path.name for path in checkpoint.iterdir()}
@@ -85,12 +82,12 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 
 
 def is_written(checkpoint: Path, save_only_model: bool, ranks: int = 1) -> bool:
-    """Return whether so many ranks have written what the Trainer's arguments ask for."""
+    """Return whether all ranks have written what the Trainer's arguments ask for."""
     return checkpoint.is_dir() if save_only_model else is_complete(checkpoint, ranks)
 
 
 def check_room(output_dir: str | Path) -> None:
-    """Raises Rejected if the disk cannot hold another checkpoint of the newest's size."""
+    """Raises Rejected if the disk cannot hold another checkpoint."""
     complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]
     if not complete:
         return
@@ -137,7 +134,7 @@ def _is_deepspeed(names: set[str]) -> bool:
 
 
 def _is_whole(weights: Path) -> bool:
-    """Check safetensors by its header's length (8 bytes) and its JSON header with all tensors' offsets."""
+    """Check safetensors by the header's length (8 bytes) and its JSON."""
     size = weights.stat().st_size
     if weights.suffix != ".safetensors":
         return size > 0

@@ -209,8 +209,9 @@ class HuggingFaceFramework(Framework):
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:
-    """Return the largest micro-batch up to ``batch * factor`` that keeps ``batch * accumulation``. Raises Rejected if
-    it is the current one.
+    """Return the largest micro-batch up to ``batch * factor`` that keeps ``batch * accumulation``.
+
+    Raises Rejected if it is the current one.
     """
     whole = batch * accumulation
     largest = max(batch * factor * _ROUNDING, 1)

@@ -1,7 +1,6 @@
 """Plugin for ms-swift 4: ``swift sft --callbacks trainmedic --external_plugins …/huggingface/ms_swift.py``.
 
-The import registers the callback; the job's name is TRAINMEDIC_JOB. Its name must not be that of ms-swift's package:
-the plugin's directory comes first on the path.
+Its module name must not be that of ms-swift's package: the plugin's directory comes first on the path.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Additional models in reinforcement learning follow a rollback.
+"""Rollback of the additional models in reinforcement learning.
 
-**Reference model**: TRL's ``sync_ref_model`` updates it without the Trainer saving it. Rank 0 stores its weights in
-``trainmedic-reference.pt``.
+**Reference model**: TRL's ``sync_ref_model`` updates it without the Trainer saving it, so rank 0 stores its weights.
 
-**Rollout engine**, such as vLLM: TRL updates its weights when the step counter changes, which a rollback can hide. So
-its first sampling updates it, with a ``rollout_func`` by ``sync_weights()``.
+**Rollout engine**, such as vLLM: TRL updates its weights when the step counter changes, which a rollback can hide, so
+its first sampling updates it.
 """
 
 from __future__ import annotations

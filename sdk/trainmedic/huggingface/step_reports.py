@@ -1,7 +1,4 @@
-"""One report per step (`Medic.report`) from a Trainer's events.
-
-The Trainer logs loss and gradient norm after the step's end, so the report of a logged step waits.
-"""
+"""One report per step from a Trainer's events, which give loss and gradient norm after the step's end."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ class StepReports:
             self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
-        """Open the window of the coming evaluation or checkpoint."""
         self._window.close()
         self._evaluates = evaluation
         if evaluation or checkpoint:

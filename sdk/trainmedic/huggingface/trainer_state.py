@@ -1,6 +1,6 @@
 """A Trainer's state outside model and optimizer, such as TRL's counters.
 
-Each rank stores a copy in ``trainmedic-held-<rank>.pt``; unless all have one, the state is reset.
+Unless all ranks have a copy in the checkpoint, the state is reset.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class TrainerState:
             return None
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
-        """Restore callbacks' counters, such as of early stopping."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():

@@ -18,8 +18,8 @@ OutcomeCallback = Callable[["JobCommand", str, Mapping[str, Any]], None]
 class JobCommand:
     """One command to this job.
 
-    ``params`` are checked and as sent; ``parameters`` is their typed form, None for unknown actions. ``undo_of``: the
-    ID of the command to revert. Answer once; further answers are only logged.
+    ``parameters`` is the typed form of ``params``, None for unknown actions. ``undo_of``: the ID of the command to
+    revert. Only the first answer counts.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class JobCommand:
         self.answer(envelope.APPLIED, {**(output or {}), **more})
 
     def rejected(self, reason: str) -> None:
-        """Answer that the command makes no sense here and now; it will not be repeated."""
+        """Answer that the command makes no sense here and now."""
         self.answer(envelope.REJECTED, {"reason": reason})
 
     def unsupported(self, reason: str = "") -> None:
-        """Answer that this job cannot carry out such commands; they will not be repeated."""
+        """Answer that this job cannot carry out such commands."""
         self.answer(envelope.UNSUPPORTED, {"reason": reason or f"the training loop does not carry out {self.action}"})
 
     def failed(self, reason: str) -> None:
@@ -74,8 +74,8 @@ class JobCommand:
     def later(self, answer_at_end: Callable[[], None] | None = None) -> None:
         """Announce that the answer follows later, such as after a restart of the loop.
 
-        Call it before the handler returns, as returning means applied. If the job ends first, ``answer_at_end`` is
-        called to answer; without it the answer is ``failed``.
+        Call it before the handler returns, as returning means applied. If the job ends first, ``answer_at_end``
+        answers; without it the answer is ``failed``.
         """
         self.is_deferred, self.answer_at_end = True, answer_at_end
 

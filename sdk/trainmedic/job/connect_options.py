@@ -1,4 +1,4 @@
-"""Validation of the arguments of `trainmedic.connect`. Functions raise ConfigurationError."""
+"""Validation of `trainmedic.connect`'s arguments. Functions raise ConfigurationError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU cores used by a process and its children, from Linux's ``/proc``."""
+"""CPU cores used by a process and its children."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PROC = Path("/proc")
 _SHORTEST = 1.0
 """Minimum seconds between readings."""
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
-"""Positions in ``/proc/<pid>/stat``, after the program's name (proc_pid_stat(5))."""
+"""Positions in ``/proc/<pid>/stat`` (proc_pid_stat(5))."""
 
 
 class CpuMeter:
@@ -32,7 +32,6 @@ class CpuMeter:
 
 
 def cpu_seconds(proc: Path = PROC) -> float | None:
-    """Return the CPU time of this process and its children."""
     own = _ticks(proc / "self")
     if own is None:
         return None

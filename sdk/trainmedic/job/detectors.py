@@ -1,7 +1,6 @@
 """User code that finds faults in a rank's records.
 
-Detectors come from installed packages (entry points ``trainmedic.detectors``) or ``Medic.detector``, and share a
-thread. A finding is a record of the event ``detected``, which a shipped log rule matches.
+A finding is a record of the event ``detected``, which a shipped log rule matches.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ log = logging.getLogger("trainmedic")
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
 LINE = "log"
-"""Event of the records from `LineHandler`, which are not written to a file."""
+"""Event of records that are not written to a file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
 _MOST_MEMBERS = 32
@@ -34,12 +33,12 @@ _HOUR = 3600.0
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,59}\Z", re.ASCII)
 
 Found = Union[str, Mapping[str, Any]]
-"""A finding: a sentence, or a mapping with ``message`` and further members of the record."""
+"""A sentence, or a mapping with ``message``."""
 Findings = Union[None, Found, Iterable[Found]]
 
 
 class Detector(Protocol):
-    """Interface of a detector, instantiated without arguments for each rank."""
+    """Detector, instantiated without arguments for each rank."""
 
     def feed(self, record: Mapping[str, Any]) -> Findings: ...
 
@@ -63,8 +62,9 @@ class Detectors:
         self._has_begun = False
 
     def add(self, name: str, detector: Any) -> None:
-        """Add a class, an object with ``feed``, or a function; skip classes that cannot be instantiated. Raises
-        ConfigurationError.
+        """Add a class, an object with ``feed``, or a function; skip classes that cannot be instantiated.
+
+        Raises ConfigurationError.
         """
         if not _NAME.match(name):
             raise ConfigurationError(f"{name!r} cannot name a detector; give it a name of ASCII letters, digits, _.-")
@@ -137,8 +137,8 @@ class Detectors:
 
 
 class LineHandler(logging.Handler):
-    """Handler that passes the program's log to its detectors as records of the event ``log``, with ``level``,
-    ``logger`` and ``message``. It never blocks, and skips Trainmedic's own log.
+    """Handler that passes the program's log to its detectors as records of the event ``log``, without Trainmedic's own
+    log. It never blocks.
     """
 
     def __init__(self, detectors: Detectors | None) -> None:

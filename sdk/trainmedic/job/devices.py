@@ -12,7 +12,6 @@ def nvml_name(uuid: Any) -> str:
 
 
 def in_use() -> list[str]:
-    """Return the GPUs on which PyTorch holds memory, if any."""
     return _of_devices(lambda properties: nvml_name(properties.uuid))
 
 

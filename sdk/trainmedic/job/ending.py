@@ -1,7 +1,4 @@
-"""End of a process: normal, or by an uncaught error.
-
-A killed process reports nothing.
-"""
+"""End of a process: normal, or by an uncaught error."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def fatal_error() -> BaseException | None:
 
 
 def failure(error: BaseException | None) -> str | None:
-    """Return why the job failed; None for a normal end. The error's text is omitted as it may hold secrets."""
+    """Return why the job failed; None for a normal end. The error's text may hold secrets and is omitted."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return None
     if isinstance(error, SystemExit):
@@ -49,7 +46,7 @@ def kind_of(error: BaseException) -> str:
 def is_lost_peer(text: str) -> bool:
     """Return whether an error's text states a lost rank, or a timeout in waiting for one.
 
-    It needs words of the communication library, because storage connections can also be lost.
+    It needs the communication library's words, because storage connections can also be lost.
     """
     text = text[:_SEARCHED]
     return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None

@@ -1,4 +1,4 @@
-"""Agreement of the ranks on one command: `JobCommand.group` and `trainmedic.Medic.group`.
+"""Agreement of the ranks on one command.
 
 Every rank makes the same calls in the same order.
 """
@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Protocol, TypeVar
 Value = TypeVar("Value")
 
 PATIENCE = 1800.0
-"""Seconds; checkpoints of large models take minutes."""
+"""Seconds; large checkpoints take minutes."""
 
 
 class Group(Protocol):
@@ -18,14 +18,14 @@ class Group(Protocol):
     world_size: int
 
     def choose(self, make: Callable[[], Value], patience: float = PATIENCE) -> Value:
-        """Call `make` on rank 0 only; return its value (as JSON) on every rank.
+        """Call `make` on rank 0; return its value (as JSON) on every rank.
 
         Every rank raises its `Rejected` or `Unsupported`. Raises NotAgreed if rank 0 fails otherwise or is gone.
         """
         ...
 
     def poll(self, value: Any = None, patience: float = PATIENCE) -> Mapping[int, Any]:
-        """Return each rank's `value`, the same on every rank, once all have called this.
+        """Return each rank's `value`, the same on every rank.
 
         Missing are ranks that are gone, have left the command, or exceed `patience` seconds. Raises NotAgreed if the
         ranks cannot agree on these.

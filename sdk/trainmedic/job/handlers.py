@@ -26,11 +26,11 @@ NO_UPPER_BOUND = (
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 InForce = Callable[[str], "bool | None"]
-"""Returns whether the command's change is active, or None."""
+"""Returns None if unknown."""
 
 
 class HandlerRegistry:
-    """Handlers of one rank, and its commands in progress. ``window`` creates progress windows."""
+    """Handlers of one rank, and its commands in progress."""
 
     def __init__(
         self, job: str, capabilities: dict[str, str], window: Callable[[], AbstractContextManager[Any]]
@@ -103,7 +103,7 @@ class HandlerRegistry:
         return "; ".join(islice(param_schema.problems(schema, dict(params)), 5)) or None if schema else None
 
     def is_in_force(self, action: str, command_id: str) -> bool | None:
-        """Return whether the handler could revert it; None if the command memory must decide. Thread-safe."""
+        """Return whether the handler could revert it, or None. Thread-safe."""
         try:
             return self._in_force.get(action, _not_known)(command_id)
         # Catch everything: the user's function must not end the calling thread.
@@ -112,7 +112,7 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether active changes prove that an interrupted command was applied, or None. Thread-safe."""
+        """Return whether active changes prove that a command was applied. Thread-safe."""
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
         return self.is_in_force(action, command_id)

@@ -1,7 +1,7 @@
 """Interruption of a hanging training step for a rollback or stop.
 
-A signal handler raises `Interrupted` in the main thread, between `Interrupter.arm` and `disarm`. That frees waits in
-Python and interruptible system calls, not loops in a library.
+A signal handler raises `Interrupted` in the main thread. That frees waits in Python and interruptible system calls, not
+loops in a library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmedic.errors import Interrupted
 log = logging.getLogger("trainmedic")
 
 SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""A signal that others hardly use; theirs goes to the earlier handler."""
+"""Signal hardly used by others; theirs goes to the earlier handler."""
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _CHECK_INTERVAL = 0.25
@@ -29,15 +29,14 @@ Item = TypeVar("Item")
 
 
 def fetch(iterator: Iterator[Item]) -> Item:
-    """Call ``next(iterator)`` in a frame that may be interrupted."""
+    """Call ``next(iterator)`` in an interruptible frame."""
     return next(iterator)
 
 
 class Interrupter:
-    """Interrupter of a job's main thread, on which it must be created.
+    """Interrupter of the job's main thread, on which it must be created.
 
-    ``is_worth_it`` returns whether a waiting command justifies an interruption, ``hangs`` whether the loop hangs.
-    Another thread calls both, after `check_for_hang`.
+    Another thread calls ``is_worth_it`` (a waiting command justifies an interruption) and ``hangs``.
     """
 
     def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
@@ -110,5 +109,5 @@ class Interrupter:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Return whether the thread runs this package's code, which must be completed, except `fetch`."""
+    """Return whether this package's code runs, which must be completed."""
     return frame.f_code is not fetch.__code__ and frame.f_code.co_filename.startswith(_PACKAGE)

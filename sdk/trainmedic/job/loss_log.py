@@ -1,7 +1,7 @@
 """Comparison of losses before and after a rollback.
 
-Equal weights, batch and random numbers give equal losses, so a differing first loss shows unrestored state. Gradient
-norms are compared too: if equal, the losses are other numbers, such as running means.
+Equal weights, batch and random numbers give equal losses, so a differing first loss shows unrestored state. Equal
+gradient norms show that the losses are other numbers, such as running means.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ COMPARED = 20
 FEWEST = 3
 """Compared losses that suffice."""
 EXACT_KERNELS = 1e-5
-"""Relative tolerance on CPUs, 84 times float32's machine epsilon (2^-23): libraries such as MKL sum in another order if
-memory is aligned differently.
-"""
+"""84 times float32's machine epsilon (2^-23): MKL sums in another order if memory is aligned differently."""
 COARSE_KERNELS = 2.0**-7
-"""Relative tolerance on accelerators and in half precision: bfloat16's machine epsilon. PyTorch's notes on
-reproducibility list kernels that add in any order.
-"""
+"""bfloat16's machine epsilon: kernels may add in any order (PyTorch's notes on reproducibility)."""
 _JUMP_SPREADS = 6.0
-"""A loss jumps if it exceeds all earlier ones by this multiple of their range plus a quarter of the largest."""
+"""Multiple of the losses' range, plus a quarter of the largest."""
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW = 3
-"""With fewer losses a jump is five times the largest."""
+"""With fewer, a jump is five times the largest."""
 _LONGEST = 8192
 _CARRIED = 512
 _NOT_REPORTED = "no loss was reported for these steps before"
@@ -52,14 +48,14 @@ class LossCourse:
     tolerance: float = EXACT_KERNELS
     not_comparable: str = ""
     is_known: bool = True
-    """False if the batches may differ; differences are then no failure."""
+    """False if the batches may differ."""
     trouble_at: int | None = None
-    """First untrusted step; None without a fault. With one, only the first loss must agree."""
+    """First untrusted step. With one, only the first loss must agree."""
     changed_at: int | None = None
 
 
 class LossComparison:
-    """Comparison of the losses after a rollback to `step` with earlier ones.
+    """Comparison of the losses after a rollback with earlier ones.
 
     ``earlier_until`` is the last step of an earlier process.
     """
@@ -90,7 +86,6 @@ class LossComparison:
         self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
-        """Return the first untrusted step: known, not finite, or a jump; else None."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
@@ -157,7 +152,7 @@ class LossComparison:
         return True if update in self._gradients_agree else None
 
     def course_changes(self, because: str, after: int = 0) -> None:
-        """Stop comparing: losses after step ``after`` change on purpose."""
+        """Stop comparing: later losses change on purpose."""
         if not self._frozen_because:
             self._frozen_because, self._frozen_after = because, after
 
@@ -166,7 +161,6 @@ class LossComparison:
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
-        """Return the problem. Unless ``is_last``, later gradients may explain losses."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
@@ -188,7 +182,7 @@ class LossComparison:
         return bool(self.compared) and self.compared[0] in self.different
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return ``verified.losses``. ``ended_because``: reason for an early end."""
+        """Return ``verified.losses``."""
         course = self._course
         agreed = len(self.compared) - len(self.different)
         member: dict[str, Any] = {"compared": len(self.compared), "agreed": agreed, "finite": self._finite}
@@ -274,7 +268,7 @@ class LossLog:
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
-        """Take a step's loss. Tensors are copied on their device and read later."""
+        """Take a loss. Tensors are copied on their device and read later."""
         if not is_one_number(loss):
             return
         self._losses[step] = value = kept(loss)
@@ -285,7 +279,6 @@ class LossLog:
             comparison.add(step, value)
 
     def note_gradients(self, step: int, norms: Any) -> None:
-        """Take norms of the gradients used by a step's updates."""
         self._gradients[step] = norms
         if len(self._gradients) > _LONGEST:
             del self._gradients[next(iter(self._gradients))]

@@ -10,17 +10,14 @@ _MOST_APART = 12
 _MOST_SPANS = 20
 _CURVE_POINTS = 33
 _APART_FACTOR = 8.0
-"""Multiple of the median distance from the median; one normally distributed rank in millions is that far."""
+"""One normally distributed rank in millions is that far."""
 _APART_LEAST = 0.01
 """Share of the median, to exclude rounding."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary of `Medic.stats` losses, or None.
-
-    Non-finite ones are listed by kind, because JSON has no NaN.
-    """
+    """Return the summary, or None. Non-finite losses are listed by kind, because JSON has no NaN."""
     losses = {
         rank: float(value)
         for rank, figures in ranks.items()
@@ -56,7 +53,6 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def rank_spans(ranks: Sequence[int]) -> str:
-    """Return spans of ranks such as ``0-3, 7``, within a limit."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Level and scatter of a job's last losses, computed here because Prometheus samples too few."""
+"""Level and scatter of a job's last losses; Prometheus samples too few."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ _IN_A_ROW = 5
 _SCATTERING = 100
 _ENOUGH = 20
 _NEWEST = 11
-"""Newest losses whose median is a falling curve's level; odd."""
+"""Losses whose median is a falling curve's level; odd."""
 _CLEAR_FALL = 3.0
-"""Minimum fall in median absolute deviations (three are two standard deviations). The median of eleven losses scatters
-by a third of one.
-"""
+"""Fall in median absolute deviations; three are two standard deviations."""
 
 
 class UsualLevel(NamedTuple):
@@ -26,7 +24,7 @@ class UsualLevel(NamedTuple):
 
 
 def usual_level(losses: Collection[float]) -> UsualLevel:
-    """Return the level and scatter of consecutive finite losses, oldest first; at least one.
+    """Return the level and scatter of finite losses, oldest first.
 
     For falling losses these are the newest ones' median, and the spread from neighbours' medians.
     """

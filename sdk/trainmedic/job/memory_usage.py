@@ -1,7 +1,4 @@
-"""Memory use of a training process and its growth.
-
-Host memory is from Linux's ``/proc`` and the control group, CUDA memory from PyTorch.
-"""
+"""Memory use of a training process and its growth."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return bytes in use and available bytes in total, of the control group if it has a limit, else of the machine.
+    """Return used and available bytes, of the control group if it has a limit, else of the machine.
 
     Reclaimable memory is not in use.
     """
@@ -61,7 +58,6 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
 
 
 def cuda_memory() -> Cuda | None:
-    """Return the memory of the most used device, or None."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
@@ -102,7 +98,7 @@ class Growth:
         self._samples.append((steps, size))
 
     def per_step(self) -> float | None:
-        """Return bytes per step, 0 without growth, None for too few samples."""
+        """Return bytes per step; None for too few samples."""
         samples = list(self._samples)
         if len(samples) < _ENOUGH:
             return None

@@ -1,4 +1,4 @@
-"""Optional Prometheus endpoint of a job, computed per scrape."""
+"""Optional Prometheus endpoint of a job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""This rank's loss as a number, without waiting for a device.
-
-The training thread queues a copy to main memory about once a second, and reads it when complete.
-"""
+"""This rank's loss as a number, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any, NamedTuple
 from trainmedic.job.reported_values import detached
 
 COPY_INTERVAL = 1.0
-"""Seconds; a copy costs the training thread some tens of microseconds."""
+"""Seconds; a copy takes tens of microseconds."""
 
 
 class _Copy(NamedTuple):
@@ -21,19 +18,18 @@ class _Copy(NamedTuple):
 
 
 class OwnLoss:
-    """Newest known loss of this rank. Any thread may read ``latest``."""
+    """Newest known loss. Any thread may read ``latest``."""
 
     __slots__ = ("_copy", "due_at", "latest")
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """Step and loss, maybe NaN or infinite; replaced as a whole."""
+        """Step and loss, replaced as a whole."""
         self._copy: _Copy | None = None
         self.due_at = float("-inf")
-        """Earlier tensors are ignored."""
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
-        """Take a loss: a number at once, a tensor when its copy is complete."""
+        """Take a loss; a tensor when its copy is complete."""
         if type(loss) is float:
             self.latest = (step, loss)
             return
@@ -72,7 +68,7 @@ class OwnLoss:
 
 
 def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
-    """Queue a copy on the tensor's device; None if that is impossible, as during a graph capture."""
+    """Queue a copy on the tensor's device; None if impossible."""
     library = getattr(sys.modules.get("torch"), tensor.device.type, None)
     if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
         return None

@@ -58,7 +58,7 @@ class Pace:
         return StepParts(*(_median(values) for values in zip(*parts, strict=True))) if parts else _UNKNOWN
 
     def values(self, waited: float) -> dict[str, float]:
-        """Return step time and throughput; ``waited``: seconds since the last report."""
+        """Return step time and throughput. ``waited``: seconds since the last report."""
         seconds = steps = 0.0
         amounts = {"samples": 0.0, "tokens": 0.0}
         for interval in list(self._intervals):

@@ -14,11 +14,9 @@ _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\
 _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
 _MOST_SKIPPED = 1_000_000
-"""Reading past more batches would block the loop too long."""
+"""More would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
-"""Maximum multiple of the script's learning rate; most trainings diverge at four times the tuned one.
-``connect(largest_lr_scale=...)`` allows more.
-"""
+"""Most trainings diverge at four times the tuned rate."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,8 @@ class Checkpoint:
 class Rollback:
     """Go back to a complete checkpoint, then skip ``skip_batches`` batches.
 
-    The checkpoint is the newest written before ``before`` (aware UTC), at or before ``step``, or at least
-    ``steps_back`` steps ago; without any, the newest of all.
+    The checkpoint is the newest written before ``before`` (UTC), at or before ``step``, or at least ``steps_back``
+    steps ago; without any, the newest of all.
     """
 
     before: datetime | None = None
@@ -70,7 +68,7 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class DataloaderWorkers:
-    """Set each rank's data loader workers to ``count``, or lower them to ``at_most``: exactly one is set.
+    """Set each rank's data loader workers to ``count``, or lower them to ``at_most``.
 
     Answer with ``previous``, for the undo.
     """
@@ -100,7 +98,7 @@ class EmptyCache:
 
 @dataclass(frozen=True)
 class Pause:
-    """Hold the loop at a step boundary until a resume, for ``max`` at most.
+    """Hold the loop at a step boundary until a resume, at most for ``max``.
 
     With ``extends``, the ID of an earlier pause, only if that one still lasts.
     """
@@ -140,9 +138,7 @@ ACTIONS: Mapping[str, type[Parameters]] = {
 
 
 def parse(action: str, params: Mapping[str, Any]) -> Parameters | None:
-    """Return typed parameters; None for unknown actions. Raises ValueError, also for unknown parameters: the command
-    would do something else than asked.
-    """
+    """Return typed parameters; None for unknown actions. Raises ValueError, also for unknown parameters."""
     kind = ACTIONS.get(action)
     if kind is None:
         return None

@@ -1,6 +1,6 @@
 """Reports of the training loop.
 
-Values are converted when read, so that the training thread never waits for a GPU.
+Values are converted when read, so that training never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from trainmedic.wire.envelope import write_time
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
-"""Seconds; slow reads from shared file systems take as long."""
+"""Slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""Seconds before the job has its pace, because loading, compiling and the first collective take minutes; also the limit
-of a window, except a pause.
-"""
+"""Seconds, because loading and compiling take minutes; also the limit of a window, except a pause."""
 HANG_FACTOR = 5.0
-"""Multiple of the usual time between two reports."""
+"""Multiple of the usual interval between reports."""
 
 CHECKPOINT = "checkpoint"
 EVALUATION = "evaluation"
@@ -35,11 +33,11 @@ OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 
 TENSOR_INTERVAL = 0.05
-"""Minimum seconds between reports with tensors, because freeing one's graph takes tens of microseconds."""
+"""Freeing a graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between reports beyond loss and gradient norm, if a loop can omit those."""
+"""Minimum seconds between reports beyond loss and gradient norm."""
 OVERFLOWS = 20
-"""Consecutive reports with overflowing gradients that a loss scaler explains, by lowering its scale."""
+"""Consecutive reports with overflowing gradients that a loss scaler explains."""
 _PACE = 5  # intervals that make a pace
 _SHOWN = {
     "learning_rate": "training_learning_rate",
@@ -127,7 +125,7 @@ class Progress:
         self.steps = 0
         self._reported_step: int | None = None
         self.reached: tuple[int, int | None] = (0, None)
-        """`steps` and the last report's step, replaced as a whole for consistent reads."""
+        """`steps` and last step, replaced as a whole."""
         self.loss: Any = None
         self.own_loss = OwnLoss()
         self.grad_norm: Any = None
@@ -149,7 +147,6 @@ class Progress:
         self.rollback_not_held: bool | None = None
         """True if the last rollback, answered ``applied``, did not hold; None without a rollback."""
         self.ranks_differing: int | None = None
-        """Ranks whose weights differ but should be equal, or None."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.
@@ -174,9 +171,7 @@ class Progress:
         data_seconds: float | None = None,
         wait_seconds: float | None = None,
     ) -> None:
-        """Add a step's report, without its tensors within `TENSOR_INTERVAL`. A jump ahead counts all steps in
-        between.
-        """
+        """Add a step's report, without its tensors within `TENSOR_INTERVAL`. A jump counts all steps in between."""
         if step is not None and type(step) is not int:
             step = whole(step)
         done = self.steps_to(step)
@@ -253,7 +248,7 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
 
     def go_back(self, step: int, loss: float | None) -> None:
-        """Forget reports after `step`, whose loss was `loss` if known."""
+        """Forget reports after `step`."""
         self.record.forget_after(step)
         self.own_loss.forget()
         self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0
@@ -261,9 +256,9 @@ class Progress:
     def add_evaluation(
         self, loss: Any, perplexity: Any, step: int | None, metrics: Mapping[str, Any] | None = None
     ) -> tuple[int | None, Mapping[str, Any]]:
-        """Add the results of an evaluation after ``step``, by default the last reported one.
+        """Add the results of an evaluation, by default after the last reported step.
 
-        Return that step and the accepted values, at most `evaluations.MOST` per job.
+        Return the step and the accepted values.
         """
         at = step if step is not None else self._reported_step
         # An evaluation with other metrics only does not concern the loss.
@@ -331,8 +326,8 @@ class Progress:
     def values(self, now: float) -> dict[str, float]:
         """Return the known metric values by name; NaN if not finite.
 
-        Loss is NaN if its gradient norm is not finite: some frameworks log 0.0 then. A norm that a loss scaler explains
-        is omitted. A late report lowers the throughput, so a hanging loop does not look busy.
+        Some frameworks log a loss of 0.0 if its gradient norm is not finite; it becomes NaN. A late report lowers the
+        throughput, so a hanging loop does not look busy.
         """
         grad_norm = number(self.grad_norm)
         loss = number(self.loss)
@@ -364,7 +359,7 @@ class Progress:
         return is_first or any(_finite(each.grad_norm) is not None for each in last)
 
     def shown(self, now: float) -> dict[str, Any]:
-        """Return the presence's figures: known finite values, and the newest checkpoint."""
+        """Return the presence's finite figures, and the newest checkpoint."""
         values = self.values(now)
         shown: dict[str, Any] = {
             name: values[metric] for name, metric in _SHOWN.items() if math.isfinite(values.get(metric, _NAN))

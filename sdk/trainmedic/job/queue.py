@@ -1,8 +1,7 @@
 """A job's command queue on rank 0.
 
 It answers commands that need no loop: invalid, expired, interrupted and repeated ones. The undo of a possibly forgotten
-command is ``failed`` and stays pending. A rollback that waited in an earlier process continues if the launcher names
-it. Rank 0 replies for all ranks to commands that they never reached.
+command is ``failed`` and stays pending.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ _LONGEST_LOGGED = 500
 class CommandQueue:
     """Commands of one job.
 
-    The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them. ``put`` passes
-    replies to the writer; ``on_outcome`` receives outcomes.
+    The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them.
     """
 
     def __init__(
@@ -87,7 +85,7 @@ class CommandQueue:
             received.drop()
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """Answer a command with a wrong signature or for another job, without recording its possibly forged ID."""
+        """Reject a foreign or wrongly signed command, without recording its possibly forged ID."""
         reply = self._reply(received.command.id, 0, (envelope.REJECTED, {"reason": reason}))
         self._put(OutgoingReplies((replace(reply, is_to_genuine=False),), received.entry))
 
@@ -177,10 +175,7 @@ class CommandQueue:
         return due
 
     def _answer_interrupted(self, now: datetime) -> None:
-        """Answer the commands during which an earlier process ended.
-
-        A recorded change was applied.
-        """
+        """Answer commands that an earlier process did not; a recorded change was applied."""
         for command_id, received in list(self.interrupted.items()):
             command = received.command
             was_applied = self._handlers.was_applied(command.action, command_id)
@@ -243,10 +238,7 @@ class CommandQueue:
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def _log_change(self, sent: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
-        """Log an applied command in the job's own log.
-
-        Numbers only: log rules could take an alert's text for the job's own.
-        """
+        """Log an applied command's numbers only: log rules could take an alert's text for the job's own."""
         if status != envelope.APPLIED or output.get(undoing.NOTHING):
             return
         what = "reverted" if sent.undo_of is not None else "applied"
@@ -281,6 +273,5 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:
-    """Return NONE for a failed handler, UNKNOWN if a process was interrupted."""
     was_interrupted = record is not None and record.output.get("reason") == _INTERRUPTED
     return CommandEffect.UNKNOWN if was_interrupted else CommandEffect.NONE

@@ -36,7 +36,7 @@ class RankStats:
         self._lock = threading.Lock()
 
     def measure(self, now: float) -> dict[str, Any]:
-        """Return figures by name, numbers except ``node``; ``loss`` may be NaN or infinite."""
+        """Return figures by name, all numbers except ``node``."""
         figures: dict[str, Any] = {"step": self._progress.step, **self.own_loss()}
         for part, seconds in self._progress.pace.parts()._asdict().items():
             figures[f"{part}_seconds"] = seconds

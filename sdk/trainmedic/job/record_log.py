@@ -1,6 +1,6 @@
 """Records of a rank: JSON lines per interval of steps and per event.
 
-The training thread only queues notes; another writes twice a second, and counts those it drops.
+The training thread only queues notes; another writes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ class RecordLog:
     # --- any thread; steps from the training thread -----------------------------------------------------
 
     def note_step(self, loss: Any, grad_norm: Any, epoch: Any) -> None:
-        """Queue a record of the last report, completed by values since the last record."""
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}
@@ -238,7 +237,7 @@ class RecordLog:
 
 
 def readable(value: Any) -> Any:
-    """Return a JSON value: finite numbers, and text of at most 1,000 characters."""
+    """Return JSON with finite numbers and text of at most 1,000 characters."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):

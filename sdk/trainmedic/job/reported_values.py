@@ -1,7 +1,4 @@
-"""Reported losses and gradient norms, converted to floats when read.
-
-Until then tensors stay on their device, without their graph.
-"""
+"""Reported losses and gradient norms, which stay on their device until they are read."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class ReportRecord:
         self._unread = 0  # number of last reports whose values were not read
 
     def add(self, step: int, at: float, loss: Any, grad_norm: Any) -> None:
-        """Add a report. Tensors are copied on their device, because scripts reuse theirs.
+        """Add a report with copies of tensors, which scripts reuse.
 
         A step before the last one starts another course.
         """
@@ -39,7 +36,7 @@ class ReportRecord:
         self._unread += 1
 
     def read(self) -> list[ReportedValues]:
-        """Return all reports with floats, oldest first; NaN if not finite. Waits for their device."""
+        """Return all reports, oldest first; NaN if not finite. Waits for their device."""
         reports = deque(self._reports, maxlen=_LONGEST)  # replaced as a whole, for `last` in another thread
         unread = [reports.pop() for _ in range(min(self._unread, len(reports)))]
         reports.extend(ReportedValues(step, at, number(loss), number(norm)) for step, at, loss, norm in unread[::-1])
@@ -61,7 +58,7 @@ class ReportRecord:
 
 
 def is_one_number(value: Any) -> bool:
-    """Return whether a value is one real number, without waiting for a device."""
+    """Check for one real number, without waiting for a device."""
     if getattr(value, "is_meta", False) or "complex" in str(getattr(value, "dtype", "")):
         return False
     shape = getattr(value, "shape", None)
@@ -69,7 +66,7 @@ def is_one_number(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """Return a float; NaN if not finite or no number, None for None."""
+    """Return a float; NaN if not finite or no number."""
     if value is None:
         return None
     try:
@@ -102,7 +99,7 @@ def _kind_of(kind: type) -> tuple[bool, bool]:
 
 
 def kept(value: Any) -> Any:
-    """Return a copy, because the script may reuse its tensor."""
+    """Copy a value, because the script may reuse its tensor."""
     return value if value is None or type(value) is float else _copied(detached(value))
 
 
@@ -124,7 +121,7 @@ def _copied(value: Any) -> Any:
 
 
 def deviation(rate: float | None, expected: float | None) -> float | None:
-    """Return two rates' difference as a fraction of the larger, 0 to 1; 1 if one is no number."""
+    """Return two rates' difference as a fraction of the larger; 1 if one is no number."""
     if rate is None or expected is None:
         return None
     larger = max(abs(rate), abs(expected))

@@ -47,7 +47,7 @@ class JobReports:
         Amounts and seconds cover the time since the last report; ``samples`` and ``tokens`` are those of all ranks.
         ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` for other ranks, ``own_seconds`` all but the
         latter; one of these two suffices. ``expected_learning_rate`` is the schedule's rate times Trainmedic's scale.
-        ``memory_bytes`` is for accelerators other than CUDA. At most 20 times a second tensors are taken.
+        ``memory_bytes`` is for accelerators other than CUDA. Tensors are taken at most 20 times a second.
         """
         self.progress.add_report(
             step,
@@ -71,9 +71,9 @@ class JobReports:
     ) -> None:
         """Report an evaluation after ``step`` (default: the last reported one).
 
-        ``metrics`` are by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. Non-finite values become NaN. A
-        name has at most 100 letters, digits and ``_./@:+-``, a job at most 32 names; others are skipped and logged. The
-        server shows rank 0's reports, else the last rank's.
+        ``metrics`` are by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``. A name has at most 100 letters,
+        digits and ``_./@:+-``, a job at most 32 names; others are skipped and logged. The server shows rank 0's
+        reports, else the last rank's.
         """
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
@@ -93,15 +93,13 @@ class JobReports:
             self.records.note(record_log.EVALUATION, step=at, **of_loss, metrics=others or None)
 
     def window(self, name: str) -> Window:
-        """``with medic.window("checkpoint"):`` or ``"evaluation"``: exclude time from steps.
+        """Exclude the time in ``with medic.window("checkpoint"):`` or ``"evaluation"`` from steps.
 
-        For half an hour it is neither step time nor a hang; a pause for its whole length. Windows nest. Training thread
-        only.
+        For half an hour it is neither step time nor a hang; a pause for its whole length. Windows nest.
         """
         return Window(self.progress, name)
 
     def saved(self, step: int) -> None:
-        """Report that step's checkpoint as complete."""
         self.progress.saved(whole(step) or 0, time.time())
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT, step=whole(step))
@@ -114,8 +112,8 @@ class JobReports:
     def rollback_did_not_hold(self, command_id: str, step: int, reason: str) -> None:
         """Correct a rollback's answer ``applied``.
 
-        ``training_rollback_not_held`` (alert TrainingRollbackNotHeld) is 1 until the next rollback; a record of the
-        event ``detected`` has the reason.
+        ``training_rollback_not_held`` (alert TrainingRollbackNotHeld) is 1 until the next rollback; a record
+        ``detected`` has the reason.
         """
         self.progress.rollback_not_held = True
         if self.records is not None:
@@ -135,8 +133,7 @@ class JobReports:
         ``medic.detector(MyDetector(5_000), name="plateau")``. Returns its argument.
 
         It receives this rank's records (with a ``log_dir``) in another thread. A returned sentence, or mapping with
-        ``message``, becomes a record of the event ``detected``. Raises ConfigurationError for a taken name or an
-        invalid argument.
+        ``message``, becomes a record ``detected``. Raises ConfigurationError for a taken name or an invalid argument.
         """
         if detector is None:
             return lambda given: self.detector(given, name=name)
@@ -148,7 +145,7 @@ class JobReports:
         return detector
 
     def line_handler(self) -> logging.Handler:
-        """Return a handler that passes the program's log to the detectors (`LineHandler`):
+        """Return a handler that passes the program's log to the detectors:
         ``logging.getLogger().addHandler(medic.line_handler())``.
         """
         return LineHandler(self.records.detectors if self.records is not None else None)

@@ -18,8 +18,7 @@ _OWNER_ONLY = 0o600
 class RotatingFile:
     """A thread-safe file of about `most` bytes. At half of that it becomes ``….1`` and a new one starts.
 
-    It is never truncated, so readers can finish the older half. Write errors lose data; the first and the recovery are
-    logged with the name ``kept``.
+    It is never truncated, so readers can finish the older half. Write errors lose data, which is logged.
     """
 
     def __init__(self, path: Path | None, most: int, kept: str = "the job's output") -> None:

@@ -1,8 +1,4 @@
-"""A rank's status file for its launcher, independent of Redis.
-
-Rank 0 and each other node's first rank write every two seconds and after each checkpoint. The launcher ends a hang for
-waiting rollbacks.
-"""
+"""A rank's status file for its launcher, independent of Redis."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from trainmedic.job.progress import Progress
 FILE_NAME = "rank-0.json"
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
-"""Variable with the comma-separated IDs of rollbacks that waited when the last attempt was ended."""
+"""Comma-separated IDs of rollbacks waiting when the last attempt ended."""
 _MOST_WAITING = 16
 _EVERY = 2.0
 _LOOK_EVERY = 0.25

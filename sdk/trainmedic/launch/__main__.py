@@ -1,4 +1,4 @@
-"""``trainmedic-run``, also as ``python -m trainmedic.launch``."""
+"""Start of ``trainmedic-run``."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ log = logging.getLogger("trainmedic")
 
 _LOOK_SECONDS = 0.2
 _FOR_A_ROLLBACK = 10.0
-"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback. A job of one rank has
-interrupted itself by then.
+"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback.
+
+A job of one rank has then interrupted itself.
 """
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
@@ -37,9 +38,9 @@ class AttemptPlan:
     node: str
     environment: Mapping[str, str]
     grace: float
-    """Seconds from the ending signal to SIGKILL."""
+    """Seconds to SIGKILL."""
     hang_after: float | None
-    """Seconds beyond the job's own limit until a hang is ended; None for never."""
+    """Seconds beyond the job's own limit; None for never."""
     most_output: int
     prints_to_terminal: bool = False
 
@@ -88,7 +89,7 @@ class JobAttempt:
                 os.write(self._lifeline, f"{order}\n".encode())
 
     def run(self, while_running: Callable[[], None]) -> AttemptEnd:
-        """Run the command to its end. `while_running` is called several times a second. Raises OSError."""
+        """Run the command to its end; call `while_running` several times a second. Raises OSError."""
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
@@ -189,7 +190,6 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
-        """Return the end of a rank's output, from its file or `printed`, or None."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

@@ -24,7 +24,7 @@ _ENTRIES = "2000"
 
 
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
-    """Return the number of a launch's first attempt: one after those in this directory.
+    """Return the number of a launch's first attempt.
 
     Each of several nodes' launchers continues its own; one without any joins the newest recent one.
     """

@@ -21,7 +21,7 @@ _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)")
 _ROOT_CAUSE = "Root Cause"
 _TOLD_TO_END = re.compile(r"Sending process (\d{1,9}) closing signal|Closing process (\d{1,9}) via signal")
 _SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
-"""Local rank by torchrun's ``--tee``, and rank by PyTorch, before a line."""
+"""Prefix of a line: local rank by torchrun's ``--tee``, and rank by PyTorch."""
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
@@ -43,11 +43,11 @@ class Cause:
     status: int
     """Exit code of the first failed rank, else of the launcher; negative for a signal."""
     kind: str = ""
-    """Kind of the last printed error, such as ``ValueError``, or ``hang``; else empty."""
+    """Kind of the last error, such as ``ValueError``, or ``hang``."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     lost_peer: bool = field(default=False, compare=False)
-    """True if all failed ranks here had lost another."""
+    """True if all failed ranks here had."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -97,7 +97,6 @@ class PrintedError:
 
 
 def last_error(text: str) -> PrintedError:
-    """Return the kind of the last printed error."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, is_chained = PrintedError(), False
     for number, line in enumerate(lines):
@@ -117,7 +116,6 @@ def error_kind(text: str) -> str:
 
 
 def rank_ends(text: str) -> list[RankEnd]:
-    """Return the failed ranks in torchrun's table, the root cause first."""
     ends: list[RankEnd] = []
     first = 0
     rank: tuple[int, int] | None = None
@@ -150,9 +148,8 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
     """Return the cause of an attempt's end: torchrun's first rank that is no victim.
 
-    `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's, `status` and `pid` the
-    launcher's own. A rank that lost its peer may have the earliest error file. If all lost peers, `Cause.lost_peer` is
-    set.
+    `ends` are in torchrun's order, `own` is each rank's known output. A rank that lost its peer may have the earliest
+    error file.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)

@@ -57,7 +57,6 @@ class LaunchLine:
 
     @property
     def interpreter(self) -> str | None:
-        """Python that runs torchrun, or None."""
         if self.kind != "torchrun":
             return None
         if Path(self.argv[0]).name != "torchrun":

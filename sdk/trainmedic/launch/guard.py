@@ -1,9 +1,8 @@
 """Process between ``trainmedic-run`` and a job: none of the job's processes outlives either.
 
-It runs by its path, with the standard library only, and adopts the job's orphans. Orders come by the lifeline, a pipe
-from ``trainmedic-run``:
+It runs by its path, with the standard library only, and adopts the job's orphans. Orders come by the lifeline, a pipe:
 
-- ``end <signal>`` signals the child, the job's first process, and kills all after the grace period.
+- ``end <signal>`` signals the job's first process, and kills all after the grace period.
 - ``pass <signal>`` signals the processes that handle it.
 
 A closed lifeline means SIGTERM. The report pipe gets the child's wait status.

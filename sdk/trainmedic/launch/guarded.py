@@ -27,7 +27,10 @@ class Guarded:
         *,
         prints_to_terminal: bool = False,
     ) -> None:
-        """Start the guard with the command `argv`, which inherits `passed_fd` unless -1. Raises OSError."""
+        """Start the guard with the command. Raises OSError.
+
+        The command inherits `passed_fd` unless -1.
+        """
         guard_end, self.lifeline = os.pipe()
         self.report, report_end = os.pipe()
         make: Callable[[], tuple[int, int]] = terminal.open_terminal if prints_to_terminal else os.pipe
@@ -58,7 +61,7 @@ class WarmStandby:
             self._guarded = Guarded(argv, os.environ, grace, its_end.fileno(), prints_to_terminal=prints_to_terminal)
 
     def begin(self, argv: Sequence[str], torchrun: Sequence[str], environment: Mapping[str, str]) -> Guarded | None:
-        """Order the attempt and return its guard, or None if the process has ended."""
+        """Order the attempt and return its guard; None if the process has ended."""
         if self._guarded.process.poll() is None:
             order = {"argv": list(argv), "torchrun": list(torchrun), "environment": dict(environment)}
             # Write in a thread: the process reads the order after its imports, and the environment may exceed the

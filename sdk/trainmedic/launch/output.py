@@ -25,7 +25,7 @@ _LONGEST_HOLD = 0.5
 class OutputCopies:
     """Thread that forwards and stores pipes' data, and remembers each one's end.
 
-    Pipes are read in order, so that a failing program's last words on standard error follow its standard output.
+    Pipes are read in order, so that a failing program's standard error follows its standard output.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:
@@ -55,7 +55,6 @@ class OutputCopies:
                     self._pass_on(pipe, len(pipe.held))
 
     def _copy(self, pipe: _Pipe) -> bool:
-        """Copy data up to the last line's end; return whether more can come."""
         try:
             chunk = os.read(pipe.source, _CHUNK)
         except OSError:  # a terminal that no process has open any more
@@ -103,8 +102,7 @@ def end_of(path: Path) -> str:
 def bound_file(path: Path, most: int) -> None:
     """Free the middle of another process's file above `most` bytes.
 
-    Beginning and end keep their offsets; the middle reads as zeros. No effect on links, or without holes (NFS before
-    4.2).
+    Beginning and end keep their offsets; the middle reads as zeros.
     """
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b") as file:

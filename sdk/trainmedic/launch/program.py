@@ -168,7 +168,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | None:
-    """Return the fewest and the most nodes of an elastic job, or None."""
     least, most = options.min_nodes, options.max_nodes
     if least is None and most is None:
         return None

@@ -1,4 +1,4 @@
-"""The launcher's connection to the server, whose threads alone wait for Redis."""
+"""The launcher's connection to the server; only its threads wait for Redis."""
 
 from __future__ import annotations
 
@@ -116,8 +116,9 @@ class ServerLink:
 def open_link(
     job: str | None, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
 ) -> ServerLink | None:
-    """Return the link of this job, else of TRAINMEDIC_JOB; None without one or with wrong settings, which must not
-    prevent a start.
+    """Return the link of this job, else of TRAINMEDIC_JOB.
+
+    None without one or with wrong settings, which must not prevent a start.
     """
     if not job and not os.environ.get("TRAINMEDIC_JOB"):
         log.warning("not reporting to the server: no job name is set; use --job or TRAINMEDIC_JOB")

@@ -29,7 +29,7 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _STANDBY_AFTER = 10.0
-"""Seconds from an attempt's start to the next one's standby."""
+"""Seconds after an attempt's start."""
 _DELAY_AFTER_PROGRESS = 5.0
 """Seconds after an attempt with progress."""
 _SHORTEST_WAIT = 0.2
@@ -38,7 +38,7 @@ CANNOT_START = 127
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch; times are in seconds."""
+    """Options of a launch; times in seconds."""
 
     line: LaunchLine
     retries: int
@@ -206,7 +206,6 @@ class Supervisor:
         return environment
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
-        """Record a failure and wait for the next attempt. Return False if there is none."""
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)

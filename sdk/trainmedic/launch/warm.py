@@ -1,8 +1,7 @@
 """Program that imports PyTorch in advance, then runs torchrun and the ranks as its forks.
 
 ``trainmedic-run --warm`` runs ``warm.py <order socket> <threads>`` by its path in torchrun's interpreter. The order is
-a JSON object with ``argv``, ``environment`` and torchrun's arguments, ``torchrun``; the answer is `READ`. One fork
-becomes torchrun, with only the start of ranks replaced; each rank is another. Otherwise ``argv`` is executed.
+JSON: ``argv``, ``environment`` and torchrun's arguments, ``torchrun``; the answer is `READ`.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from typing import Any, Callable, NoReturn
 READ = b"1"
 _LONGEST_MESSAGE = 1 << 20
 _LONGEST_REQUEST = 1 << 16
-"""Bytes; default sockets accept such a message whole."""
+"""Default sockets accept such a message whole."""
 _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
 _ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
-"""Optional imports of ranks; the first optimizer imports the second, which takes as long as PyTorch."""
+"""The first optimizer imports the second, which takes as long as PyTorch."""
 
 
 def main(orders: int, threads: str) -> NoReturn:
-    """Import slow modules, wait for the order, and execute it. `threads`: torchrun's OMP_NUM_THREADS, or empty."""
+    """Import slow modules, wait for the order, and execute it. `threads`: torchrun's OMP_NUM_THREADS."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # the directory of this file
     os.set_inheritable(orders, False)
@@ -186,7 +185,7 @@ def _fork_rank(own: socket.socket) -> int:
 
 
 def _run(work: Callable[[], None]) -> NoReturn:
-    """Do a process's work, and raise errors as Python's main program would."""
+    """Do a process's work; raise errors as Python's main program would."""
     try:
         work()
     except SystemExit:
@@ -202,8 +201,9 @@ def _run(work: Callable[[], None]) -> NoReturn:
 
 
 def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
-    """Do a process's work. After a failure, and with `ends_well_too` always, skip Python's teardown, which would copy
-    the pages of all imports.
+    """Do a process's work.
+
+    After a failure, or always with `ends_well_too`, skip Python's teardown, which would copy pages.
     """
     try:
         work()
@@ -302,10 +302,7 @@ def _set_threads() -> None:
 
 
 def _seed() -> None:
-    """Reseed, because forks would draw the same numbers.
-
-    ``random`` does so itself.
-    """
+    """Reseed, because forks would draw the same numbers."""
     import torch
 
     torch.default_generator.seed()

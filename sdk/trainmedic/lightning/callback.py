@@ -29,7 +29,7 @@ except ImportError:
 _NO_LOADER = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
 
 _PATIENCE, _POLL = 60.0, 0.05
-"""Seconds for a checkpoint written in the background, and between two looks."""
+"""Seconds for a background checkpoint, and between two looks."""
 _CANNOT_MOVE = (
     "a connected Callback cannot go to another process, as with strategy='ddp_spawn': leave it out of the Trainer, and "
     "give trainmedic.lightning.fit(..., job=...) the job's name, so that each process connects by itself"
@@ -37,7 +37,7 @@ _CANNOT_MOVE = (
 
 
 class Callback(LightningCallback):  # type: ignore[misc]
-    """``Trainer(callbacks=[trainmedic.lightning.Callback(job="llm-1")])``.
+    """Callback for ``Trainer(callbacks=[trainmedic.lightning.Callback(job="llm-1")])``.
 
     Options are those of `trainmedic.connect`; or pass a connected ``medic``. Without `fit`, a rollback is
     ``unsupported``. ``grad_norm=False`` omits the gradient's norm.
@@ -76,7 +76,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._accumulates_no_more()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the program's rate, times commands' factor. Programs that write ``group["lr"]`` call it each time."""
+        """Return the rate times commands' factor. Programs that write ``group["lr"]`` call it each time."""
         return self._attachment.live.learning_rate(value)
 
     def __getstate__(self) -> Any:
@@ -220,7 +220,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
 
     def _confirm(self, path: Path) -> None:
-        """Wait for a background write. Raises TrainmedicError without a checkpoint."""
+        """Wait for a background write. Raises TrainmedicError."""
         until = time.monotonic() + _PATIENCE
         while not checkpoints.is_written(path):
             if not writes_later(self._trainer) or time.monotonic() >= until:

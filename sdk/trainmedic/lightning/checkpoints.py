@@ -1,6 +1,4 @@
-"""Checkpoints of a Lightning Trainer: files, or directories of all ranks, with the step in the name (``step=<n>``) or
-the file.
-"""
+"""Checkpoints of a Lightning Trainer: files, or directories of all ranks."""
 
 from __future__ import annotations
 
@@ -40,14 +38,12 @@ def in_directories(directories: Iterable[Path]) -> list[SavedCheckpoint]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether a file has its table of contents and more than weights, or a directory its last file."""
     if checkpoint.is_dir():
         return (checkpoint / ".metadata").is_file() or (checkpoint / "latest").is_file()
     return zipfile.is_zipfile(checkpoint) and _content(checkpoint).has_optimizers
 
 
 def is_written(checkpoint: Path) -> bool:
-    """Return whether a file is complete, or a directory exists."""
     return checkpoint.is_dir() or is_complete(checkpoint)
 
 
@@ -72,7 +68,7 @@ def _content(checkpoint: Path) -> _Content:
 
 @functools.lru_cache(maxsize=1024)
 def _read(checkpoint: Path, changed: int, size: int) -> _Content:
-    """Read a file without tensors. ``changed`` and ``size`` make the cache miss replaced files."""
+    """Read a file without tensors. The cache's keys miss replaced files."""
     try:
         content = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):

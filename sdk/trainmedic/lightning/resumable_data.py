@@ -1,7 +1,6 @@
 """Position of a Lightning fit in its data, so that a restart continues with the next batch.
 
-Lightning restarts an epoch of a plain `DataLoader` in another order. The wrapped loaders go to the position by their
-own states, or by reading again from the same random state.
+Lightning restarts an epoch of a plain `DataLoader` in another order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from trainmedic.trainer.patching import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
 _EARLIER_STATE = {"place", "began"}
-"""Members of the loader state written by earlier versions."""
 
 
 class ResumableData:
@@ -45,10 +43,9 @@ class ResumableData:
         self.skipped = 0
         self.drew: Callable[[Any, float], None] | None = None
         self.replayed = ""
-        """Statement whether the batches since the checkpoint repeat; empty before any."""
+        """Statement whether the batches since the checkpoint repeat."""
 
     def wrap(self, loaders: Any) -> Any:
-        """Return the loaders as one resumable loader of Lightning's."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -58,7 +55,6 @@ class ResumableData:
         return self._loader
 
     def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
-        """Wrap the result of ``source.train_dataloader()`` during the block."""
         original = source.train_dataloader
 
         @functools.wraps(original)
@@ -93,7 +89,7 @@ class ResumableData:
 
     @property
     def to_be_skipped(self) -> int:
-        """Batches skipped by this restart at its end: whole steps only."""
+        """Batches that this restart skips: whole steps only."""
         group: int = self._trainer.accumulate_grad_batches
         return self.skipped + -(-self._to_skip // group) * group
 
@@ -101,7 +97,6 @@ class ResumableData:
         self._resume = state
 
     def count_skipped(self) -> None:
-        """Add the skipped batches to Lightning's progress."""
         batches, self._uncounted = self._uncounted, 0
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         for counters in (progress.total, progress.current):
@@ -111,7 +106,7 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
-        """Return the oldest drawn but untrained batch, with `before_draw`'s result."""
+        """Return the oldest untrained batch, with `before_draw`'s result."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
@@ -124,10 +119,7 @@ class ResumableData:
 
     @property
     def resumes_at_end(self) -> bool:
-        """True if Lightning requests one more batch of an epoch that had ended in the checkpoint.
-
-        It does with ``max_steps`` and no validation.
-        """
+        """True if Lightning requests one more batch of an ended epoch, as with ``max_steps``."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         ended = self._resume is not None and self._resume["ended"]
         return bool(ended and progress.current.ready >= self._trainer.num_training_batches)
@@ -137,9 +129,9 @@ class ResumableData:
         return resume
 
     def take_skip(self, left: float) -> int:
-        """Return how many batches to skip at a step boundary, if the epoch has ``left`` more.
+        """Return how many batches to skip, if the epoch has ``left`` more.
 
-        Skip whole steps only, and never the epoch's last: Lightning must see its end.
+        Only whole steps, and never the epoch's last: Lightning must see its end.
         """
         if not self._to_skip:
             return 0
@@ -158,9 +150,9 @@ class ResumableData:
 
 
 class _ResumableLoader:
-    """Part of a ``CombinedLoader`` of Lightning that resumes at a position.
+    """Part of a ``CombinedLoader`` that resumes at a position.
 
-    It begins to iterate at the first batch: before, the sampler does not know its epoch.
+    It begins at the first batch: before, the sampler does not know its epoch.
     """
 
     data: ResumableData
@@ -204,7 +196,6 @@ class _ResumableLoader:
         return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
-        """Name what the loaders hold outside their states, such as a shuffle buffer, or ""."""
         states = self.kept_places() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
@@ -216,7 +207,7 @@ class _ResumableLoader:
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Load Lightning's states of rank 0, unless `ResumableData` has this rank's."""
+        """Load rank 0's states, unless `ResumableData` has this rank's."""
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]
@@ -231,7 +222,6 @@ class _ResumableLoader:
 
     @property
     def _is_read_ahead(self) -> bool:
-        """True without a length, when Lightning reads one batch ahead."""
         return self._epoch_length == float("inf")
 
     @functools.cached_property
@@ -278,7 +268,6 @@ class _ResumableLoader:
         randomness.restore(now)
 
     def _read_up_to(self, place: int) -> str:
-        """Read the epoch again up to the position. Return `ResumableData.replayed`."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator cannot go back"
@@ -290,7 +279,6 @@ class _ResumableLoader:
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 
     def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
-        """Restore the random state of the epoch's start."""
         for loader, had_workers in zip(self.flattened, workers, strict=False):
             # A loader that reuses its workers draws one number less.
             if had_workers and loader._iterator is None:

@@ -1,7 +1,4 @@
-"""Reporting of a Lightning Trainer's complete checkpoints.
-
-Lightning calls its hook before it writes, and a plugin may write in the background.
-"""
+"""Reports of complete checkpoints: Lightning calls its hook before it writes, maybe in the background."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class _Begun(NamedTuple):
 
 
 class WrittenCheckpoints:
-    """``report`` gets the step of each complete checkpoint, on the writing rank only."""
+    """Calls ``report`` with the step of each complete checkpoint, on the writing rank."""
 
     def __init__(self, medic: Medic, report: Callable[[int], None]) -> None:
         self._medic = medic
@@ -41,7 +38,6 @@ class WrittenCheckpoints:
         self._watching = contextlib.ExitStack()
 
     def watch(self, trainer: Any) -> None:
-        """Replace ``trainer.save_checkpoint`` until `stop`."""
         self.stop()
         self._begun.clear()
         self._trainer, self._save = trainer, trainer.save_checkpoint

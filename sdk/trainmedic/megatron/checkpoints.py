@@ -1,7 +1,6 @@
 """Checkpoints of Megatron-LM in ``--save``: ``iter_0000150``.
 
-After all ranks have written, its tracker file names the newest complete one, which it loads. Later iterations are
-incomplete.
+Its tracker file, written last, names the newest complete one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A Megatron-LM training, rolled back within its processes.
 
-``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it, ``load_checkpoint``
-loads state, data are rebuilt from the consumed samples, and it is called again.
+``train()`` keeps iteration and data in local variables. So for a rollback an exception ends it, and it is called again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
 _BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
-"""Configuration set by ``train()``, which expects it unset."""
+"""Configuration that ``train()`` expects unset."""
 
 _FOR_A_ROLLBACK = {
     "finetune": False,
@@ -39,7 +38,7 @@ _FOR_A_ROLLBACK = {
     "ckpt_step": None,
     "override_ckpt_iteration": None,
 }
-"""Options of the first load, such as foreign weights, with their values for a rollback."""
+"""First load's options, such as foreign weights, with their values for a rollback."""
 
 
 class MegatronTraining(SelfSavingFramework):
@@ -114,7 +113,7 @@ class MegatronTraining(SelfSavingFramework):
             self.carried.save(path)
 
     def decide_exit(self, **state: Any) -> bool:
-        """Replace ``checkpoint_and_decide_exit``: return whether ``train()`` ends now."""
+        """Replace ``checkpoint_and_decide_exit``: return whether ``train()`` ends."""
         iteration: int = state["iteration"]
         self._report(iteration, state["optimizer"], state["opt_param_scheduler"])
         if self._decide_exit(**state):
@@ -182,7 +181,6 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
-        """Move past the iterations to skip, and count them as done."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)

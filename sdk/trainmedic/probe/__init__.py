@@ -1,1 +1,1 @@
-"""``trainmedic-probe``: latency and bandwidth between idle nodes, among all ranks and each two nodes."""
+"""``trainmedic-probe``: network latency and bandwidth among idle nodes."""

@@ -1,4 +1,4 @@
-"""``trainmedic-probe``, also as ``python -m trainmedic.probe``."""
+"""Start of ``trainmedic-probe``."""
 
 from __future__ import annotations
 

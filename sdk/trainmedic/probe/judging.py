@@ -23,23 +23,21 @@ NEW = "new"
 """No baseline exists yet."""
 SLOW = "slow"
 WRONG = "wrong"
-"""Sums were incorrect: worse than slow, because trainings do not check them."""
+"""Incorrect sums, which trainings do not check."""
 WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
-"""Good measurements to keep for each pair."""
+"""Good measurements per pair."""
 _SLOWER = 2.0
-"""Times the usual latency at which a barrier is slow."""
+"""Multiple of the usual latency at which a barrier is slow."""
 _NOTICEABLE = 100e-6
-"""Seconds; for smaller differences a busy CPU matters more than a link."""
+"""Seconds; a busy CPU causes smaller differences."""
 _LESS = 0.7
 """Share of the usual bandwidth below which an all-reduce is slow."""
 
 
 @dataclass(frozen=True)
 class PairBaseline:
-    """Medians of earlier measurements."""
-
     measurements: int
     barrier_seconds: float
     bytes_per_s: Mapping[int, float]
@@ -55,7 +53,7 @@ class Judgement:
 
 
 def judged(measured: Measurement, usual: PairBaseline | None, least_bytes_per_s: float | None = None) -> Judgement:
-    """Judge one pair. `least_bytes_per_s`: minimum for the largest all-reduce."""
+    """Judge a pair. `least_bytes_per_s`: minimum for the largest all-reduce."""
     if not measured.is_right:
         sizes = ", ".join(_size(each.bytes) for each in measured.all_reduce if not each.is_right)
         return Judgement(WRONG, (f"incorrect sums of {sizes} on at least one rank",))
@@ -84,7 +82,6 @@ def _slower(measured: Measurement, usual: PairBaseline) -> Iterator[str]:
 
 
 def worst(words: Sequence[str]) -> str:
-    """Return the worst word, ``ok`` without any."""
     return min(words, key=WORST_FIRST.index, default=OK)
 
 
@@ -101,7 +98,7 @@ _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError
 
 
 class BaselineFile:
-    """JSON file with the baselines of many pairs. Raises ConfigurationError if unusable."""
+    """JSON file with many pairs' baselines. Raises ConfigurationError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -155,7 +152,6 @@ class BaselineFile:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Refuse links, which could point to another file of this user."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -172,7 +168,7 @@ def _baseline(samples: Sequence[Mapping[str, Any]]) -> PairBaseline:
 
 
 def _measured(value: Any) -> float:
-    """Raise ValueError for impossible values, such as NaN."""
+    """Raise ValueError for impossible values."""
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise ValueError("not a finite number")

@@ -1,4 +1,4 @@
-"""Start of a probe's local ranks without a launcher."""
+"""Local ranks of a probe without a launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Sequence
 
 
 def run(ranks: int, arguments: Sequence[str]) -> int:
-    """Run the ranks, none of which outlives the call. Return the first nonzero exit code."""
+    """Run the ranks, none of which outlives the call; return the first nonzero exit code."""
     port = _free_port()
     processes = [_started(rank, ranks, port, arguments) for rank in range(ranks)]
     try:

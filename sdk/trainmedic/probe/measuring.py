@@ -1,4 +1,4 @@
-"""Barriers and all-reduces within a group, all of whose ranks call `measure`.
+"""Barriers and all-reduces within a group, whose ranks all call `measure`.
 
 A duration is that of the slowest rank.
 """
@@ -37,11 +37,10 @@ class ReduceTime:
     """Per rank."""
     seconds: float
     bytes_per_s: float
-    """Algorithm bandwidth of nccl-tests, ``bytes ÷ seconds``."""
+    """nccl-tests' algorithm bandwidth, ``bytes ÷ seconds``."""
     bus_bytes_per_s: float
-    """Bus bandwidth of nccl-tests, 2 (n - 1) ÷ n times as much: each link's load in a ring."""
+    """nccl-tests' bus bandwidth, 2 (n - 1) ÷ n times as much: each link's load in a ring."""
     is_right: bool
-    """True if all sums were correct on every rank."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,6 @@ def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: i
 
 
 def _timed(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
-    """Return the seconds of each call, with the device's work."""
     seconds = []
     for turn in range(warm_up + count):
         _finish(device)

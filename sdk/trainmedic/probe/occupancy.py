@@ -1,7 +1,4 @@
-"""Check whether a node trains: a probe would slow the training and measure it.
-
-It reads the GPUs' memory and asks Trainmedic's server, if named.
-"""
+"""Check whether a node trains, by the GPUs' memory and Trainmedic's server."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from urllib.parse import quote
 import torch
 
 _OWN_BYTES = 2 * 10**9
-"""More belongs to another process; a CUDA context takes about 0.5 GB."""
+"""Bytes; a CUDA context takes about 0.5 GB."""
 _TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
@@ -25,7 +22,6 @@ _FAULTS = (
     *(urllib.error.URLError, OSError, http.client.HTTPException),
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
 )
-"""Errors of the server's call and answer."""
 
 
 def gpu_in_use(device: torch.device) -> str | None:

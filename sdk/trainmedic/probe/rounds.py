@@ -3,13 +3,13 @@ from __future__ import annotations
 from typing import Mapping, Sequence, Tuple
 
 Pair = Tuple[str, str]
-"""Two sorted node names; twice the same for the ranks within one node."""
+"""Sorted; equal names for one node."""
 
 
 def rounds(ranks_by_node: Mapping[str, Sequence[int]]) -> list[list[Pair]]:
     """Return pairs to measure concurrently, by round.
 
-    First each node with several ranks alone, then each two nodes once; pairs of a round share no node.
+    First each node with several ranks alone, then each two nodes once.
     """
     nodes = sorted(ranks_by_node)
     within = [(node, node) for node in nodes if len(ranks_by_node[node]) > 1]

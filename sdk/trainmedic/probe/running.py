@@ -29,7 +29,7 @@ class ProbeOptions:
     sizes: ProbeSizes = field(default_factory=ProbeSizes)
     backend: str = "auto"
     timeout: float = 120.0
-    """Seconds, for one operation and for the ranks to meet."""
+    """Seconds."""
     baselines: Path | None = None
     least_bytes_per_s: float | None = None
     even_if_training: bool = False
@@ -73,7 +73,7 @@ def _device(backend: str) -> torch.device:
 
 
 def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOptions) -> None:
-    """Raise NodesTrain on all ranks if a GPU or, on rank 0, the server shows a training."""
+    """Raise NodesTrain on all ranks if the nodes train."""
     busy = occupancy.gpu_in_use(device)
     mine = [] if busy is None else [f"rank {dist.get_rank()}: {busy}"]
     if dist.get_rank() == 0 and options.server is not None:
@@ -88,7 +88,6 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 def _measured(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
-    """Return results of all ranks together and of each pair, complete on rank 0."""
     everybody = list(range(dist.get_world_size()))
     whole = _of_group(everybody, device, patience, sizes)
     assert whole is not None
@@ -105,10 +104,7 @@ def _measured(
 def _of_round(
     turn: list[Pair], ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: Any
 ) -> list[Measurement | None]:
-    """Measure a round's pairs; None for those without this rank.
-
-    All ranks create all groups first, in the same order.
-    """
+    """Measure a round's pairs. All ranks create all groups first, in the same order."""
     groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
     return [_run(*group, device, sizes) for group in groups]
 
@@ -141,7 +137,7 @@ def _document(
     pairs: Mapping[Pair, Measurement],
     options: ProbeOptions,
 ) -> dict[str, Any]:
-    """Judge the results and record good ones. Raises ConfigurationError."""
+    """Raises ConfigurationError."""
     backend, name = ("nccl", torch.cuda.get_device_name(device)) if device.type == "cuda" else ("gloo", "cpu")
     keys = {
         pair: " ".join((backend, name.replace(" ", "-"), *(f"{node}/{len(ranks_by_node[node])}" for node in pair)))

@@ -1,4 +1,4 @@
-"""Rank 0's role: assign due commands to sync points, write and collect outcomes, and delete read keys."""
+"""Rank 0's role: assign due commands to sync points, collect outcomes, and delete read keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("trainmedic")
 
 TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
 _TAKE_EVERY = 2.0
-"""Seconds between reads of the queue without a decision."""
+"""Seconds between reads without a decision."""
 _FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
 _PARTIAL_AFTER = 0.25
 """Seconds until partial outcomes are sent."""
@@ -44,10 +44,10 @@ class RunningCommand:
 
 
 class Coordinator:
-    """Methods as in `Participant`, called by the synchronizer's thread."""
+    """Rank 0's counterpart of `Participant`, called by the synchronizer's thread."""
 
     lead = 0.2
-    """Seconds before a sync point at which its decision is made."""
+    """Seconds from a decision to its sync point."""
 
     def __init__(self, job: str, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
         self._job = job
@@ -93,7 +93,7 @@ class Coordinator:
         return self.membership.is_silent(rank, now)
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
-        """Make the next sync point's decision. `waited`: the training thread's wait in seconds, or None."""
+        """Make the next sync point's decision. `waited`: the training thread's wait in seconds."""
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -132,9 +132,8 @@ class Coordinator:
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
-        """Return commands for the next decision, pending until the ranks agree.
-
-        Empty before all ranks have joined, and until a rank has passed a sync point that it missed.
+        """Return commands for the next decision, none before all ranks have joined, or while one is behind a missed
+        sync point.
         """
         self._take_pending()
         if not self._pending or self.membership.absent():
@@ -219,8 +218,9 @@ class Coordinator:
         self._expired_keys.add_entries(number, key)
 
     def leave(self, number: int) -> bool:
-        """Announce rank 0's end at sync point `number`. Return True once all outcomes are in and all ranks have
-        left.
+        """Announce rank 0's end at sync point `number`.
+
+        Return True once all outcomes are in and all ranks have left.
         """
         if not self._is_leaving:
             self._is_leaving = True

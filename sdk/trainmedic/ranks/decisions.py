@@ -62,8 +62,7 @@ def agree(
 ) -> AgreedOutcome:
     """Return the outcome of `decision`'s commands.
 
-    Each rank states ``step``, and ``cannot`` with a reason per refused command. If a rank is `missing`, nothing
-    happens; if steps differ, all commands are refused.
+    If a rank is `missing`, nothing happens; if the stated steps differ, all commands are refused.
     """
     if missing:
         return AgreedOutcome(missing=missing)
@@ -96,10 +95,7 @@ def _unable(reasons: Mapping[int, str], world_size: int) -> str:
 
 
 class SyncInterval:
-    """Calls between sync points, from recent durations.
-
-    The training thread records, the synchronizer's reads.
-    """
+    """Calls between sync points, from recent durations."""
 
     def __init__(self, every: int | None = None) -> None:
         self._every = every

@@ -1,4 +1,4 @@
-"""Ranks as rank 0 knows them: admission, heartbeats, locations and figures."""
+"""Ranks as rank 0 knows them: admission, heartbeats and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
 class Membership:
-    """``base`` has the keys common to all starts of the job.
+    """Ranks of this start. ``base`` has the keys common to all starts.
 
     Any thread may call `figures` and `placement`.
     """
@@ -33,7 +33,7 @@ class Membership:
         self._refresh_due = 0.0
 
     def work(self, now: float) -> float:
-        """Admit new ranks and read due heartbeats. Return the seconds until the next call."""
+        """Admit new ranks and read due heartbeats; return the seconds until the next call."""
         delay = self._admit(now)
         if now >= self._refresh_due:
             self._refresh_due = now + _REFRESH_EVERY
@@ -42,14 +42,13 @@ class Membership:
         return min(delay, self._refresh_due - now)
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not joined this start of the job."""
         return [rank for rank in range(1, self._base.world_size) if rank not in self.others]
 
     def is_silent(self, rank: int, now: float) -> bool:
         return now - self._seen_at.get(rank, now) > SILENT_AFTER
 
     def passed_by_all(self) -> int:
-        """Return the last sync point that every rank has passed; -1 while a rank is absent."""
+        """Return the last sync point that all have passed; -1 while a rank is absent."""
         if len(self.others) < self._base.world_size - 1:
             return -1
         return min([self.own.passed, *(status.passed for status in self.others.values())])

@@ -27,7 +27,7 @@ _WIDEST = 32
 
 
 class Participant:
-    """Methods as in `Coordinator`. ``patience``: wait for a late decision, in seconds."""
+    """Counterpart of `Coordinator`. ``patience``: wait for a late decision, in seconds."""
 
     lead = 0.1  # after the coordinator's
 
@@ -46,8 +46,7 @@ class Participant:
     def join(self) -> SharedStore | None:
         """Join this start of the job; None until rank 0 has answered.
 
-        The store may have keys of an earlier start, so each rank writes a nonce, to which rank 0 answers the prefix of
-        this start's keys.
+        The store may have an earlier start's keys, so rank 0 answers each rank's nonce with this start's prefix.
         """
         if self._nonce is None:
             self._nonce = envelope.new_id()
@@ -84,10 +83,7 @@ class Participant:
         return decision
 
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
-        """Write an empty decision, unless another rank was first.
-
-        The intervals grow, because rank 0 deletes no keys.
-        """
+        """Write an empty decision at growing intervals, because rank 0 deletes no keys."""
         number = position.number + 1
         span = min(position.span * 2, self._interval.next_span() * _WIDEST)
         mine = SyncDecision(number, self._base.rank, max(span, 1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 HEARTBEAT_EVERY = 2.0
-"""Seconds between two heartbeats of a rank."""
+"""Seconds."""
 HEARTBEAT_OF_MANY = 5.0
 """Seconds for more than `MANY_RANKS` ranks."""
 MANY_RANKS = 64

@@ -1,6 +1,6 @@
 """Rounds: every rank enters a value, rank 0 combines them, and all read the result.
 
-Missing ranks are gone, have finished the command, or are too late. Without rank 0 there is none.
+Missing ranks are gone, have finished the command, or are too late.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trainmedic.ranks.shared_store import SharedStore
 Value = TypeVar("Value")
 
 SILENT_AFTER = 30.0
-"""Seconds without a heartbeat after which a rank counts as gone."""
+"""Seconds without a heartbeat."""
 GONE = "gone"
 _GRACE = 15.0
-"""Additional wait for rank 0's result, in seconds."""
+"""Seconds more for rank 0's result."""
 _READ_INTERVAL = 1.0
 
 
@@ -26,7 +26,7 @@ _READ_INTERVAL = 1.0
 class Round:
     key: str
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Makes the result on rank 0 from values and missing ranks; if None, it is rank 0's value."""
+    """Makes the result on rank 0; None: its value is the result."""
     outcomes_key: str | None = None
     patience: float = PATIENCE
 

@@ -25,9 +25,9 @@ from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchroniz
 from trainmedic.wire import envelope
 
 PATIENCE = 10.0
-"""Wait for one late decision, in seconds."""
+"""Seconds for a late decision."""
 CALL_PATIENCE = 30.0
-"""Wait of ranks for each other at a command, in seconds."""
+"""Seconds at a command."""
 _MOST_GROUPS = 1000
 
 
@@ -73,17 +73,14 @@ class Share:
         return self._synchronizer.ended_because or "on"
 
     def publish(self, stats: Mapping[str, Any]) -> None:
-        """Send additional figures to rank 0, every few seconds."""
         self._synchronizer.published = dict(stats)
 
     def gather(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the latest figures of live ranks; empty except on rank 0."""
+        """Return live ranks' latest figures; empty except on rank 0."""
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:
-        """Return the group of all ranks, for use outside of commands. Every rank passes the same name, such as
-        ``f"save-{step}"``.
-        """
+        """Return the group of all ranks. Every rank passes the same name, such as ``f"save-{step}"``."""
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
             del self._groups[next(iter(self._groups))]

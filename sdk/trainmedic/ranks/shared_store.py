@@ -1,4 +1,4 @@
-"""JSON values in the ranks' store: any with PyTorch's four calls.
+"""JSON values in the ranks' store.
 
 Calls return at once, because a blocking wait would occupy the connection.
 """
@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NOTHING = "?"
-"""No value, because it is not JSON. Comparing with it and setting it reads a key."""
+"""Not JSON: comparing with it and setting it reads a key."""
 _DELETED_AT_ONCE = 200
 _MOST_EXPIRED = 20_000
 
@@ -66,10 +66,7 @@ class SharedStore:
 
 
 class ExpiredKeys:
-    """Keys that rank 0 deletes once every rank has passed a sync point, the older half of too many anyway.
-
-    ``deleted_before`` informs late ranks.
-    """
+    """Keys that rank 0 deletes once every rank has passed a sync point, or the older half of too many."""
 
     def __init__(self, store: SharedStore) -> None:
         self._store = store

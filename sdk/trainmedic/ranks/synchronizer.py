@@ -1,7 +1,6 @@
 """A rank's background thread, which alone uses the shared store, whose calls may block.
 
-The training thread leaves an `Inquiry` and waits a bounded time. Without the store, or too far behind, its part ends
-(`ended_because`), and no rank carries out commands.
+Without the store, or too far behind, its part ends (`ended_because`), and no rank carries out commands.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 GRACE = 15.0
-"""Additional wait for a slow store, in seconds."""
+"""Seconds more for a slow store."""
 JOIN_PATIENCE = 60.0
-"""Wait for rank 0 to admit this rank, in seconds."""
+"""Seconds."""
 _JOIN_EVERY = 0.02
 _LEAVE_EVERY = 0.005
 _IDLE_SECONDS = 2.0
@@ -69,7 +68,7 @@ class Synchronizer:
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
         self.published: Mapping[str, Any] = {}
-        """Figures in addition to those of ``stats``."""
+        """Figures in addition to ``stats``."""
         self.next_decision: SyncDecision | None = None
         self._rank = base.rank
         self._world_size = base.world_size

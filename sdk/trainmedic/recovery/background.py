@@ -31,7 +31,6 @@ class BackgroundThread:
         return self._pending == 0
 
     def settle(self, seconds: float) -> bool:
-        """Return whether all tasks are done within ``seconds``."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, seconds)
 

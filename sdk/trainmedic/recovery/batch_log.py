@@ -12,10 +12,10 @@ from typing import Any, Collection, Mapping, NamedTuple, Sequence
 from trainmedic.recovery.fingerprints import Fingerprint, read
 
 MOST_COMPARED = 16
-"""Batches to compare after a rollback; if they agree, later ones do too."""
+"""Batches to compare after a rollback."""
 _LONGEST = 65_536  # most batches remembered
 FORMAT = 2
-"""Version of a checkpoint's fingerprints; others are not comparable."""
+"""Version; others are not comparable."""
 _MOST_UNREAD = 32  # batches to collect before computing their fingerprints
 _MOST_AWAY = 1024  # the same for samples on a device
 _CARRIED = 512  # most batches that a checkpoint remembers for a restart
@@ -44,12 +44,11 @@ class BatchComparison:
 
     @property
     def is_skip(self) -> bool:
-        """Return whether batches were skipped, so that the next meet earlier ones' random numbers."""
+        """Return whether batches were skipped, so that the next meet other random numbers."""
         return bool(self._left_out)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all batches to compare, if any, were drawn."""
         return len(self._drawn) >= self._wanted
 
     @property
@@ -58,11 +57,10 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        """Record the next batch of an incomplete comparison."""
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return ``verified.batches``. ``ended_because``: reason if incomplete. Waits for the batches' device."""
+        """Return ``verified.batches``. Waits for the batches' device."""
         left_out = {value for value in map(read, self._left_out) if value is not None}
         # Batches that repeat by themselves, as over epochs, do not show that a skipped one was drawn.
         is_telling = 0 < len(left_out) == len(self._left_out)
@@ -78,7 +76,7 @@ class BatchComparison:
         return told
 
     def _agrees(self, number: int, left_out: Collection[int]) -> bool | None:
-        """Return whether the batch is the expected one; None if unknown."""
+        """Return None if unknown."""
         batch = self._drawn[number]
         drawn, before = read(batch.value), read(self._expected[number]) if number < len(self._expected) else None
         if drawn is None:
@@ -100,7 +98,7 @@ class BatchLog:
 
     def __init__(self) -> None:
         self.drawn = 0
-        """Excludes those that a rollback revoked."""
+        """Excludes revoked batches."""
         self.comparison = BatchComparison((), (), 0, "")
         self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
@@ -119,14 +117,12 @@ class BatchLog:
             self._compares = not self.comparison.is_complete
 
     def read(self) -> None:
-        """Compute pending fingerprints."""
         if self._unread:  # the unread ones are last
             unread = [self._fingerprints.pop() for _ in range(min(self._unread, len(self._fingerprints)))]
             self._fingerprints.extend(map(read, reversed(unread)))
             self._unread = 0
 
     def forget(self, because: str) -> None:
-        """Forget all batches because different ones follow."""
         self._fingerprints.clear()
         self._unread = 0
         self._begins_because = because
@@ -149,7 +145,6 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
-        """Return the fingerprints since ``drawn`` batches, or why there are none."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"
@@ -158,7 +153,7 @@ class BatchLog:
         return list(islice(self._fingerprints, drawn - first, None)), ""
 
     def state(self) -> dict[str, Any]:
-        """Return JSON values for `restore`. Waits for the batches' device."""
+        """Return JSON values, after waiting for the batches' device."""
         self.read()
         # From the end, so that a long log is not traversed.
         kept = list(islice(reversed(self._fingerprints), _CARRIED))[::-1]
@@ -166,7 +161,6 @@ class BatchLog:
         return {"drawn": self.drawn, "format": FORMAT, **known}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from a checkpoint's `state`, or None."""
         self.forget("these batches were drawn by an earlier process")
         self.drawn = 0 if state is None else int(state["drawn"])
         if state is None:

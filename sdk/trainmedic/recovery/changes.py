@@ -1,7 +1,6 @@
 """Changes by commands, kept over rollbacks and restarts until undone.
 
-A value is the script's own times all active factors, so undoing leaves no trace. `FactorBounds` limits the product, and
-`ChangeTrial` drops a change after two starts without a checkpoint.
+A value is the script's own times all active factors, so undoing leaves no trace.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ LEARNING_RATE = "learning_rate"
 BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
 AS_LOADED = "as the checkpoint was"
-"""In place of a command ID, if only a factor is known."""
+"""Replaces a command ID if only a factor is known."""
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # 0.333… means a third
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # most workers that a command may set: the larger of 16 and 4 per CPU
 SMALLEST_LR_SCALE = 1e-3
-"""Multiple of the script's learning rate; below it a training stands still."""
+"""Multiple of the script's learning rate; below it training stands still."""
 LARGEST_GROWTH = 1000
 """Multiple of the script's batch size or accumulation; longer steps would end too late for the undo."""
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
 WORKERS = "workers"
-"""Number of data loader workers, in place of a command ID."""
+"""Replaces a command ID for the data loader workers."""
 _STARTS = 2
 
 
 @dataclass(frozen=True)
 class FactorBounds:
-    """Bounds for the product of a value's active factors; ``what`` names it."""
+    """Bounds for the product of ``what``'s active factors."""
 
     what: str
     least: float
@@ -86,7 +85,6 @@ class ChangeTrial:
 
     @classmethod
     def of(cls, state: Any) -> ChangeTrial:
-        """Parse the output of `state`, empty if malformed."""
         try:
             return cls(frozenset(map(str, state["changes"])), int(state["step"]), int(state["starts"]))
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -106,7 +104,6 @@ class ChangeTrial:
 
     @property
     def is_failed(self) -> bool:
-        """Return whether the job often started without a checkpoint."""
         return self.starts >= _STARTS
 
     @property
@@ -145,11 +142,10 @@ class AppliedChanges:
         self._is_complete = False  # the record here holds all active changes
 
     def training_begins(self) -> None:
-        """Mark the record as complete."""
         self._is_complete = True
 
     def is_in_force(self, name: str, command_id: str) -> bool | None:
-        """Return whether a change is active; None before training, or if a factor's commands are lost. Thread-safe."""
+        """Return whether a change is active; None before training, or if commands are lost. Thread-safe."""
         factors = self._factors[name]
         if command_id in factors:
             return True
@@ -162,7 +158,7 @@ class AppliedChanges:
         return dict(self._factors[name])
 
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
-        """Return the factors after one more command, or without ``undo_of``'s. Raises Rejected if out of bounds.
+        """Return the factors after one more command, or without ``undo_of``'s. Raises Rejected.
 
         If ``undo_of`` is not recorded, a resumed training applies ``factor``; a new one ignores it.
         """
@@ -175,7 +171,7 @@ class AppliedChanges:
         return factors
 
     def set_factors(self, name: str, factors: Mapping[str, float], step: int | None = None) -> None:
-        """Record the factors, with a change made after ``step`` on trial."""
+        """Record the factors. A change made after ``step`` is on trial."""
         if step is not None:
             self._trial = self._trial.with_changes(factors.keys() - self._factors[name].keys(), step)
         self._factors[name] = dict(factors)
@@ -196,7 +192,6 @@ class AppliedChanges:
         return min(self.workers, script) if self.workers_at_most else self.workers
 
     def checkpoint_written(self, step: int) -> None:
-        """End the trial at the first checkpoint of another step."""
         if self._trial.is_passed(step):
             self._trial = ChangeTrial()
             self.save()
@@ -212,7 +207,7 @@ class AppliedChanges:
             log.warning("%s cannot be written; a restart will forget the changes: %s", self._file, error)
 
     def state(self) -> dict[str, Any]:
-        """Return all active changes with the file's keys; ``left_out`` holds `skipped`."""
+        """Return all active changes; ``left_out`` holds `skipped`."""
         return {
             **self._factors,
             "workers": self.workers,
@@ -228,10 +223,7 @@ class AppliedChanges:
             self.save()
 
     def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
-        """Restore changes after a restart, from the file or a checkpoint's `state`. Return whether either existed.
-
-        A checkpoint's ``step`` after the last change ends the trial.
-        """
+        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed."""
         self._is_new = False
         state = _read(self._file) or otherwise
         if state is not None:
@@ -276,8 +268,8 @@ class AppliedChanges:
         self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file at the first checkpoint; before, the user may have forgotten to
-        resume.
+        """Overwrite an earlier training's file, which the user may have forgotten to resume from, at the first
+        checkpoint.
         """
         if self._is_new and self._file is not None and self._file.exists():
             self.save()

@@ -23,7 +23,7 @@ from trainmedic.wire import envelope
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
-"""The newest may hold the fault to undo."""
+"""Number that stays, because the newest may hold the fault."""
 _LARGEST_MARK = 1 << 20
 _KEPT = ".trainmedic-rank-{rank:05d}.json"
 
@@ -32,16 +32,14 @@ _KEPT = ".trainmedic-rank-{rank:05d}.json"
 class SavedCheckpoint:
     step: int
     at: datetime
-    """Completion, in aware UTC."""
+    """Completion, in UTC."""
     path: Any
-    """A path, or any value for loading."""
     complete: bool = True
     health: CheckpointHealth | None = None
-    """None if it was not recorded."""
+    """None if unrecorded."""
 
     @property
     def name(self) -> str:
-        """The path's last part, or the value as text."""
         return str(getattr(self.path, "name", self.path))
 
 
@@ -79,8 +77,10 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 def surplus(
     found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
 ) -> list[SavedCheckpoint]:
-    """Return the checkpoints to delete. The newest `keep` healthy, the newest two, `kept` paths, and the healthy one
-    before ``back_to``, the last rollback's step, stay.
+    """Return the checkpoints to delete.
+
+    The newest `keep` healthy, the newest two, `kept` paths, and the healthy one before ``back_to``, the last rollback's
+    step, stay.
     """
     complete = newest_first(found)
     healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
@@ -92,7 +92,6 @@ def surplus(
 
 
 def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Sort complete checkpoints for a restart, unhealthy ones last."""
     return sorted(newest_first(present), key=lambda checkpoint: bool(problem(checkpoint.health)))
 
 
@@ -104,7 +103,7 @@ def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]
 
 
 def to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """Return the fields that other ranks need. Raises Unsupported if the path cannot be sent."""
+    """Return the fields for other ranks. Raises Unsupported if the path cannot be sent."""
     path = checkpoint.path
     if not isinstance(path, (str, Path)):
         raise Unsupported(
@@ -125,7 +124,6 @@ def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
 
 
 def completion(checkpoint: Path) -> Mapping[str, Any] | None:
-    """Return the completion mark's facts, or None."""
     return _read(checkpoint / COMPLETE)
 
 
@@ -149,12 +147,12 @@ def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
 
 
 def keep(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Store data for comparison after a rollback to this checkpoint. Raises OSError."""
+    """Store data for comparison after a rollback. Raises OSError."""
     write_durably(checkpoint / _KEPT.format(rank=rank), json.dumps(facts).encode())
 
 
 def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    """`keep`'s data; None if missing or unreadable."""
+    """Read `keep`'s data; None if missing or unreadable."""
     try:
         facts = json.loads((checkpoint / _KEPT.format(rank=rank)).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -163,7 +161,7 @@ def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
 
 
 def flush_directory(directory: Path) -> None:
-    """Flush new and renamed entries to disk. Raises OSError."""
+    """Flush new and renamed entries. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -172,7 +170,7 @@ def flush_directory(directory: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file atomically, even if the machine stops. Raises OSError."""
+    """Replace a file atomically and durably. Raises OSError."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         with unfinished.open("wb") as file:

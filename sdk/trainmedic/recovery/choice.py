@@ -1,7 +1,6 @@
-"""Choice of a rollback's checkpoint.
+"""Choice of a rollback's checkpoint: the newest healthy one a margin before the fault. Pure.
 
-It is the newest healthy one a margin before the fault (`_margin`), if any. If the fault returned after a rollback, it
-is older than that rollback's. Pure.
+If the fault returned after a rollback, it is older than that rollback's.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault. Raises Rejected if none is
-    suitable and healthy.
+    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault.
+
+    Raises Rejected if none is suitable and healthy.
     """
     fitting = checkpoints.candidates(present, rollback, step)
     # By identity: the path of a user's own checkpoint may be unhashable.
@@ -76,7 +76,7 @@ def choose(
 
 
 def agree(group: Group, decide: Callable[[], Choice]) -> Choice:
-    """Return or raise on all ranks what `decide` does on rank 0. Raises NotAgreed and Unsupported."""
+    """Return or raise rank 0's `decide()` on all ranks. Raises NotAgreed and Unsupported."""
     if group.world_size == 1:
         return decide()
 
@@ -102,7 +102,6 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Return reasons for checkpoints within the margin, by identity, if there are others."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)
@@ -123,7 +122,7 @@ def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Return the reasons for those used by rollbacks for the same fault, by identity, if one is older."""
+    """Return reasons for those used by rollbacks for the same fault, by identity."""
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {

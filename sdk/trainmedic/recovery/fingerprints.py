@@ -1,7 +1,7 @@
 """Fingerprints of batches: type, shape and an evenly spread sample of each value.
 
-Only the sample is copied at once, which takes microseconds and waits for no device. Hashing many later is cheaper: a
-step leaves the CPU caches cold.
+Only the sample is copied at once, without waiting for a device. Hashing many later is cheaper: a step leaves the CPU
+caches cold.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
 _WHOLE = 128
-"""Numbers of a tensor used whole; larger ones are sampled."""
+"""Numbers of a tensor used whole."""
 _SAMPLED = _WHOLE // 2
 _LONGEST_TEXT = 4096  # most characters of a text
 _MOST_LEAVES = 128  # most values of one batch
 _DEEPEST = 8
 
 Fingerprint = Union[int, "Unread", None]
-"""None if nothing in the batch can be sampled."""
+"""None if nothing can be sampled."""
 _Leaves = List[Any]  # bytes; immutable numbers and texts; tensors on a device
 
 
 class Unread:
-    """Fingerprint to compute later from copied samples."""
+    """Fingerprint to compute from copied samples."""
 
     __slots__ = ("_leaves", "is_here")
 
     def __init__(self, leaves: _Leaves, is_here: bool) -> None:
         self._leaves = leaves
         self.is_here = is_here
-        """True if reading waits for no device."""
+        """True if no device is waited for."""
 
     def read(self) -> Optional[int]:
-        """Return the hash, after waiting for the device, or None."""
+        """Return the hash after waiting for the device, or None."""
         try:
             content = b"\0".join([leaf if type(leaf) is bytes else _as_bytes(leaf) for leaf in self._leaves])
         except RuntimeError:
@@ -43,7 +43,6 @@ class Unread:
 
 
 def fingerprint(batch: Any) -> Fingerprint:
-    """Copy the samples of a batch, for `read`."""
     leaves: _Leaves = []
     try:
         content = _walk(batch, leaves, 0)
@@ -54,7 +53,7 @@ def fingerprint(batch: Any) -> Fingerprint:
 
 
 def read(value: Fingerprint) -> Optional[int]:
-    """Return the fingerprint as a number, after waiting for its device."""
+    """Return the number, after waiting for its device."""
     return value.read() if isinstance(value, Unread) else value
 
 
@@ -71,7 +70,7 @@ def _form(dtype: Any, shape: Any) -> bytes:
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""Extent of sampling: only types, plain values, arrays, or arrays on a device."""
+"""Types, plain values, arrays, or arrays on a device."""
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
@@ -108,7 +107,6 @@ _NUMBERS = (bool, int, float, complex, type(None))
 
 @lru_cache(maxsize=256)
 def _kind_of(kind: type) -> int:
-    """Classify a type, cached."""
     if hasattr(kind, "dtype") and hasattr(kind, "shape"):
         return _IS_ARRAY
     for number, kinds in (

@@ -1,4 +1,4 @@
-"""Health of checkpoints, and the start of a rise in the losses (`rise`).
+"""Health of checkpoints, and the start of a rise in the losses.
 
 Alerts begin some scrapes after the rise, so age alone does not show a good checkpoint. `health_now` and `onset_of` read
 reported tensors: training thread only.
@@ -30,21 +30,21 @@ _Factors = tuple[float, float]
 """Limits above the median, in standard deviations and as a part of it; the larger counts."""
 _NORMAL = 1.4826  # converts the median absolute deviation of normal noise to its standard deviation
 _ILL = (6.0, 0.25)
-"""A loss is unhealthy above its median by six standard deviations and by 25 %.
+"""Six standard deviations and 25 % above the median.
 
 Normal noise exceeds the first once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant losses.
 """
 _RAISED = (3.0, 0.1)
 """Limits around an unhealthy report in a rise: losses do not always jump at once."""
 _NORM_FACTOR = 10.0
-"""A gradient norm above ten times its median has moved the weights too far."""
+"""A norm above ten times its median has moved the weights too far."""
 _REFRESH, _REFRESH_FALLING = 25, 5
 """Reports between computations of the limits."""
 _CALM = 3  # consecutive reports at the usual level that end a rise
 _LONGEST_RISE = 300.0
-"""Seconds; a longer rise is a new level, as of other data."""
+"""A longer rise is a new level."""
 _OFF_SCHEDULE = 0.05
-"""Relative deviation of the learning rate; the limit of the alert TrainingLearningRateOff."""
+"""Relative deviation of the learning rate, as in the alert TrainingLearningRateOff."""
 _SAID = ("finite", "ranks_agree", "on_schedule")
 
 
@@ -53,18 +53,17 @@ class CheckpointHealth:
     """State of a training; None means unknown."""
 
     loss: float | None = None
-    """The last reported loss; NaN if not finite."""
+    """NaN if not finite."""
     loss_median: float | None = None
-    """Level of the last finite losses outside a rise (`usual_level`)."""
+    """Level of the last finite losses outside a rise."""
     loss_spread: float | None = None
     """Median absolute deviation of these losses, from their trend if they fall."""
     grad_norm: float | None = None
-    """The last reported gradient norm; NaN if not finite."""
+    """NaN if not finite."""
     grad_norm_median: float | None = None
     reports: int = 0
-    """Number of losses behind the median."""
+    """Losses behind the median."""
     finite: bool | None = None
-    """True if all weights and optimizer states are finite."""
     ranks_agree: bool | None = None
     """True if replicated state was equal on all ranks; False only if it had been before."""
     on_schedule: bool | None = None
@@ -79,7 +78,6 @@ class CheckpointHealth:
 
     @classmethod
     def from_json(cls, members: Any) -> CheckpointHealth | None:
-        """Parse the output of `to_json`; None for anything else."""
         if not isinstance(members, dict):
             return None
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
@@ -98,13 +96,12 @@ class Onset(NamedTuple):
 
     step: int
     is_rise: bool
-    """True if the losses show it; False if it is the alert's step."""
+    """False if it is the alert's step."""
     shown_at: int
     """First step certainly affected."""
 
 
 def problem(health: CheckpointHealth | None) -> str:
-    """Return why a checkpoint is unhealthy, or ""."""
     if health is None:
         return ""
     if health.finite is False:
@@ -131,7 +128,7 @@ def problem(health: CheckpointHealth | None) -> str:
 
 
 def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHealth:
-    """Judge the training's health for a checkpoint written now, after waiting for the device."""
+    """Judge the training's present health, after waiting for the device."""
     record = progress.record.read()[-_LOOKED_AT:]
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]
@@ -187,9 +184,9 @@ def _latest(progress: Progress, last: ReportedValues) -> ReportedValues:
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """Return the rise at the end of the record, or None.
+    """Return the rise at the end of the record.
 
-    It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it.
+    It begins with the first raised loss and must reach unhealthy ones.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []
@@ -238,7 +235,6 @@ class _UsualLosses:
 
 
 def _limit(median: float, spread: float, factors: _Factors) -> float | None:
-    """Return the loss above which chance is excluded, or None."""
     deviations, part = factors
     room = max(deviations * _NORMAL * spread, part * abs(median))
     return median + room if room > 0 else None

@@ -7,10 +7,9 @@ from trainmedic.recovery.changes import check_workers
 
 
 def agreed_workers(command: JobCommand, present: int) -> int:
-    """Return each data loader's workers, agreed by all ranks; ``present`` is this rank's number. Raises Rejected on all
-    ranks.
+    """Return each data loader's workers, agreed by all ranks; ``present`` is this rank's number.
 
-    With ``at_most`` all must have the same number, for the undo.
+    Raises Rejected on all ranks. With ``at_most`` all must have the same number.
     """
     parameters = command.parameters
     assert isinstance(parameters, DataloaderWorkers)

@@ -1,4 +1,4 @@
-"""One restart of a training loop: its checkpoint, settings and command."""
+"""One restart of a training loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LoopEnds(BaseException):
 
 
 class DamagedCheckpoint(TrainmedicError):
-    """The loop loaded something other than what was saved. Raised before the first step, on all ranks."""
+    """The loop loaded something other than what was saved. Raised on all ranks before the first step."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class LoopRestart:
     skip_batches: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     previous: Mapping[str, Any] = field(default_factory=dict)
-    """The former ``settings``, known to work."""
+    """The former ``settings``."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """The answer's part known before."""
+    """Known part of the answer."""
     trouble_at: int | None = None
-    """First untrusted step of a rollback; None if unknown."""
+    """First untrusted step."""
     others: tuple[SavedCheckpoint, ...] = ()
-    """Older checkpoints, best first, to replace a damaged one."""
+    """Older checkpoints, best first."""
 
     @property
     def is_rollback(self) -> bool:
         return self.command is not None and self.command.action == "job.rollback"
 
     def to_next_best(self, why: str) -> LoopRestart:
-        """Return the same rollback to the first of ``others``, with the reason ``why``."""
+        """Return the rollback to the first of ``others``, because of ``why``."""
         best, *rest = self.others
         unusable = [*self.output.get("unusable", ()), why]
         output = {**self.output, **told(best), "unusable": unusable}

@@ -1,6 +1,6 @@
 """Frequency of in-memory checkpoints, limited by cost, and which are kept.
 
-The newest is for a crash, older ones at growing distances for rollbacks. Equal inputs give equal results on all ranks.
+Equal inputs give equal results on all ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from typing import Sequence
 
 HORIZON = 600.0
-"""Seconds that the kept checkpoints reach back; an alert's rollback takes about two minutes."""
+"""Seconds; an alert's rollback takes about two minutes."""
 FIRST_INTERVAL = 10
 """Steps between copies until their cost is known."""
 _REPLICA_REST = 4  # times the duration of a copy to another node, so that one is always complete
@@ -33,7 +33,7 @@ class MemoryCadence:
         self.every = every or 1
         self.interval = every or FIRST_INTERVAL
         self.horizon = 0
-        """Steps that the kept checkpoints reach back; 0 while unknown."""
+        """Steps that the checkpoints reach back; 0 while unknown."""
         self.replica_steps = 0
         """Multiples of this are copied to another node; 0 while unknown."""
         self._replica_every = replica_every
@@ -62,7 +62,7 @@ class MemoryCadence:
 def dispensable(steps: Sequence[int], horizon: int) -> int:
     """Return the most dispensable of ascending steps, never the newest.
 
-    The others reach back at growing distances, up to ``horizon`` steps (0: unlimited).
+    The others reach back at growing distances.
     """
     newest = steps[-1]
     if len(steps) < 3 or (horizon and newest - steps[0] > horizon):

@@ -1,7 +1,4 @@
-"""The slots of one rank.
-
-They are made in the background; without a suitable one the copy is skipped. Thread-safe.
-"""
+"""The slots of one rank, made in the background. Thread-safe."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _ROUND = 1 << 16
 
 
 class SlotPool:
-    """At most ``wanted`` slots of together ``limit`` bytes, in ``directory`` or, if None, in private memory."""
+    """At most ``wanted`` slots of together ``limit`` bytes, in ``directory`` or private memory (None)."""
 
     def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
         self.problem = ""
@@ -45,7 +42,7 @@ class SlotPool:
             self._slots.append(slot)
 
     def make(self, size: int) -> Slot:
-        """Make a slot at once. Raises OSError."""
+        """Raises OSError."""
         slot = Slot(size, self._free_file())
         self.add(slot)
         return slot
@@ -74,7 +71,7 @@ class SlotPool:
             slot.users -= 1
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
-        """Return a slot for ``step``, until `release`, or None."""
+        """Return a slot until `release`, or None."""
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
@@ -129,7 +126,6 @@ class SlotPool:
                 self._remove(slot)
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
-        """Choose an idle slot of at least ``size`` bytes, unhealthy ones first."""
         complete = self.complete()
         for slot in complete:
             if slot in idle and slot.size >= size and slot.mark is not None and _is_ill(slot.mark):

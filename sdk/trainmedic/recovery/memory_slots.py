@@ -33,16 +33,16 @@ except ImportError:  # Windows has no shared memory of this kind
     fcntl = None  # type: ignore[assignment]
 
 ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
-"""Variable for another directory than ``/dev/shm``."""
+"""Variable that replaces ``/dev/shm``."""
 STALE_AFTER = 3600.0
-"""Seconds, for trainings without a live process."""
+"""Seconds."""
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
 _LARGEST_MARK = 1 << 20
 _CHUNK = 1 << 26
 _VERSION = 1
 _LOCK = "lock"
 _HELD: set[tuple[int, str]] = set()
-"""Locks of this process by process ID, because a fork copies this set."""
+"""Locks by process ID, because a fork copies the set."""
 
 
 class UntrustedMemory(TrainmedicError):
@@ -52,24 +52,23 @@ class UntrustedMemory(TrainmedicError):
 @dataclass(frozen=True)
 class SlotMark:
     set_id: str
-    """ID of the checkpoint of all ranks."""
+    """ID common to all ranks."""
     step: int
     at: str
-    """Time of the state, in the envelope's format."""
+    """Time in the envelope's format."""
     rank: int
     ranks: int
     size: int
     """Bytes in use."""
     structure: int
-    """Offset of the last part, which describes the others."""
+    """Offset of the last part."""
     checksum: int
     """CRC-32 of the bytes in use."""
     health: Mapping[str, Any] | None = None
-    """None if it was not recorded."""
 
     @classmethod
     def read(cls, fields: Any) -> SlotMark:
-        """Parse the output of `text`. Raises UntrustedMemory."""
+        """Parse. Raises UntrustedMemory."""
         try:
             numbers = {name: fields[name] for name in ("step", "rank", "ranks", "size", "structure", "checksum")}
             if fields["v"] != _VERSION or not all(type(value) is int and value >= 0 for value in numbers.values()):
@@ -116,14 +115,14 @@ class Slot:
 
     @classmethod
     def of_file(cls, file: Path, mark: SlotMark) -> Slot:
-        """Open a slot that `surviving` found. Raises OSError and UntrustedMemory."""
+        """Raises OSError and UntrustedMemory."""
         memory = mapped(file, mark, is_writable=True)
         slot = cls(len(memory), file, memory)
         slot.mark = mark
         return slot
 
     def complete(self, mark: SlotMark) -> None:
-        """Mark the content as complete. Raises OSError if no other process can find it."""
+        """Mark the content as complete. Raises OSError if other processes cannot find it."""
         self.mark = mark
         if self.file is not None:
             write_mark(self.file, mark)
@@ -146,7 +145,7 @@ class Slot:
 
 
 def checksum(data: memoryview) -> int:
-    """Return the CRC-32. Releases the GIL."""
+    """Return the CRC-32, without the GIL."""
     value = 0
     for begin in range(0, len(data), _CHUNK):
         value = zlib.crc32(data[begin : begin + _CHUNK], value)
@@ -204,7 +203,6 @@ class DirectoryLock:
 
 
 def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
-    """Yield file and mark of each complete checkpoint on a node."""
     for mark_file in sorted(node.glob("*/slot-*.json")):
         file = mark_file.with_suffix("")
         try:
@@ -217,7 +215,7 @@ def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
 
 
 def mapped(file: Path, mark: SlotMark, is_writable: bool = False) -> mmap.mmap:
-    """Map a file that `surviving` found. Raises OSError and UntrustedMemory."""
+    """Raises OSError and UntrustedMemory."""
     descriptor = os.open(file, (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size = _checked(os.fstat(descriptor)).st_size
@@ -239,7 +237,6 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory, and parents that become empty."""
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
@@ -247,7 +244,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None:
-    """Remove the memory of trainings without a live process, unchanged for ``older_than`` seconds."""
+    """Remove the memory of trainings unchanged for ``older_than`` seconds without a live process."""
     for training in root.iterdir():
         if training.name == _safe(keep) or training.is_symlink() or not training.is_dir():
             continue

@@ -15,7 +15,7 @@ _POLL_INTERVAL = 0.05  # seconds between two polls for commands
 
 
 class LoopPause:
-    """Counted in polls instead of time, so that all ranks leave it at the same step."""
+    """Pause counted in polls instead of time, so that all ranks leave it at the same step."""
 
     def __init__(self, medic: Medic, sleep: Callable[[float], None] = time.sleep) -> None:
         self._medic = medic
@@ -32,9 +32,9 @@ class LoopPause:
         return self.lasts and command_id in self._begun_by
 
     def start(self, longest: timedelta, command_id: str, extends: str | None = None) -> Mapping[str, Any]:
-        """Begin a pause of at most ``longest``, or set a new end for the present one.
+        """Begin a pause of at most ``longest``, or set a new end.
 
-        With ``extends``, raise Rejected unless the pause of that command lasts.
+        With ``extends``, raise Rejected unless that command's pause lasts.
         """
         if extends is not None and not self.is_in_force(extends):
             raise Rejected(f"no pause of command {extends} lasts")

@@ -1,7 +1,4 @@
-"""Copies of in-memory checkpoints on another node, over TCP.
-
-Requests and data are authenticated with a secret from the ranks' store. Partial data is discarded.
-"""
+"""Copies of in-memory checkpoints on another node, over TCP, authenticated with a secret from the ranks' store."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from trainmedic.recovery.memory_slots import SlotMark
 log = logging.getLogger("trainmedic")
 
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
-"""Variable with this node's address for other nodes. Default: the one that routes to MASTER_ADDR."""
+"""Variable for this node's address, by default the one that routes to MASTER_ADDR."""
 _SECONDS = 20.0  # without a byte, until a connection is closed
 _MOST_AT_ONCE = 16
 _LONGEST_LINE = 1 << 16
@@ -36,7 +33,7 @@ _ELSEWHERE = "10.255.255.255"  # any address on another machine; nothing is sent
 Address = tuple[str, int]
 Found = tuple[SlotMark, memoryview]
 Find = Callable[[Mapping[str, Any]], AbstractContextManager[Found | None]]
-"""Returns the requested data, protected within the context."""
+"""Returns the data, protected within the context."""
 
 
 class NotFetched(TrainmedicError):
@@ -44,7 +41,7 @@ class NotFetched(TrainmedicError):
 
 
 class ReplicaServer:
-    """Serves other nodes in threads. Raises OSError without a port."""
+    """Server of copies for other nodes. Raises OSError without a port."""
 
     def __init__(self, secret: bytes, find: Find) -> None:
         places = threading.BoundedSemaphore(_MOST_AT_ONCE)
@@ -86,7 +83,7 @@ class ReplicaServer:
 def fetch(
     address: Address, secret: bytes, request: Mapping[str, Any], memory_for: Callable[[SlotMark], memoryview]
 ) -> SlotMark | None:
-    """Fetch the requested copy into `memory_for`'s memory; None if there is none. Raises NotFetched and OSError."""
+    """Fetch a copy into `memory_for`'s memory, or None. Raises NotFetched and OSError."""
     asked = json.dumps({**request, "nonce": secrets.token_hex(16)}).encode() + b"\n"
     with socket.create_connection(address, _SECONDS) as connection, connection.makefile("rb") as stream:
         connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")

@@ -1,13 +1,11 @@
 """Restarts of a training loop after a command or a crash.
 
-A handler that needs one passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again. The
-answer is ``applied`` after the first new step, or ``failed``.
+A handler that needs one passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again.
 
-- The next older checkpoint replaces a damaged or unloadable one.
-- After an exception, the loop restarts from the newest one, a limited number of times without progress.
+- The next older checkpoint replaces a damaged one.
+- After an exception, the loop restarts from the newest one, a limited number of times.
 - A hanging loop is interrupted for a feasible rollback.
-- Several ranks restart together from one checkpoint. The launcher handles their crashes and hangs, because other ranks
-  wait in a collective.
+- The launcher handles crashes and hangs of several ranks, because others wait in a collective.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """Limits for a loop of one rank; with several a crash is left to the launcher."""
+    """Limits for a loop of one rank. With several, crashes are left to the launcher."""
 
     retries: int = 3
     delay: float = 10.0
@@ -60,9 +58,9 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 
 
 class LoopRestarter:
-    """Runs and restarts the loop of one training.
+    """Runs and restarts one training's loop.
 
-    `choose` returns a rollback's checkpoint or raises Rejected; the interrupter's thread calls it too.
+    `choose` returns a rollback's checkpoint or raises Rejected, also in the interrupter's thread.
     """
 
     def __init__(
@@ -138,7 +136,6 @@ class LoopRestarter:
                 answer(restart.command, {**restart.output, **output})
 
     def arm(self) -> None:
-        """Allow interrupting a hanging loop until `disarm`."""
         if self._interrupter is not None:
             self._interrupter.arm()
 
@@ -154,7 +151,7 @@ class LoopRestarter:
         self._leave_window()
 
     def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
-        """Call `attempt` until it ends without a requested restart; return or raise its end."""
+        """Call `attempt` until it ends without a requested restart."""
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
             if self._interrupter.works:
@@ -187,7 +184,7 @@ class LoopRestarter:
                 self._interrupter = None
 
     def _is_worth_interrupting(self) -> bool:
-        """Return whether a feasible rollback waits. The interrupter's thread calls it."""
+        """Return whether a feasible rollback waits. Interrupter's thread only."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -198,7 +195,6 @@ class LoopRestarter:
         return False
 
     def _after_interruption(self, interruption: Interrupted) -> LoopRestart:
-        """Return the restart for the rollback that caused the interruption, or as after a crash."""
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
         _free_frames(interruption)
@@ -250,7 +246,6 @@ class LoopRestarter:
         return starting
 
     def _fallback(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
-        """Replace the failing `starting`, or raise `error`."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: continuing with the former settings", self._medic.job)
@@ -291,7 +286,6 @@ class LoopRestarter:
             restart.command.failed(reason)
 
     def _enter_window(self) -> None:
-        """Open a window up to the first step, which is no hang."""
         if self._window is None:
             self._window = self._medic.window(REPAIR).__enter__()
 
@@ -302,6 +296,5 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Free tensors that the traceback's frames hold."""
     error.__traceback__ = None
     gc.collect()

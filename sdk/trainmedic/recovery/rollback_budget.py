@@ -1,7 +1,6 @@
 """Limit on rollbacks without progress.
 
-Rollbacks belong together if they reach a step at or before an earlier one's start. After ``limit`` of them the next is
-rejected: the playbook escalates.
+Rollbacks belong together if they reach a step at or before an earlier one's start.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ LIMIT = 3
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Earliest step reached, latest step left, and number of rollbacks that belong together."""
-
     root_step: int = -1
     furthest_step: int = -1
     rollbacks: int = 0
 
     def is_continued_by(self, target_step: int) -> bool:
-        """Return whether a rollback to ``target_step`` belongs to these."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
@@ -42,7 +38,7 @@ class RollbackCount:
 class RollbackBudget:
     """Counts a job's rollbacks and rejects those above ``limit`` (None: unlimited).
 
-    ``directory`` holds the file, which one rank ``writes``; without it the count ends with the process.
+    Without ``directory`` the count ends with the process. One rank ``writes``.
     """
 
     def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:
@@ -54,7 +50,7 @@ class RollbackBudget:
         self.spent = _read(self._file)
 
     def check(self, target_step: int, left_step: int) -> None:
-        """Raise Rejected if a rollback to ``target_step`` exceeds the limit."""
+        """Raise Rejected if a rollback exceeds the limit."""
         then = self.spent.after(target_step, left_step)
         if self.limit is not None and then.rollbacks > self.limit:
             raise Rejected(

@@ -22,7 +22,6 @@ def contains(ranges: Ranges, number: int) -> bool:
 
 
 def read(directory: Path) -> Ranges:
-    """Return the recorded ranges, if readable."""
     file = directory / FILE
     try:
         return [(int(start), int(stop)) for start, stop in json.loads(file.read_bytes())]
@@ -34,7 +33,7 @@ def read(directory: Path) -> Ranges:
 
 
 def write(directory: Path, ranges: Any) -> None:
-    """Record the ranges. Raises OSError."""
+    """Raises OSError."""
     checkpoints.write_durably(directory / FILE, json.dumps([list(each) for each in ranges]).encode())
 
 

@@ -8,8 +8,9 @@ from trainmedic.errors import ConfigurationError
 
 
 class AcceleratedSteps:
-    """Steps with an ``accelerator``, or None. If it ``leads``, it sets ``accumulation`` (None: unknown). Raises
-    ConfigurationError if it contradicts the script.
+    """Accelerate's part, if ``accelerator`` is given. If it ``leads``, it sets ``accumulation`` (None: unknown).
+
+    Raises ConfigurationError if it contradicts the script.
     """
 
     def __init__(self, accelerator: Any = None, accumulation: int | None = None) -> None:
@@ -37,7 +38,6 @@ class AcceleratedSteps:
 
     @property
     def is_update(self) -> bool:
-        """Return whether the batch completes a step."""
         return bool(self._accelerator.sync_gradients)
 
     def set_accumulation(self, batches: int) -> None:

@@ -8,8 +8,9 @@ _GRACE = 1.0
 
 
 class AnswerTimer:
-    """Calls a function in its own thread at the limit, because a hanging loop never answers. ``lock`` excludes the
-    training thread.
+    """Calls a function in its own thread at the limit, because a hanging loop never answers.
+
+    ``lock`` excludes the training thread.
     """
 
     def __init__(self) -> None:
@@ -17,7 +18,7 @@ class AnswerTimer:
         self._timer: threading.Timer | None = None
 
     def start(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` after ``seconds`` with the lock held, unless cancelled."""
+        """Call `act` with the lock held, unless cancelled."""
         self.cancel()
 
         def locked() -> None:

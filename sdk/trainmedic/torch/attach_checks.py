@@ -17,7 +17,7 @@ log = logging.getLogger("trainmedic")
 
 
 def check_parts(job: str, parts: StateParts, keeps_own: bool, carried: Sequence[Any] = ()) -> None:
-    """Raise ConfigurationError if the parts cannot be saved or are not of one training.
+    """Raise ConfigurationError for parts of several trainings or that cannot be saved.
 
     ``keeps_own``: the user's functions save. ``carried``: other saved values.
     """
@@ -61,7 +61,6 @@ def _check_form(name: str, optimizer: Any) -> None:
 
 
 def _in_its_place(optimizer: Any) -> str:
-    """Return advice for an optimizer without groups."""
     attributes = getattr(optimizer, "__dict__", {}).items()
     holding = [name for name, value in attributes if isinstance(value, Mapping) and _holds_state(value)]
     state = f"its state ({', '.join(holding[:3])})" if holding else "its state"
@@ -78,7 +77,6 @@ def _holds_state(value: Mapping[Any, Any]) -> bool:
 
 
 def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
-    """Return identities and addresses of saved tensors outside modules, such as full-precision copies."""
     states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
     kept: set[int] = set()
     for tensor in tensors_in([*states, *carried]):

@@ -1,4 +1,4 @@
-"""`attach`, which creates a `Run` from the user's model, optimizer and loader."""
+"""`attach`, which creates a `Run`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,6 @@ def attach(
 
 
 def _registered(steps: AcceleratedSteps, parts: StateParts) -> dict[str, Any]:
-    """Registered with Accelerate, but not given to `attach`."""
     given = [id(part) for part in parts.by_name.values()]
     objects = enumerate(steps.registered)
     return {f"accelerator.{number}": by_state(each) for number, each in objects if id(each) not in given}
@@ -130,7 +129,7 @@ def check_options(
     reread: Any,
     keep_global_batch: Any = None,
 ) -> None:
-    """Raise ConfigurationError for values that would fail later, possibly only at an alert."""
+    """Raise ConfigurationError for values that would fail later."""
     if checkpoint_every is not None and checkpoints is None:
         raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, but checkpoints=... is missing")
     count, place = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"
@@ -167,7 +166,7 @@ def _state_parts(also: Mapping[str, Any], **own: Any) -> StateParts:
 
 
 def join_ranks(medic: Medic) -> None:
-    """In a job of several ranks, let all act on the same commands at the same steps."""
+    """Let all ranks act on the same commands at the same steps."""
     if medic.share is None and distributed.is_needed():
         distributed.share(medic)
     if medic.share is None and medic.world_size > 1:
@@ -217,7 +216,6 @@ def _source(
 def _with_memory(
     medic: Medic, parts: StateParts, storage: CheckpointStorage | None, options: Memory | None
 ) -> tuple[CheckpointStorage | None, MemoryStart | None]:
-    """Return the storage, with in-memory checkpoints if requested, and their start."""
     if options is None:
         return storage, None
     if not isinstance(options, Memory):

@@ -1,7 +1,4 @@
-"""Boundary between steps, for commands and checkpoints.
-
-Most have nothing to do and cost the memory they read.
-"""
+"""Step boundaries, where commands are carried out and checkpoints written."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class BoundaryWatches:
-    """Observers of steps."""
-
     verification: RollbackVerification
     rates: RateCommands
     steps: OptimizerSteps
@@ -45,10 +40,7 @@ class BoundaryWatches:
 
 
 class StepBoundary:
-    """Boundaries of one training, with a checkpoint every ``every`` steps (None: never).
-
-    ``begin`` and ``end`` enclose work that may be interrupted.
-    """
+    """Boundaries of one training, with a checkpoint every ``every`` steps (None: never)."""
 
     def __init__(
         self,
@@ -96,7 +88,7 @@ class StepBoundary:
     def report(
         self, number: int, is_update: bool, loss: Any, grad_norm: Any, samples: float | None, more: Mapping[str, Any]
     ) -> None:
-        """Report step ``number``; of several batches the last, with their mean loss."""
+        """Report a step; of several batches the last, with their mean loss."""
         training = self.training
         if training.accumulation > 1:
             if loss is not None:
@@ -176,7 +168,7 @@ class StepBoundary:
         self._watches.finish(f"the loop raised {error.__name__}")
 
     def cross(self, interrupted: bool = False) -> None:
-        """Carry out commands, wait for a pause to end, and save if due. Raises HalfLoaded only."""
+        """Carry out commands, wait for a pause to end, and save if due. Raises only HalfLoaded."""
         training = self.training
         rollbacks = training.rollbacks
         training.was_interrupted = interrupted
@@ -209,7 +201,6 @@ class StepBoundary:
             raise training.broken
 
     def _is_between_updates(self) -> bool:
-        """Return whether the loop seems to accumulate for its first update."""
         steps = self._watches.steps
         is_first = self._waits_for_updates and not steps.count and steps.without < SILENT
         return is_first and has_gradients(self.training.rate.optimizers)
@@ -227,7 +218,7 @@ class StepBoundary:
             log.error("%s: the interrupted step was not rolled back; training continues without it", self._medic.job)
 
     def _is_worth_interrupting(self) -> bool:
-        """Return whether a feasible command waits that helps a hanging loop. The interrupter's thread calls it."""
+        """Return whether a waiting command can help a hanging loop. Interrupter's thread only."""
         for command in self._medic.unanswered():
             if command.action == "job.stop":
                 return True

@@ -74,7 +74,7 @@ class CarriedState:
             log.log(level, "checkpoints also hold carried state, %.1f MiB: %s", size / 2**20, names)
 
     def take(self) -> dict[str, carried_values.Held]:
-        """Return copies of all values by name, except those that cannot be copied."""
+        """Return copies of all values that can be copied, by name."""
         taken = {}
         for name, value in self._values():
             try:
@@ -86,8 +86,9 @@ class CarriedState:
         return taken
 
     def put_back(self, held: Mapping[str, carried_values.Held] | None) -> Mapping[str, Any]:
-        """Restore `take`'s output; return how many values were compared and agree. None, of an earlier release, changes
-        nothing.
+        """Restore `take`'s output; return how many values were compared and agree.
+
+        None, of an earlier release, changes nothing.
         """
         if held is None:
             return {}
@@ -106,7 +107,6 @@ class CarriedState:
         return outcome if compared else {}
 
     def _is_first(self, name: str, owner: Any, attribute: str) -> bool:
-        """Return whether an attribute is the initial one, which the model needs."""
         first = self._first.get(name)
         return first is not None and first() is getattr(owner, attribute)
 
@@ -148,7 +148,6 @@ class CarriedState:
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
-        """Restore a value; return whether its place exists."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
@@ -192,7 +191,6 @@ class _Known:
         self._storages = {storage for each in held if (storage := _storage(each))}
 
     def is_carried(self, value: Any) -> bool:
-        """Return whether the value is separate state."""
         if carried_values.is_random(value):
             return True
         tensors = list(carried_values.tensors_in(value))
@@ -255,7 +253,6 @@ def _named(name: str, value: Any) -> _Named:
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Return a getter, weak if possible."""
     try:
         return weakref.ref(value)
     except TypeError:  # list or dict
@@ -271,7 +268,6 @@ def _is_part(value: Any) -> bool:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Return the random generators of the data set or drawing function."""
     if getattr(loader, "num_workers", 0):
         return {}  # workers have copies seeded by batch position
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
@@ -319,7 +315,6 @@ def _cell(cell: Any) -> Any:
 
 
 def _owners(parts: StateParts) -> dict[str, Any]:
-    """Return the modules to search, by name."""
     owners: dict[str, Any] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():
@@ -329,7 +324,6 @@ def _owners(parts: StateParts) -> dict[str, Any]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Return whether the class has no user code."""
     beside = (nn.Module, Generic, object)
     return kind is not nn.Module and all(
         base in beside or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__
@@ -345,7 +339,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _without_tensors(value: Any) -> carried_values.Held | None:
-    """Return a copy of a small value without tensors, or None."""
     is_plain = value is None or isinstance(value, (bool, int, float))
     is_container = isinstance(value, (list, tuple, dict, deque)) and len(value) <= _MOST_AT_START
     if not is_plain and (not is_container or any(True for _ in carried_values.tensors_in(value))):

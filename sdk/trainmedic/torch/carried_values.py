@@ -1,7 +1,4 @@
-"""Copies of values in plain containers for PyTorch's safe loading, restored in place.
-
-Supports tensors, arrays, random generators, numbers, texts, and containers of these.
-"""
+"""Copies of values in plain containers for PyTorch's safe loading, restored in place."""
 
 from __future__ import annotations
 
@@ -96,7 +93,6 @@ def put_back(present: Any, held: Held) -> Any:
 
 
 def is_same(one: Held, other: Held) -> bool:
-    """Return whether two held values are equal, bit by bit."""
     if one[0] != other[0]:
         return False
     mine, theirs = one[1], other[1]

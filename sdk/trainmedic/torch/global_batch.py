@@ -1,6 +1,5 @@
-"""Preservation of the global batch, micro-batch × accumulation × ranks, when the number of ranks changes.
-
-The accumulation compensates if possible.
+"""Preservation of the global batch (micro-batch × accumulation × ranks) by accumulation when the number of ranks
+changes.
 """
 
 from __future__ import annotations

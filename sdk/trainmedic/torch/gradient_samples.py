@@ -1,6 +1,4 @@
-"""Gradient norms of each update, sampled from few parameters in the steps after a checkpoint: evidence independent of
-the loop's reports.
-"""
+"""Gradient norms of a few parameters after a checkpoint: evidence independent of the loop's reports."""
 
 from __future__ import annotations
 
@@ -14,13 +12,11 @@ from trainmedic.torch.training_state import TrainingState
 log = logging.getLogger("trainmedic")
 
 _PARAMETERS = 16
-"""Sampled parameters per optimizer, evenly spread."""
+"""Sampled parameters per optimizer."""
 _NUMBERS = 4096
 
 
 class GradientSamples:
-    """Adds norms to ``TrainingState.gradients`` while losses are recorded."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._works = True
@@ -52,7 +48,6 @@ def _has_numbers(gradient: torch.Tensor) -> bool:
 
 
 def _part(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the first numbers of a gradient or of this rank's shard."""
     own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     row = own if own.is_contiguous() or not own.dim() else own[0]
     numbers = row.reshape(-1)[:_NUMBERS]
@@ -60,7 +55,7 @@ def _part(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _with_half(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the numbers and their first half, because a loop may scale each gradient to one norm."""
+    """Yield the numbers and their first half: a loop may scale each gradient to one norm."""
     yield numbers
     if numbers.numel() > 1:
         yield numbers[: numbers.numel() // 2]

@@ -1,6 +1,6 @@
 """Handlers of commands for a plain PyTorch training, called at step boundaries.
 
-They check everything first. `Rejected` and `Unsupported` are refusals; other errors are answered ``failed``.
+`Rejected` and `Unsupported` are refusals without any change.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class CommandHandlers:
         return self._pause.end()
 
     def stop(self, command: JobCommand) -> Output:
-        """Stop the training, even if the checkpoint fails."""
+        """Stop even if the checkpoint fails."""
         training = self._training
         assert isinstance(command.parameters, Stop)
         output: dict[str, Any] = {"stopping": True}
@@ -222,7 +222,6 @@ class CommandHandlers:
 
 
 def _accelerator() -> Any:
-    """Return the device module whose allocator caches memory, or None."""
     if torch.cuda.is_available():
         return torch.cuda
     if hasattr(torch, "xpu") and torch.xpu.is_available():

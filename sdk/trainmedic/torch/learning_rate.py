@@ -1,7 +1,6 @@
 """Scaling of the learning rate, kept over schedulers, rollbacks and restarts.
 
-Values from which PyTorch's schedulers compute are scaled too. Other schedulers' ``step`` sees unscaled rates. A loop
-that sets the rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``); otherwise its rate stays.
+A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``).
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ Name = Hashable
 
 
 class _RateSlot:
-    """Entry of a container with a rate. ``name`` is unique."""
-
     __slots__ = ("_container", "_key", "name")
 
     def __init__(self, name: Name, container: Any, key: Any) -> None:
@@ -49,8 +46,6 @@ class _RateSlot:
 
 
 class _Watched(NamedTuple):
-    """Rates after a change of the scale, and the change's ratio."""
-
     expected: list[float]
     ratio: float
 
@@ -67,9 +62,8 @@ class LearningRate:
         # {slot: (written value, unscaled value)}: undoing must be exact, but multiplication and division round.
         self._written: dict[Name, tuple[float, float]] = {}
         self.is_asked_for = False
-        """True if the loop asked for the factor and applies it."""
         self.left_alone = False
-        """True if the last change kept a rate that the loop had set without the factor."""
+        """True if the last change kept a rate that the loop had set."""
         self._returned = False  # a scaled rate was returned to the loop
         self._watched = _Watched([], 1.0)
 
@@ -86,7 +80,7 @@ class LearningRate:
 
     @property
     def present(self) -> Number:
-        """First group's rate: a number or an unread tensor."""
+        """First group's rate, maybe an unread tensor."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
@@ -100,18 +94,16 @@ class LearningRate:
         return self.scale
 
     def scaled(self, value: Number) -> Number:
-        """Return the loop's rate times the factor; the same object if unscaled."""
+        """Return the rate times the factor; the same object if unscaled."""
         self.is_asked_for = self._returned = True
         return value if self.scale == 1.0 else value * self.scale
 
     def watch(self, before: float) -> None:
-        """Record the present rates for `overwritten`. ``before``: former scale."""
+        """``before``: former scale."""
         self._watched, self._returned = _Watched(self.values, self.scale / before), False
 
     def overwritten(self) -> tuple[float, float] | None:
-        """Return the first rate that the loop has set without the factor since `watch`, and the expected rate, or
-        None.
-        """
+        """Return the first rate set without the factor since `watch`, and the expected one, or None."""
         if self._returned or (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
         for number, (found, expected) in enumerate(zip(self.values, self._watched.expected, strict=False)):
@@ -122,10 +114,9 @@ class LearningRate:
         return None
 
     def give_up(self, scale: float) -> None:
-        """Set ``scale`` and keep the present rates, because the loop sets rates without asking for the factor.
+        """Set ``scale`` and keep the rates, which the loop sets without asking for the factor.
 
-        Remove the last change where it remains: in groups that the loop does not set, or if schedulers compute rates
-        from the last ones.
+        Removes the last change where it remains.
         """
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
@@ -138,7 +129,6 @@ class LearningRate:
         self._written.clear()
 
     def _without_change(self, number: int, rate: float, scale: float) -> float:
-        """Return a group's rate without the change."""
         expected, ratio = self._watched
         if ratio == 1.0 or number >= len(expected) or not self._is_nearer(rate, expected[number]):
             return rate
@@ -156,7 +146,6 @@ class LearningRate:
         return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
 
     def _is_nearer(self, found: float, expected: float) -> bool:
-        """Return whether a rate of the loop is nearer to the scaled than to the former one."""
         before = expected / self._watched.ratio
         if min(found, expected, before) <= 0.0:
             return True
@@ -175,7 +164,7 @@ class LearningRate:
         self._rescale(self.scale, scale)
 
     def loaded(self, held: float | None = None, scale: float | None = None) -> None:
-        """Rescale states loaded with the scale ``held``, by default their groups'. ``scale``: a new one."""
+        """Rescale states loaded with the scale ``held``, by default their groups'."""
         if held is None:
             held = self._marked()
         if scale is None:
@@ -254,7 +243,7 @@ class LearningRate:
 
 
 def _follow(scheduler: Any, rate: LearningRate) -> None:
-    """Make a scheduler step with unscaled rates. Raises Rejected if its class cannot be replaced."""
+    """Make a scheduler step with unscaled rates. Raises Rejected."""
     kind = type(scheduler)
     if not hasattr(kind, "_trainmedic_rate"):
         steps = {name: _following(getattr(kind, name)) for name in _STEPS if callable(getattr(kind, name, None))}
@@ -274,7 +263,6 @@ def _following(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flat(schedulers: Iterable[Any]) -> Iterator[Any]:
-    """Yield schedulers, also those in ChainedScheduler and SequentialLR."""
     for scheduler in schedulers:
         yield scheduler
         yield from _flat(getattr(scheduler, "_schedulers", ()))
@@ -307,7 +295,7 @@ def _check(scale: float, values: Sequence[float]) -> None:
 
 
 def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
-    """Return the answer: the first group's change, all if they differ, and the scale."""
+    """Return the answer: the first group's change, all if they differ."""
     output: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
     if len(set(after)) > 1:
         output["groups"] = [{"before": old, "after": new} for old, new in zip(before, after, strict=True)]

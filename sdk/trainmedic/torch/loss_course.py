@@ -27,11 +27,11 @@ class Return:
     accumulation_then: int
     is_scaled_otherwise: bool
     trouble_at: int | None
-    """First untrusted step; None without a fault."""
+    """First untrusted step."""
     has_state: bool = True
     """True if the checkpoint holds the run's own state."""
     has_random: bool = True
-    """True if it holds this rank's random state."""
+    """True if it holds the random state."""
     is_replay: bool = False
     """True if the loop may draw the same batches."""
 
@@ -51,7 +51,6 @@ def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) ->
 
 
 def tolerance_of(models: Iterable[nn.Module]) -> float:
-    """Return the relative tolerance: `EXACT_KERNELS` or `COARSE_KERNELS`."""
     parameters = [each for module in models for each in module.parameters()]
     is_exact = all(each.device.type == "cpu" and each.dtype not in _HALF for each in parameters)
     return EXACT_KERNELS if is_exact else COARSE_KERNELS

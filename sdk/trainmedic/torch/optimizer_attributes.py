@@ -1,7 +1,6 @@
-"""Attributes of optimizers and DDP communication hooks outside any ``state_dict``, such as step counts.
+"""Attributes of optimizers and DDP communication hooks outside any ``state_dict``.
 
-Supports numbers, texts, tensors, generators, and containers of these. A rollback restores all that training has
-changed; a new process what had changed at the checkpoint. Tensors always count as changed.
+A rollback restores all that training has changed; a new process what had changed at the checkpoint.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ class OptimizerAttributes:
         return ""
 
     def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
-        """Return objects by name, with parameters that may be keys in them."""
         holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
@@ -125,7 +123,7 @@ class _Holder:
             setattr(self._holder, name, self._put(getattr(self._holder, name, None), value))
 
     def uncovered(self) -> dict[str, torch.optim.Optimizer]:
-        """Return inner optimizers whose tensors the wrapper's state lacks."""
+        """Return inner optimizers that the wrapper's state lacks."""
         if not self.inner:
             return {}
         shown = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
@@ -141,7 +139,7 @@ class _Holder:
         return [name for name in names if name not in self._passed_over and not name.startswith("__")]
 
     def _plain(self, value: Any) -> Any:
-        """Convert to types of PyTorch's safe loading. Raises _NotPlain."""
+        """Convert to safely loadable types. Raises _NotPlain."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
@@ -170,7 +168,6 @@ class _Holder:
         return key
 
     def _put(self, present: Any, value: Any) -> Any:
-        """Return the value to set, in the same tensors and generators."""
         if isinstance(value, torch.Tensor):
             if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
                 with torch.no_grad():

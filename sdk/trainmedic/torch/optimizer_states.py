@@ -1,4 +1,4 @@
-"""State of one optimizer of any class: read, loaded and inspected.
+"""State of an optimizer of any class.
 
 - Each rank saves its own entries of a ``ZeroRedundancyOptimizer``.
 - A wrapper shares its inner optimizer's ``param_groups`` after a load too.
@@ -45,12 +45,11 @@ def load_state(part: Any, state: Any) -> None:
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the parameter groups without parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the parameter groups to ``saved``, in the tensor objects of ``before``, an earlier `settings_of`."""
+    """Set the parameter groups to ``saved``, in ``before``'s tensor objects."""
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)
@@ -65,7 +64,7 @@ def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Seq
 
 
 def owned_numbers(part: Any) -> set[int]:
-    """Return the numbers of the parameters that a ``ZeroRedundancyOptimizer`` owns here."""
+    """Return the numbers of the parameters owned here."""
     owned = {parameter for group in part.optim.param_groups for parameter in group["params"]}
     return {number for number, parameter in enumerate(parameters_of(part)) if parameter in owned}
 
@@ -75,7 +74,7 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    """Yield the optimizers in `part`'s attributes, or in lists and mappings there, with names."""
+    """Yield the optimizers in `part`'s attributes, lists and mappings, with names."""
     for name, value in getattr(part, "__dict__", {}).items():
         members: Mapping[Any, Any] = {}
         if isinstance(value, Mapping) and name not in ("state", "defaults"):
@@ -90,7 +89,6 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return the inner optimizers whose state is not the wrapper's."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)
@@ -102,7 +100,6 @@ def is_standard(part: Any) -> bool:
 
 
 def live_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
-    """Return a standard optimizer's state by parameter."""
     inner = optimizer.optim if is_zero_redundancy(optimizer) else optimizer  # type: ignore[attr-defined]
     state: Mapping[Any, Any] = inner.state
     return state

@@ -1,7 +1,4 @@
-"""Hooks on the optimizers: number of steps, used rates, and boundaries after updates.
-
-A loop may accumulate undeclared, and checkpoints lack gradients, so they need boundaries after an update.
-"""
+"""Hooks on the optimizers: number of steps, used rates, and boundaries after updates."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 SILENT = 100
 """Steps without an update until a warning."""
 _HOOKS = "_optimizer_step_pre_hooks"
-"""Attribute of `register_step_pre_hook`, which some wrappers lack."""
+"""Attribute that some wrappers lack."""
 _MOST = 256
 
 
@@ -33,7 +30,6 @@ class OptimizerSteps:
         self._last = 0
         innermost = [_innermost(each) for each in optimizers]
         self.works = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
-        """True if the optimizers can be observed."""
         self._handles: list[Any] = []
         for each in innermost if self.works else ():
             self._handles += [each.register_step_pre_hook(self._steps), each.register_step_post_hook(self._stepped)]
@@ -44,7 +40,7 @@ class OptimizerSteps:
         self._handles.clear()
 
     def step_ends(self) -> bool:
-        """Record a boundary; return whether it follows an update, or none is awaited."""
+        """Record a boundary; return whether it follows an update or none is awaited."""
         if self.count != self._last:
             self._last = self.count
             self.period = self.without + 1 if self.without < _MOST else _MOST

@@ -24,7 +24,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore `capture`'s output, except generators not in use."""
+    """Restore `capture`'s output for generators in use."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
@@ -58,7 +58,6 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the CPU generators at the end."""
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
     try:
@@ -71,7 +70,7 @@ def preserved() -> Iterator[None]:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Return a 63-bit seed from several numbers, by SplitMix64's finalizer (Steele et al., 2014)."""
+    """Mix numbers to a 63-bit seed, by SplitMix64's finalizer (Steele et al., 2014)."""
     value = 0
     for number in numbers:
         value = (value + (number & _BITS) + 0x9E3779B97F4A7C15) & _BITS

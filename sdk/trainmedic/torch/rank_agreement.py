@@ -34,7 +34,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """Return which ranks failed and the first reason, or "". Raises NotAgreed if a rank is missing."""
+    """Return the failed ranks and the first reason, or "". Raises NotAgreed if a rank is missing."""
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
         raise NotAgreed(f"{ranks_named(missing)} did not report")

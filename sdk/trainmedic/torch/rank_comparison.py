@@ -1,8 +1,7 @@
 """Comparison of ranks' weights that should be equal, as with DDP.
 
-A silent hardware fault changes one rank's weights and degrades all gradients. At each checkpoint on disk the ranks
-compare digests. A new difference makes it unhealthy, discards later in-memory ones and sets
-``training_ranks_differing``. Parts that never agreed, or only at some steps, as with local SGD, are ignored.
+A silent hardware fault changes one rank's weights and degrades all gradients. A new difference makes the checkpoint
+unhealthy and discards later in-memory ones. Parts that differ on purpose, as with local SGD, are ignored.
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ class RankComparison:
         # Parts that differ on purpose at some steps.
         self._apart: set[str] = set(apart)
         self.differing: tuple[str, ...] = ()
-        """Parts that differed at the last comparison."""
         self.agree: bool | None = None
-        """Last result; None if unknown, and after a rollback."""
+        """None if unknown, and after a rollback."""
         self.trouble_at: int | None = None
-        """First step whose loss may come from wrong weights, or None."""
+        """First step with a possibly wrong loss."""
 
     def compare(self, step: int, digests: Digests, memory: MemoryCheckpoints | None) -> None:
-        """Compare the ranks' ``digests`` at ``step``. Every rank calls it."""
+        """Compare the ranks' digests. Every rank calls it."""
         if self._medic.world_size == 1:
             return
         mine: dict[str, Any] = {}
@@ -98,5 +96,4 @@ class RankComparison:
 
 
 def _part(name: str) -> str:
-    """Return the kind of part, empty for attributes."""
     return name.partition(":")[0].partition(".")[0]

@@ -1,7 +1,7 @@
-"""The command ``job.scale_lr``, answered after observing two updates and the next boundary.
+"""The command ``job.scale_lr``, answered after two updates and the next boundary.
 
-A loop may set its rate at each step, or step a scheduler unknown to `attach`. If it has set another rate, the answer is
-``failed`` and the former scale is restored. Changes before that are observed together.
+A loop may set its rate at each step, or step a scheduler unknown to `attach`. If so, the answer is ``failed`` and the
+former scale is restored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) r
 
 
 class ScaledTraining(Protocol):
-    """Interface of a plain loop's ``TrainingState`` and a Trainer's ``LiveCommands``."""
+    """Implemented by ``TrainingState`` and ``LiveCommands``."""
 
     @property
     def medic(self) -> Medic: ...
@@ -141,7 +141,6 @@ class RateCommands:
         self._steps.observer = self._update
 
     def step_done(self) -> None:
-        """Check the rates after a step, and answer if enough was observed."""
         if self.pending:
             with self._timer.lock:
                 self._look_after_step()
@@ -183,7 +182,7 @@ class RateCommands:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all. Without enough updates, observe further for a correction."""
+        """Answer all; observe further for a correction if needed."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -213,10 +212,6 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _give_up(self, watch: _Watch) -> str:
-        """Undo the scale, because the loop sets the rate; return the reason.
-
-        Undone changes stay undone.
-        """
         assert watch.overwritten is not None
         actual, expected = watch.overwritten
         training = self._training

@@ -19,7 +19,7 @@ _IN_A_ROW = 3  # readings
 
 
 class RateSchedule:
-    """Schedule of an optimizer's first group, among the `schedulers`.
+    """Schedule of an optimizer's first group.
 
     No rate is expected until the optimizer followed it for some readings: a loop may set its own warmup.
     """
@@ -33,11 +33,9 @@ class RateSchedule:
 
     @property
     def is_followed(self) -> bool:
-        """Return whether a deviation is a fault, because the optimizer has followed it."""
         return self._agreed >= _IN_A_ROW
 
     def was_followed(self) -> None:
-        """Record that the preceding process followed it."""
         self._agreed = _IN_A_ROW
 
     @property

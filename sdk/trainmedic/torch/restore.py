@@ -1,7 +1,4 @@
-"""Return to a checkpoint by a rollback or after a restart, the same on all ranks.
-
-The interrupter's thread calls `CheckpointRestore.choose`.
-"""
+"""Return to a checkpoint by a rollback or after a restart, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -77,8 +74,9 @@ class CheckpointRestore:
         return choice
 
     def roll_back(self, rollback: Rollback, group: Group) -> Mapping[str, Any]:
-        """Return to the best loadable checkpoint; return the answer's output. All errors but HalfLoaded mean that no
-        rank has changed.
+        """Return to the best loadable checkpoint; return the answer's output.
+
+        After any error but HalfLoaded no rank has changed.
         """
         training = self._training
         if self._foreign and training.rollbacks == 0:
@@ -126,7 +124,7 @@ class CheckpointRestore:
         begin_comparison(training.loss_log, back, training.parts.modules().values())
 
     def resume(self) -> int | None:
-        """Continue from the newest checkpoint; see `Run.resume`."""
+        """See `Run.resume`."""
         training = self._training
         if training.storage is None:
             return None
@@ -182,7 +180,6 @@ class CheckpointRestore:
     def _load(
         self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
     ) -> tuple[LoadedCheckpoint, dict[str, Any]]:
-        """Continue from the first loadable candidate; return it and the answer's output."""
         loaded = self._loading.load_first(candidates, group)
         fault: Exception | None = None
         output: dict[str, Any] = {}
@@ -197,7 +194,6 @@ class CheckpointRestore:
         return loaded, output
 
     def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
-        """Read changes and rollback count after a restart, from rank 0."""
         changes, budget = self._training.changes, self._training.budget
         changes.recall(None if loaded.kept is None else loaded.kept.get("changes"), loaded.checkpoint.step)
         if group.world_size > 1:
@@ -237,7 +233,6 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
-        """Go to the checkpoint's position. Return the answer's text about the batches, and the number newly skipped."""
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -252,7 +247,6 @@ class CheckpointRestore:
         return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
 
     def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
-        """Begin to compare the batches; ``left_out`` are skipped now."""
         training, batch_log = self._training, self._training.batch_log
         batches = (kept or {}).get("batches")
         if resumed:
@@ -298,7 +292,7 @@ class CheckpointRestore:
             log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a completed rollback; return the answer's part about the budget. Errors do not undo the rollback."""
+        """Count a rollback; errors do not undo it."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)

@@ -1,7 +1,6 @@
 """`Run`, a plain PyTorch training loop that Trainmedic can repair.
 
-Commands are carried out only at step boundaries, the ends of ``with run.step()``. A rollback moves what ``batches``
-yields next.
+Commands are carried out at the ends of ``with run.step()``.
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ class Run:
 
     @property
     def accumulation(self) -> int:
-        """Batches per optimizer step."""
         return self.training.accumulation
 
     @accumulation.setter
@@ -98,7 +96,7 @@ class Run:
         return self.training.rate.asked_scale()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the loop's rate times the factor by commands. Loops that write ``group["lr"]`` call it each time."""
+        """Return the rate times the factor by commands. Loops that write ``group["lr"]`` call it each time."""
         return self.training.rate.scaled(value)
 
     @property
@@ -119,7 +117,7 @@ class Run:
         return self.training.state_dict()
 
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """Yield batches until ``epochs`` or ``steps``, counted from the training's start, or the run is stopped."""
+        """Yield batches until ``epochs`` or ``steps`` since the training's start, or until stopped."""
         source = self.training.batch_source
         if source is None:
             raise ConfigurationError("batches() needs a loader: attach(..., loader=...)")
@@ -164,7 +162,7 @@ class Run:
             yield batch
 
     def step(self) -> Step:
-        """Return the context manager for the work on one batch; commands are carried out at its end."""
+        """Return the context manager for one batch; it carries out commands at its end."""
         if not self._is_begun:
             self._begin()
         training = self.training
@@ -174,15 +172,14 @@ class Run:
     def checkpoint(self) -> SavedCheckpoint | None:
         """Write a checkpoint between two steps; None without storage. Every rank calls it.
 
-        Raises errors of the storage.
+        Raises the storage's errors.
         """
         return self._writer.save() if self.training.storage is not None else None
 
     def resume(self) -> int | None:
-        """Continue from the newest complete checkpoint, with changes by commands. Return its step; None if there is
-        none. Every rank calls it.
+        """Continue from the newest complete checkpoint, with changes by commands. Every rank calls it.
 
-        Raises TrainmedicError if no existing one can be loaded.
+        Returns its step, or None without one. Raises TrainmedicError if no existing one can be loaded.
         """
         self._begin_memory(resumes=True)
         step = self._restore.resume()
@@ -191,7 +188,7 @@ class Run:
         return step
 
     def close(self) -> None:
-        """End loading and background writes. Frees in-memory checkpoints, unless an exception ends the training."""
+        """End loading and background writes. Free in-memory checkpoints, unless an exception ends the training."""
         self._verification.finish("the run was closed")
         self._rates.finish("the run was closed")
         self._boundary.close()
@@ -228,7 +225,7 @@ class Run:
             )
 
     def _save_at_start(self) -> None:
-        """Write the initial checkpoint, unless resumed. Deletes none: the user may have forgotten to resume."""
+        """Write the initial checkpoint. Deletes none: the user may have forgotten to resume."""
         if self._saves_at_start and self.training.current_checkpoint is None:
             self._writer.save_or_log(prune=False)
         self._saves_at_start = False
@@ -252,7 +249,7 @@ class Run:
             log.warning("%s: no in-memory checkpoints: %s", training.medic.job, error)
 
     def _loading_was_interrupted(self, source: BatchSource) -> None:
-        """Restart a hanging loader at its position, unless a rollback moved it."""
+        """Restart a hanging loader, unless a rollback moved it."""
         training = self.training
         log.warning("%s: the data loader hung and was interrupted", training.medic.job)
         rollbacks, state = training.rollbacks, source.state()

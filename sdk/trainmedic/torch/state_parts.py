@@ -17,11 +17,11 @@ from trainmedic.torch.tensor_names import named_as, plain_name
 log = logging.getLogger("trainmedic")
 
 ATTRIBUTES = ".attributes"
-"""State outside the ``state_dict`` of optimizers and communication hooks."""
+"""State outside any ``state_dict``."""
 
 
 class StateParts:
-    """Objects with ``state_dict`` and ``load_state_dict``, by name.
+    """Objects with ``state_dict`` and ``load_state_dict``.
 
     Members of a list or dict are named ``model.0`` or ``model.key``.
     """
@@ -40,7 +40,7 @@ class StateParts:
         self._attributes = OptimizerAttributes(self.by_name)
 
     def capture(self) -> dict[str, Any]:
-        """Return the states, which share memory with the parts."""
+        """Return the states, sharing memory with the parts."""
         states = {name: state_of(part) for name, part in self.by_name.items()}
         attributes = self.attributes()
         return {**states, ATTRIBUTES: attributes} if attributes else states
@@ -52,7 +52,6 @@ class StateParts:
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """Return why `states` cannot be restored, or ""."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
@@ -76,7 +75,6 @@ class StateParts:
                 load_state(part, state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the modules' persistent buffers, by module and buffer."""
         buffers = {}
         for name, module in self.modules().items():
             kept = module.state_dict().keys()
@@ -113,7 +111,6 @@ class StateParts:
                     each.set_extra_state(held[name][own])
 
     def forget_gradients(self) -> None:
-        """Drop the gradients of an incomplete step."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
@@ -150,13 +147,12 @@ def is_sharded(parts: StateParts) -> bool:
 
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
-    """Check for the older FSDP by name, because importing takes seconds."""
+    """Check by name, because importing takes seconds."""
     wrapped = (module for part in parts.modules().values() for module in part.modules())
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in wrapped)
 
 
 def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an argument's objects with their names."""
     if value is None:
         return
     if isinstance(value, Mapping):
@@ -204,19 +200,18 @@ def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
 
 
 def drop_noted_steps(part: Any) -> None:
-    """Make the gradient scaler forget an abandoned step, in which it unscaled already."""
+    """Make the gradient scaler forget an abandoned step."""
     for scaler in _scalers(part):
         with contextlib.suppress(AssertionError):  # nothing scaled yet
             scaler.update(scaler.get_scale())  # setting a scale clears its record
 
 
 def begins_anew(part: Any, state: Any) -> bool:
-    """Return whether `state` is a disabled gradient scaler's, but the present one is enabled."""
+    """Return whether a disabled gradient scaler's `state` is for an enabled one."""
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 
 
 def _scalers(part: Any) -> Iterator[torch.amp.GradScaler]:
-    """Yield the gradient scaler that `part` is or holds."""
     for candidate in (part, *getattr(part, "__dict__", {}).values()):
         if isinstance(candidate, torch.amp.GradScaler):
             yield candidate

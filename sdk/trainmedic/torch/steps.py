@@ -15,7 +15,7 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class Step:
-    """The work on one batch: ``with run.step() as step:``. ``number`` is the optimizer step's, from 1."""
+    """The work on one batch. ``number`` is the optimizer step's, from 1."""
 
     __slots__ = ("_accelerated", "_boundary", "_completes_step", "is_reported", "number")
 
@@ -28,9 +28,7 @@ class Step:
 
     @property
     def is_update(self) -> bool:
-        """True if the optimizer is to step after this batch. If Accelerate decides, read it in
-        ``accelerator.accumulate``.
-        """
+        """True if the optimizer is to step after this batch. With Accelerate, read it in ``accelerator.accumulate``."""
         return self._accelerated.is_update if self._accelerated.leads else self._completes_step
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -47,8 +45,8 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """On a step's last batch, clip gradients to ``max_norm``, step optimizer, gradient scaler, scheduler and EMA,
-        and clear the gradients.
+        """Clip gradients, step optimizer, gradient scaler, scheduler and EMA, and clear the gradients, on a step's last
+        batch.
 
         Returns the norm before clipping; None for other batches. Schedulers that need a metric are not stepped.
         """
@@ -91,7 +89,7 @@ class Step:
         return self._boundary.training.rate.scaled(value)
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
-        """Report the step with learning rates; see `trainmedic.Medic.report`. ``samples`` defaults to the loader's."""
+        """Report the step with learning rates; see `trainmedic.Medic.report`."""
         self._boundary.report(self.number, self.is_update, loss, grad_norm, samples, more)
         self.is_reported = True
 
@@ -130,7 +128,6 @@ def _scaler(parts: StateParts) -> Any:
 
 
 def _step_schedulers_and_emas(parts: StateParts) -> None:
-    """Step the schedulers, and update each EMA by the model of the same name."""
     for name, part in parts.by_name.items():
         kind = name.partition(".")[0]
         if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):
@@ -149,10 +146,10 @@ _METHODS = ("update", "step")
 
 
 def update_average(ema: Any, model: Any) -> None:
-    """Update a moving average. Raises ConfigurationError.
-
-    Calls PyTorch's ``update_parameters(model)`` or others' ``update(model)``, ``update(parameters)``,
+    """Call PyTorch's ``update_parameters(model)`` or others' ``update(model)``, ``update(parameters)``,
     ``step(parameters)`` or ``update()``.
+
+    Raises ConfigurationError.
     """
     if hasattr(ema, "update_parameters"):
         ema.update_parameters(model)

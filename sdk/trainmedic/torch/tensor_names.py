@@ -13,7 +13,7 @@ def plain_name(name: str) -> str:
 
 
 def named_as(names: Iterable[str], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state with `names`, as far as only compilation differs."""
+    """Rename a state's tensors if only compilation differs."""
     names = list(names)
     if state.keys() == set(names):
         return state

@@ -51,11 +51,10 @@ class TrainingState:
     verifies: bool = True
     """True to compare loaded states with the saved digests."""
     memory: MemoryCheckpoints | None = None
-    """None without in-memory checkpoints."""
     accumulates: bool = False
-    """True if the loop heeds ``Step.is_update``, and so supports any accumulation."""
+    """True if the loop heeds ``Step.is_update``."""
     keep_global_batch: bool | None = None
-    """With another number of ranks: None if possible, True or refuse, False never."""
+    """None if possible, True or refuse, False never."""
 
     rank_comparison: RankComparison = field(init=False)
     script_accumulation: int = field(init=False)
@@ -63,12 +62,12 @@ class TrainingState:
     given_accumulation: int = field(init=False)
     """Accumulation that the script asked for."""
     script_batch_size: int | None = field(init=False)
-    """Batch size of the script's loader; None if unknown or fixed."""
+    """None if unknown or fixed."""
     script_workers: int | None = field(init=False)
-    """Workers of the script's loader; None if fixed."""
+    """None if fixed."""
 
     global_step: int = 0
-    """Completed optimizer steps; a rollback decreases it."""
+    """A rollback decreases it."""
     batches_done: int = 0
     batch_log: BatchLog = field(default_factory=BatchLog)
     loss_log: LossLog = field(default_factory=LossLog)
@@ -77,7 +76,6 @@ class TrainingState:
     carried_hint: str = CARRIED_HINT
     losses: list[Any] = field(default_factory=list)
     gradients: list[Any] = field(default_factory=list)
-    """Gradient norms of the present step."""
     memory_due: int = NEVER
     current_checkpoint: SavedCheckpoint | None = None
     """The checkpoint of the present state, until the next step."""
@@ -101,15 +99,11 @@ class TrainingState:
 
     @property
     def global_batch(self) -> GlobalBatch:
-        """The global batch without changes by commands."""
         ranks = self.medic.world_size
         return GlobalBatch(self.script_batch_size, self.script_accumulation, ranks, self.given_accumulation)
 
     def accumulation_after(self, kept: Mapping[str, Any] | None) -> int:
-        """Return the script's accumulation after a resume.
-
-        Raises GlobalBatchLost if the global batch must be kept but cannot.
-        """
+        """Return the script's accumulation after a resume. Raises GlobalBatchLost."""
         then = GlobalBatch.of(kept.get("global_batch")) if kept is not None else None
         if then is None or self.keep_global_batch is False:
             return self.script_accumulation

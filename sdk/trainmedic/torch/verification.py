@@ -1,7 +1,6 @@
-"""Answer to a rollback, after comparing the repeated batches and losses with the former ones.
+"""Answer to a rollback, after comparing repeated batches and losses.
 
-``applied`` only if all compared within the time limit agrees. `JobReports.rollback_did_not_hold` reports a later
-difference.
+``applied`` only if all agree within the time limit. `JobReports.rollback_did_not_hold` reports a later difference.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _EITHER_COURSE = (
 
 
 class VerifiedTraining(Protocol):
-    """Interface of a plain loop's ``TrainingState`` and a Trainer's ``RollbackProof``."""
+    """Implemented by ``TrainingState`` and ``RollbackProof``."""
 
     @property
     def medic(self) -> Medic: ...
@@ -65,17 +64,15 @@ class _Pending:
     comparison: BatchComparison
     losses: LossComparison
     until: float
-    """``time.monotonic`` of the answer, with enough losses."""
+    """``time.monotonic``, with enough losses."""
     latest: float
-    """``time.monotonic`` of the answer, without enough losses."""
+    """``time.monotonic``, without enough losses."""
     batches: Mapping[str, Any] | None = None
-    """Result of the batches' comparison, or None."""
     verdict: str = ""
-    """The sent status; empty before."""
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing later can change the verdict."""
+        """Return whether nothing can change the verdict."""
         if self.losses.not_finite_at is not None:
             return True
         has_batches = self.batches is not None or self.comparison.is_complete
@@ -92,7 +89,7 @@ class RollbackVerification:
         self._training = training
         self._now = now
         self.pending: _Pending | None = None
-        """The unanswered or still compared rollback; read at each step."""
+        """The unanswered or still compared rollback."""
         self._timer = AnswerTimer()
         self._is_logged = training.storage is not None  # without checkpoints there are no rollbacks
 
@@ -120,7 +117,7 @@ class RollbackVerification:
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
     def batch_drawn(self, batch: Any, epoch: int, before: Mapping[str, Any] | None) -> None:
-        """Record the next batch before the loop gets it. ``before`` is from `before_draw`."""
+        """Record the next batch before the loop gets it."""
         if not self._is_logged:
             return
         is_random = before is not None and randomness.has_moved(before)
@@ -136,7 +133,7 @@ class RollbackVerification:
     def finish(self, because: str, is_error: bool = False) -> None:
         """Answer with what was compared.
 
-        After the loop's own error this is ``failed`` unless a few losses were compared.
+        After the loop's own error: ``failed`` unless a few losses were compared.
         """
         with self._timer.lock:
             self._finish(because, is_error)
@@ -193,7 +190,6 @@ class RollbackVerification:
             self._training.medic.rollback_did_not_hold(command.id, int(output["step"]), reason)
 
     def _reason(self, pending: _Pending, output: Mapping[str, Any], batches: Mapping[str, Any]) -> str:
-        """Return why the rollback does not hold, or ""."""
         others = batches["compared"] - batches["agreed"]
         if others:
             return _what_happened(output, others, batches["compared"])

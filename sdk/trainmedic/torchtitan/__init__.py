@@ -33,7 +33,7 @@ def protect(
 ) -> None:
     """Carry out Trainmedic's commands in later trainings. Every rank calls it before ``Trainer.train()``.
 
-    ``rollbacks`` limits those without further progress; None for any number. ``also`` names state to restore, as for
+    ``rollbacks`` limits those without further progress; None for any number. ``also`` is as for
     `trainmedic.torch.attach`. ``trainer`` is the class, if not ``torchtitan.trainer.Trainer`` or if a subclass has its
     own ``train``. Raises ConfigurationError if methods are missing in it, or ``also`` cannot be stored.
     """

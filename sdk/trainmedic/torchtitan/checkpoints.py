@@ -1,8 +1,4 @@
-"""Checkpoints of torchtitan's ``CheckpointManager``: directories ``step-150`` in ``torch.distributed.checkpoint``'s
-format.
-
-``.metadata`` is written last; torchtitan resumes from the latest step that has it.
-"""
+"""Checkpoints of torchtitan: directories ``step-150``, of which ``.metadata`` is written last."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A torchtitan training that reports, carries out commands, and rolls back within its processes.
+"""A torchtitan training, rolled back within its processes.
 
-``Trainer.train()`` begins by loading a checkpoint and keeps its data iterator in a local variable. So an exception ends
-it between steps for a rollback, and it is called again.
+``Trainer.train()`` keeps its data iterator in a local variable. So an exception ends it between steps for a rollback,
+and it is called again.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TitanTraining(SelfSavingFramework):
     # --- replacements of torchtitan's methods ----------------------------------------------------------------
 
     def load(self, *arguments: Any, **options: Any) -> Any:
-        """Replaces ``CheckpointManager.load``, with which ``train()`` begins. Checkpoints hold unscaled rates."""
+        """Replace ``CheckpointManager.load``. Checkpoints hold unscaled rates."""
         self._is_loaded = False
         return self.attachment.live.unscaled(lambda: self._load(*arguments, **options))
 
@@ -110,7 +110,6 @@ class TitanTraining(SelfSavingFramework):
         return self._batches(self._noted(self.to_train_on(iter(loader))))
 
     def continues(self) -> bool:
-        """Return whether there is another step."""
         if self._is_loaded:
             self.end_step(self._trainer.step)
         else:
@@ -129,7 +128,7 @@ class TitanTraining(SelfSavingFramework):
         return self._log(step, global_avg_loss, global_max_loss, grad_norm, **more)
 
     def save(self, curr_step: int, last_step: bool = False) -> Any:
-        """Save like ``CheckpointManager.save``, which is called after each step."""
+        """Replace ``CheckpointManager.save``, which is called after each step."""
         if not self._saves(curr_step, last_step):
             return self._save(curr_step, last_step)
         is_scaled = self.attachment.live.lr_scale != 1.0

@@ -30,7 +30,7 @@ _NEEDS_RESTART = "it needs a restart of the training loop, which is not set up h
 
 
 def log_errors(hook: Hook) -> Hook:
-    """Decorate a hook of an object with a ``medic``: log its errors, except `DamagedCheckpoint`."""
+    """Log errors of a hook, except `DamagedCheckpoint`."""
 
     @functools.wraps(hook)
     def guarded(callback: Any, *arguments: Any, **options: Any) -> Any:
@@ -49,7 +49,7 @@ class Attachment:
     """One training's attachment.
 
     ``end_loop`` ends the framework's loop for a rollback. ``restart_handlers`` (by action) need a restartable loop;
-    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run such a loop.
+    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Attachment:
     def measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
         """Measure steps, and layers' norms if requested.
 
-        ``trained``: the models. ``knows_all_waiting``: ranks wait for each other only observed.
+        ``knows_all_waiting``: ranks wait for each other only observed.
         """
         models = trained if knows_all_waiting else ()
         self._end_measuring()
@@ -179,7 +179,7 @@ class Attachment:
 
 
 def _join_ranks(medic: Medic) -> None:
-    """Let the ranks agree on commands; every rank calls it at the start. Raises ConfigurationError.
+    """Let the ranks agree; every rank calls it at the start. Raises ConfigurationError.
 
     If they cannot, no rank carries out commands: one alone would block the others.
     """

@@ -1,7 +1,4 @@
-"""Per-rank files ``trainmedic-carried-<rank>.pt`` in a framework's checkpoints.
-
-They hold what Megatron-LM and torchtitan do not save: carried state (`torch.carried_state`), and random generators.
-"""
+"""Per-rank files in a framework's checkpoints with state that Megatron-LM and torchtitan do not save."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ _FORMAT = 1
 
 class CarriedFiles:
     def __init__(self, rank: int, also: Mapping[str, Any] | None) -> None:
-        """`also`: further state named by the user."""
         self._file = _FILE.format(rank=rank)
         self._named = by_value(also or {})
         self._carried = CarriedState(named=self._named)
@@ -40,9 +36,9 @@ class CarriedFiles:
         add_file(checkpoint / self._file, held)
 
     def restore(self, checkpoint: Path, with_random: bool = True) -> Mapping[str, Any]:
-        """Restore the state of `save`. Return ``verified.carried``.
+        """Restore `save`'s state; return ``verified.carried``.
 
-        Without stored state, modules get their initial state.
+        Without it, modules get their initial state.
         """
         held, why = self._read(checkpoint)
         try:
@@ -57,7 +53,6 @@ class CarriedFiles:
         return comparison
 
     def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any] | None, str]:
-        """Return the stored state, or None and the reason."""
         try:
             held = torch.load(checkpoint / self._file, map_location="cpu", weights_only=True)
         except FileNotFoundError:

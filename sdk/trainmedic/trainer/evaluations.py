@@ -18,7 +18,7 @@ _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$"
 def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) -> tuple[Any, Any]:
     """Return both by their usual names, or None.
 
-    With ``is_of_tokens`` the loss is a mean cross entropy of tokens, whose exponential is the perplexity.
+    ``is_of_tokens``: the loss is tokens' mean cross entropy, whose exponential is the perplexity.
     """
     loss, perplexity = _named(metrics, _LOSS), _named(metrics, _PERPLEXITY)
     if perplexity is None and is_of_tokens and isinstance(loss, (int, float)):

@@ -23,9 +23,7 @@ class Framework(Protocol):
         """Checkpoint directories; the first gets this package's files."""
         ...
 
-    def all_checkpoints(self) -> list[SavedCheckpoint]:
-        """Return all checkpoints by ascending step."""
-        ...
+    def all_checkpoints(self) -> list[SavedCheckpoint]: ...
 
     def is_complete(self, checkpoint: Path) -> bool: ...
 
@@ -50,7 +48,7 @@ class Framework(Protocol):
     def newly_skipped(self) -> int: ...
 
     def whole_skip(self, batches: int) -> int:
-        """Round ``batches`` up to what the framework can skip at once."""
+        """Round up to what the framework can skip at once."""
         return batches
 
     def goes_back_to(self, step: int) -> None:

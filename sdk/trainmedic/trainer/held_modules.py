@@ -12,7 +12,7 @@ _LIBRARIES = ("lightning", "peft", "pytorch_lightning", "torch", "transformers")
 
 
 class HeldModules:
-    """Held state of ``model`` and its modules; for library classes only buffers.
+    """Held state of ``model``; for library classes only buffers.
 
     ``batches_in_model``: the model itself may hold batches.
     """

@@ -1,7 +1,6 @@
-"""State that a program's object holds across a restart of its loop: batches, counters, buffers, averages.
+"""State that a program's object holds across a restart of its loop, such as counters and averages.
 
-A restart in the process reuses objects, so their attributes are restored from the checkpoint's copy, or else to their
-initial state.
+A restart reuses objects, so their attributes are restored.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 class PutBack:
     restored: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
-    """Set to their initial state, as the checkpoint has no copy."""
+    """Names set to their initial state."""
 
     def followed_by(self, later: PutBack) -> PutBack:
         reset = {*self.reset, *later.reset} - {*later.restored}
@@ -48,7 +47,7 @@ class PutBack:
 class HeldState:
     """Attributes of ``holder``, except ``excluded``, which the framework restores.
 
-    Modules include non-persistent buffers (only these with ``buffers_only``).
+    Modules include non-persistent buffers.
     """
 
     def __init__(self, holder: Any, excluded: Collection[str], buffers_only: bool = False) -> None:
@@ -90,7 +89,6 @@ class HeldState:
         return PutBack(tuple(restored), tuple(reset))
 
     def _is_part(self, name: str) -> bool:
-        """Return whether the attribute is an object of the program, such as an engine."""
         return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
 
     def _members(self) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Copies of plain values: numbers, tensors, arrays, and their containers and small objects.
-
-`packed` copies for ``torch.load(weights_only=True)``; `unpacked` fills existing containers.
-"""
+"""Copies of plain values: numbers, tensors, arrays, and their containers and small objects."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ _LIBRARIES = frozenset(
         "vllm",
     ]
 )
-"""Packages whose objects are parts of the program, not data."""
+"""Packages whose objects are no data."""
 
 
 class NotPlain(Exception):
@@ -50,12 +47,12 @@ class NotPlain(Exception):
 
 
 def packed(value: Any) -> Any:
-    """Return a copy of ``value`` for `unpacked`. Raises NotPlain."""
+    """Return a copy for `unpacked`. Raises NotPlain."""
     return _Packer().pack(value, 0)
 
 
 def unpacked(form: Any, present: Any = None) -> Any:
-    """Return the copied value, in ``present`` if that is a container of the same type.
+    """Return the copied value, in ``present`` if its type is the same.
 
     Raises NotPlain if a class no longer exists.
     """

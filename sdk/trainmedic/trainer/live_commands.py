@@ -67,8 +67,7 @@ class LiveCommands:
     def recall(self, directory: Path, checkpoint: Path | None, writes: bool) -> None:
         """Restore an earlier process's changes, after the first `loop_begins`.
 
-        They are in a file in ``directory``, else next to ``checkpoint``, else in the checkpoint's rate; every rank
-        takes rank 0's. Without a checkpoint the record is deleted.
+        They are in ``directory``, else next to ``checkpoint``, else in its rate; every rank takes rank 0's.
         """
         if self._changes is not None:
             return

@@ -1,7 +1,4 @@
-"""Restarts of a framework's training loop.
-
-It chooses the checkpoint, renames later ones, and counts rollbacks. ``recovery.restarts`` decides when to restart.
-"""
+"""Restarts of a framework's training loop. ``recovery.restarts`` decides when to restart."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class TrainerLoop:
         self._medic.progress.begin_training(time.perf_counter())
 
     def prepare(self, restart: LoopRestart) -> Path:
-        """Return the checkpoint for `restart`, with later ones put aside. Raises OSError."""
+        """Return the checkpoint, with later ones put aside. Raises OSError."""
         ranks = self._medic.group("restart")
         ranks.poll()  # a rank may still be writing its part of a checkpoint
         checkpoint = self._started_from = Path(ranks.choose(lambda: str(self._available(restart))))
@@ -67,7 +64,7 @@ class TrainerLoop:
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """Return the restart's checkpoint, or after a crash the newest one. Raises FileNotFoundError."""
+        """Raises FileNotFoundError."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
@@ -76,7 +73,7 @@ class TrainerLoop:
         return newest
 
     def put_aside(self, after: int) -> None:
-        """Rename later steps' checkpoints, so that nothing resumes from them. Raises OSError."""
+        """Rename later checkpoints, so that nothing resumes from them. Raises OSError."""
         self.framework.goes_back_to(after)
         renamed = [self._rename(each.path) for each in self.framework.all_checkpoints() if each.step > after]
         if renamed:
@@ -90,7 +87,6 @@ class TrainerLoop:
         return new.name
 
     def _disown(self, damaged: Path) -> None:
-        """Never use a damaged checkpoint again, and rename it."""
         self._foreign |= {(each.path, each.at) for each in self.framework.all_checkpoints() if each.path == damaged}
         if self.framework.writes:
             try:
@@ -120,7 +116,7 @@ class TrainerLoop:
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
-        """Record that the loop begins at that step, on every rank.
+        """Record that the loop begins, on every rank.
 
         Raises DamagedCheckpoint if a restart has loaded other data than saved.
         """
@@ -137,7 +133,7 @@ class TrainerLoop:
             self.has_gone_back(restart, step, modules.values(), optimizers.values())
 
     def has_gone_back(self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]) -> None:
-        """Begin to compare losses, with `Framework.reads_late` in `compare_losses`."""
+        """Begin to compare losses, or defer it with `Framework.reads_late`."""
         self._begin_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
         if not self.framework.reads_late:
             self.compare_losses()
@@ -186,8 +182,9 @@ class TrainerLoop:
         return self.restarts.ask(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Choose the checkpoint. Raises Rejected. The interrupter's thread, which must not read losses, passes no
-        onset.
+        """Choose the checkpoint. Raises Rejected.
+
+        The interrupter's thread, which must not read losses, passes no onset.
         """
         choice = choose(self._checkpoints(), rollback, self._step, onset, self.budget.spent)
         self.budget.check(choice.best.step, self._step)

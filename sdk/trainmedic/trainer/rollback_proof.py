@@ -1,6 +1,6 @@
 """Proof that a rollback went where its answer states.
 
-After a restart each rank compares loaded state, batches and first losses with stored values. The answer waits for it.
+Each rank compares loaded state, batches and first losses with stored values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SKIPPED_MORE = "further batches are left out around the end of the epoch"
 class RollbackProof:
     """Proof of one training over all restarts.
 
-    ``accumulation`` returns the batches per step. ``not_comparable``: reason if parameters cannot be compared.
+    ``not_comparable``: reason if parameters cannot be compared.
     """
 
     storage = True
@@ -83,7 +83,6 @@ class RollbackProof:
         self.batch_log.forget(why)
 
     def resumed(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
-        """Compare state loaded by a new process, and log differences."""
         before = None if kept is None or self.not_comparable else kept.get("digests")
         if before and (problem := compare(before, digests(modules, optimizers)).problem):
             message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "
@@ -92,7 +91,7 @@ class RollbackProof:
             )
 
     def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
-        """Compare parameters and optimizer on every rank; return the difference, the same on all, or ""."""
+        """Compare parameters and optimizer; return the difference, the same on all ranks."""
         before = None if kept is None else kept.get("digests")
         group = self.medic.group("verify")
         why = self.not_comparable or ("" if before else _NOT_KEPT)
@@ -158,12 +157,12 @@ class RollbackProof:
         self._verification.step_done(step)
 
     def finish(self, because: str, is_error: bool = False) -> None:
-        """Answer now, as no more batches and losses follow. ``is_error`` as for `RollbackVerification.finish`."""
+        """Answer now, as no more batches and losses follow."""
         self._verification.finish(because, is_error)
 
 
 def _not_saved(modules: Modules) -> set[str]:
-    """Return the digest names of the frozen parameters of PEFT's models, which checkpoints omit."""
+    """Return the digest names of PEFT models' frozen parameters, which checkpoints omit."""
     return {
         f"{part}.{plain_name(name)}"
         for part, module in modules.items()

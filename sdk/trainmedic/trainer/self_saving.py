@@ -1,6 +1,6 @@
 """Common part of Megatron-LM and torchtitan, which write checkpoints themselves.
 
-Saving may return before the checkpoint is complete. Data positions count up, so skipped data are ranges.
+Saving may return before the checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     @abc.abstractmethod
     def has_saved(self, step: int) -> bool:
-        """Return whether the checkpoint of that step is complete, as seen by this rank."""
+        """Return whether that checkpoint is complete, as seen by this rank."""
 
     def starts_fresh(self) -> None:
         self.loop.start_fresh()
@@ -106,7 +106,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self._being_saved = None
 
     def confirm_saved(self) -> None:
-        """Note the ordered checkpoint. Raises TrainmedicError on the writing rank if incomplete."""
+        """Note the checkpoint. Raises TrainmedicError on the writing rank if incomplete."""
         self.note_saved()
         if self.writes and self._being_saved is not None:
             raise TrainmedicError(f"{self.path_of(self._being_saved[0])} is missing or incomplete")
@@ -133,8 +133,7 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def directory(self) -> Path:
-        """Directory of the checkpoints."""
+    def directory(self) -> Path: ...
 
     @property
     def directories(self) -> list[Path]:

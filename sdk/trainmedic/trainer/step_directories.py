@@ -20,7 +20,7 @@ class StepDirectories:
     digits: int
     is_complete: Callable[[Path], bool]
     last_change: Callable[[Path, bool], float]
-    """Returns when a checkpoint without a mark was written (Unix time), by its completeness. Raises OSError."""
+    """Returns when an unmarked checkpoint was written (Unix time), by its completeness. Raises OSError."""
 
     def in_directory(self, directory: Path) -> list[SavedCheckpoint]:
         present = []

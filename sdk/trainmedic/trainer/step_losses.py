@@ -50,7 +50,7 @@ class StepLosses:
         skipped: int,
         trouble_at: int | None,
     ) -> None:
-        """Compare losses after a return to that step.
+        """Compare losses after a return.
 
         ``data`` describes the batches; ``trouble_at`` is the first untrusted step.
         """

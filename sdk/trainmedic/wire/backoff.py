@@ -7,9 +7,9 @@ _GENERATOR = random.Random()  # noqa: S311
 
 
 class Backoff:
-    """Waits that grow by ``factor`` from ``first`` to ``longest`` seconds, until `reset`.
+    """Waits that grow by ``factor`` from ``first`` to ``longest`` seconds.
 
-    With ``jitter`` each is between half and its whole length, to spread thousands of jobs' reconnects.
+    ``jitter`` spreads thousands of jobs' reconnects: each wait is between half and its whole length.
     """
 
     def __init__(self, first: float, longest: float, factor: float = 2.0, jitter: bool = False) -> None:
@@ -20,7 +20,7 @@ class Backoff:
         self._next = first
 
     def next(self) -> float:
-        """Return the seconds to wait, and lengthen the next wait."""
+        """Return the seconds to wait."""
         wait = self._next
         self._next = min(wait * self._factor, self._longest)
         return wait * _GENERATOR.uniform(0.5, 1.0) if self._jitter else wait

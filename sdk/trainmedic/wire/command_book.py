@@ -1,7 +1,4 @@
-"""Rules by which a receiver applies each command at most once and answers it.
-
-Records are in Redis (``command_memory``), in SQLite for the node agent.
-"""
+"""Rules by which a receiver applies each command at most once and answers it."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from trainmedic.wire.reading import read_object
 MOST_WAITING = 1000
 """Commands that wait in one receiver."""
 LARGEST_RECORD = 1024 * 1024
-"""Bytes in Redis; a larger record loses its outputs."""
+"""Bytes; a larger record loses its outputs."""
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -28,12 +25,12 @@ class CommandRecord:
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: envelope.utc_now(), compare=False)
-    """Acceptance or end of the command; for a record from Redis, its reading."""
+    """Acceptance or end; for a record from Redis, its reading."""
     is_ours: bool = True
-    """True if this process entered or took over the command."""
+    """True if this process entered the command."""
     is_cut: bool = False
     is_forged: bool = False
-    """True for a record without the signing key: the outcome is unknown."""
+    """True for a wrongly signed record: the outcome is unknown."""
 
     @property
     def is_final(self) -> bool:
@@ -49,7 +46,7 @@ class CommandRecord:
         return CommandRecord(self.status, {}, ranks, is_cut=True)
 
     def encode(self, owner: str) -> bytes:
-        """Return the value for Redis. `owner`: instance ID of the entering process."""
+        """Return Redis's value. `owner`: instance ID of the entering process."""
         fields: dict[str, Any] = {"by": owner, "status": self.status, "output": dict(self.output)}
         if self.ranks:
             fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
@@ -58,10 +55,7 @@ class CommandRecord:
 
     @classmethod
     def decode(cls, raw: bytes, owner: str) -> CommandRecord:
-        """Return the record in `raw`, as seen by the process `owner`.
-
-        An unreadable one counts as another process's.
-        """
+        """Return the record, as seen by the process `owner`. An unreadable one counts as another process's."""
         try:
             fields = read_object(raw)
             status, output = fields["status"], fields["output"]
@@ -82,7 +76,7 @@ def ended(status: str, reason: str) -> CommandRecord:
 
 
 REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
-"""Record that blocks a command whose undo arrived first."""
+"""Blocks a command whose undo arrived first."""
 
 
 _TIME = "%Y-%m-%d %H:%M:%SZ"
@@ -91,7 +85,6 @@ _TIME = "%Y-%m-%d %H:%M:%SZ"
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
-    """Send the recorded outcome, or a refusal."""
     CLOSE = enum.auto()
     WAIT = enum.auto()
     """Wait: the repeat extends the command's time."""
@@ -117,10 +110,9 @@ def admit(
     refusal: Callable[[], CommandDecision | None],
     claim: Callable[[], CommandRecord | None],
 ) -> CommandDecision:
-    """Decide on a genuine command by its record, and enter it.
+    """Decide on a genuine command, and enter it.
 
-    ``refusal`` returns a new command's refusal. ``claim`` enters the command durably before it starts, or returns an
-    existing record.
+    ``refusal`` returns a new command's refusal. ``claim`` enters it durably, or returns an existing record.
     """
     if record is None:
         if now >= command.expires_at:
@@ -149,10 +141,9 @@ class CommandEffect(enum.Enum):
 
 
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:
-    """Return the effect that a command may have left, by its record.
+    """Return the effect that a command may have left.
 
-    ``is_covered``, called without a record, returns whether the receiver would have one. ``of_failed`` is the effect of
-    one that ended ``failed``.
+    ``is_covered`` returns whether the receiver would have a record. ``of_failed`` is the effect after ``failed``.
     """
     if record is None:
         return CommandEffect.NONE if is_covered() else CommandEffect.UNKNOWN

@@ -1,8 +1,7 @@
-"""Outcomes of a job's commands, in this process and in Redis, so that each is applied at most once.
+"""Outcomes of a job's commands, here and in Redis, so that each is applied at most once.
 
-A command is entered before the training loop sees it. One that an earlier process did not answer is interrupted and
-never applied again. One that expired unapplied may come again. Redis can lose records; another key states since when
-the memory is complete.
+A command is entered before the training loop sees it. One that an earlier process did not answer is never applied
+again. Redis can lose records; another key states since when the memory is complete.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 log = logging.getLogger("trainmedic")
 
 SECONDS = 30 * 24 * 3600
-"""Retention of a record: an undo can come days later, when its alert resolves."""
+"""Seconds; an undo can come days later."""
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
 
 
 class CommandMemory:
-    """Commands of one receiver. Use Redis from background threads only.
+    """Commands of one receiver. Background threads only.
 
     ``signer`` signs the records, against faked outcomes.
     """
@@ -88,7 +87,7 @@ class CommandMemory:
             return undoing.is_covered(command_id, self._whole_here_since)
 
     def mark_whole(self, client: redis.Redis) -> datetime | None:
-        """Store and return since when the memory in Redis is complete; None if that is unknowable.
+        """Return since when the memory in Redis is complete, and store it; None if unknowable.
 
         Call it whenever Redis connects, because it may lack the last writes. Raises redis-py's errors.
         """
@@ -109,7 +108,7 @@ class CommandMemory:
             return self._whole_in_redis_since
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        """Enter a command. Return None, or its existing record."""
+        """Enter a command; return None, or its existing record."""
         mine = CommandRecord(envelope.ACCEPTED)
         with self._marking:
             if self._enter(client, command_id, mine):
@@ -124,11 +123,10 @@ class CommandMemory:
             self._enter(client, command_id, CommandRecord(envelope.ACCEPTED), replace=True)
 
     def revoke(self, client: redis.Redis, command_id: str) -> None:
-        """Prevent that a command is ever applied."""
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
-        """Enter a record. Return False if Redis has one, unless ``replace``."""
+        """Return False if Redis has a record, unless ``replace``."""
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:
@@ -172,7 +170,6 @@ class CommandMemory:
         return CommandRecord.decode(raw, self.owner)
 
     def _since_in(self, value: Any, run: str) -> datetime | None:
-        """Return since when the memory is complete, or None."""
         if value is None:
             return None
         try:
@@ -183,7 +180,6 @@ class CommandMemory:
 
 
 def _read(client: redis.Redis, key: str) -> bytes | None:
-    """Return a key's value, within bounds, or None."""
     try:
         value: Any = client.getrange(key, 0, 2 * LARGEST_RECORD)
     except redis.ResponseError as error:

@@ -1,7 +1,4 @@
-"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited.
-
-The training thread never uses it; the server only `client_options`.
-"""
+"""Connection of a process's background threads to Redis, shared in turns because Redis's clients are limited."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ log = logging.getLogger("trainmedic")
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
 ANSWER_SECONDS = 5.0
-"""A silent connection then counts as broken."""
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
@@ -45,13 +41,12 @@ _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a tr
 
 
 class NoRedisUrl(redis.RedisError):
-    """No usable URL is known yet: none is set, and no server has written one to its state directory."""
+    """No usable URL is known yet: none is set or written by a server to its state directory."""
 
 
 class OutageLog:
-    """One log line when Redis becomes unreachable and one when every connection has recovered.
-
-    Each kind of refusal is logged once.
+    """One log line when Redis becomes unreachable, one when every connection has recovered, and one per kind of
+    refusal.
     """
 
     def __init__(self, owner: str, meanwhile: str = "training continues") -> None:
@@ -150,7 +145,7 @@ class RedisConnection:
     def turn(self) -> Iterator[redis.Redis]:
         """Yield the client for this thread's exclusive use.
 
-        After a break in any thread, a new client is made and the URL read again. Raises NoRedisUrl, NoRoom.
+        After a break it is a new client with a reread URL. Raises NoRedisUrl, NoRoom.
         """
         line = self._line
         line.take(self)
@@ -218,7 +213,6 @@ class RedisConnection:
 
 
 def takes_no_clients(error: BaseException) -> bool:
-    """Return whether Redis has no slot for another client."""
     return "max number of clients" in str(error)
 
 
@@ -283,7 +277,7 @@ class _BriefSentinels(Sentinel):
 
 
 def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Return every client's options: RESP2, whose answers all versions agree on."""
+    """Return every client's options: RESP2, on whose answers all versions agree."""
     options: dict[str, Any] = {"socket_timeout": answer_seconds, "protocol": 2}
     if not url.startswith("unix://"):  # sockets in files need no keepalive
         options.update(socket_connect_timeout=_CONNECT_SECONDS, socket_keepalive=True)
@@ -291,7 +285,7 @@ def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str
 
 
 def _reason(error: BaseException, url: str | None) -> str:
-    """Return a reason for a log; Redis's full text may repeat a password."""
+    """Return a reason without Redis's text, which may repeat a password."""
     if isinstance(error, (NoRedisUrl, NoRoom)):
         return str(error)
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.ClusterDownError)):

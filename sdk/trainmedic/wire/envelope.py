@@ -1,7 +1,7 @@
 """Wire format between the server and jobs and agents.
 
 A command is a stream entry with the field ``command``, a reply one of ``trainmedic:replies`` with ``reply`` (JSON,
-UTF-8). Signatures are in separate fields (``signing``). Standard library only.
+UTF-8). Standard library only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EnvelopeError(ValueError):
 class Command:
     """An action sent to a node agent or a training job.
 
-    No receiver applies it after ``expires_at``; times are aware UTC. ``undo_of``: the ID of the command to revert.
+    No receiver applies it after ``expires_at`` (UTC). ``undo_of``: the ID of the command to revert.
     """
 
     id: str
@@ -96,7 +96,7 @@ class Command:
 
     @classmethod
     def decode(cls, raw: bytes) -> Command:
-        """Return the command; extra fields are ignored. Raises EnvelopeError, naming the field."""
+        """Decode; ignore extra fields. Raises EnvelopeError, naming the field."""
         fields = _object(raw, "command")
         if fields.get("v") != VERSION:
             raise EnvelopeError(f"command: v is {fields.get('v')!r}; this version reads {VERSION}")
@@ -117,7 +117,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer of one rank of a job, or of an agent (rank None), to one command."""
+    """Answer of a job's rank, or of an agent (rank None), to a command."""
 
     command_id: str
     sender: str
@@ -129,7 +129,7 @@ class Reply:
     node: str | None = None
     ranks: int | None = None
     is_to_genuine: bool = True
-    """False for a command that is not genuine: its ID may be copied."""
+    """False for a forged command, whose ID may be copied."""
 
     @property
     def identity(self) -> str | None:
@@ -164,7 +164,8 @@ class Reply:
 
     @classmethod
     def of_entry(cls, fields: Mapping[bytes, bytes]) -> Reply:
-        """Return the reply in a stream entry: JSON in one field (see `body_of`), or unsigned with one field per member.
+        """Return the reply in a stream entry: JSON in one field, or unsigned with one field per member.
+
         Raises EnvelopeError.
         """
         if is_in_several_fields(fields):
@@ -196,7 +197,7 @@ def is_in_several_fields(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
-    """Return a stream entry's JSON: the field `name`, else the only JSON object. Raises EnvelopeError."""
+    """Return the JSON in the field `name`, else the only JSON object. Raises EnvelopeError."""
     if name in fields:
         return fields[name]
     objects = [value for value in fields.values() if value.lstrip()[:1] == b"{"]
@@ -211,12 +212,12 @@ def utc_now() -> datetime:
 
 
 def write_time(value: datetime) -> str:
-    """Format a time as RFC 3339 in UTC with microseconds: ``2026-01-31T12:00:00.000000Z``."""
+    """Format as RFC 3339 in UTC with microseconds: ``2026-01-31T12:00:00.000000Z``."""
     return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def read_time(text: str) -> datetime:
-    """Parse an RFC 3339 time to an aware UTC datetime. Raises EnvelopeError."""
+    """Parse an RFC 3339 time to UTC. Raises EnvelopeError."""
     try:
         value = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError as error:

@@ -1,6 +1,4 @@
-"""Metrics of a job's evaluations in its presence: the newest value of each name. The server reads them as untrusted
-input.
-"""
+"""Newest value of each of a job's evaluation metrics, in its presence: untrusted input for the server."""
 
 from __future__ import annotations
 
@@ -41,7 +39,6 @@ def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
 
 
 def read(content: Any) -> tuple[EvaluatedMetric, ...]:
-    """Return the metrics, each name once, without malformed entries."""
     if not isinstance(content, (list, tuple)):
         return ()
     by_name: dict[str, EvaluatedMetric] = {}

@@ -1,7 +1,6 @@
 """Transport of log findings to the server and of log rules to the nodes.
 
-A finding is an entry of one stream, signed like a reply. The rules are one unsigned value. A signed *notice of rules*
-per node states their digest.
+The rules are one unsigned value. A signed *notice of rules* per node states their digest.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def notice_of_rules(node: str) -> str:
 class RulesNotice:
     digest: str
     at: datetime
-    """Aware UTC since when these rules apply; readers reject older ones."""
+    """Readers reject older rules."""
 
     @classmethod
     def of(cls, rules: bytes, at: datetime) -> RulesNotice:
@@ -54,7 +53,7 @@ class RulesNotice:
 
     @classmethod
     def decode(cls, value: bytes, node: str, signer: Signer | None) -> RulesNotice:
-        """Return the notice of a node. Raises BadSignature, EnvelopeError."""
+        """Raises BadSignature, EnvelopeError."""
         if len(value) > _LARGEST_NOTICE:
             raise EnvelopeError("notice of rules: too large")
         sealed = unseal(value)

@@ -9,7 +9,7 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 
 
 def is_host(text: str) -> bool:
-    """Return whether `text` is a host name or address; IPv6 without brackets."""
+    """Return whether it is a host name or address; IPv6 without brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
     try:

@@ -5,7 +5,7 @@ import time
 from collections import deque
 
 _random: deque[int] = deque()
-"""Precomputed 80 bits each, because a system call per ID would yield the GIL; cleared in forked children."""
+"""80 bits each, because a system call per ID would yield the GIL; cleared in forks."""
 os.register_at_fork(after_in_child=_random.clear)
 
 
@@ -21,8 +21,7 @@ def _random_bits() -> int:
 def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
     """Return a UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits.
 
-    `counter`, 0 to 4095, replaces the first 12 random bits (section 6.2, method 1), to sort IDs of one millisecond by
-    creation.
+    `counter`, 0 to 4095, replaces the first 12 random bits (section 6.2, method 1), to sort IDs of one millisecond.
     """
     stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     value = (stamp & ((1 << 48) - 1)) << 80 | _random_bits()
@@ -35,6 +34,6 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
 
 
 def first_id(ms: int) -> str:
-    """Return the lower bound of IDs of this Unix millisecond or later."""
+    """Return the lower bound of IDs from this Unix millisecond on."""
     text = f"{min(max(ms, 0), (1 << 48) - 1):012x}"
     return f"{text[:8]}-{text[8:]}"

@@ -48,9 +48,8 @@ _STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "error.json": ERROR}
 def encoded(name: str) -> str:
     """Return the name of a job or node as one path part.
 
-    ASCII letters, digits, ``.``, ``_`` and ``-`` stay, except a leading dot. Other UTF-8 bytes become ``%`` and two
-    hexadecimal digits. Results over 180 bytes are cut and end with ``%-`` and a hash of the whole name, irreversible
-    for `decoded`.
+    Unsafe bytes become ``%`` and two hexadecimal digits. Results over 180 bytes are cut and end with ``%-`` and a hash
+    of the name, irreversible for `decoded`.
     """
     raw = name.encode("utf-8", "surrogateescape")
     parts = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
@@ -69,7 +68,6 @@ def encoded(name: str) -> str:
 
 
 def decoded(part: str) -> str | None:
-    """Return the name that `encoded` made this part of, or None."""
     # Users can create directories whose names are not UTF-8.
     name = unquote_to_bytes(part.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
     return name if part and encoded(name) == part else None
@@ -124,11 +122,10 @@ class LogFile:
     kind: str
     """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES`, `ENDED` or `FLIGHT_RECORDER`."""
     job: str | None
-    """None if the name was too long; `directory` is then its `encoded` name."""
+    """None if too long; `directory` is then its `encoded` name."""
     directory: str
     attempt: int
     node: str | None = None
-    """None if the path does not state it."""
     rank: int | None = None
     local_rank: int | None = None
     is_rotated: bool = False

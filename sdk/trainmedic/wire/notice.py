@@ -1,7 +1,4 @@
-"""Unsolicited notices to the server, by a job or its launcher.
-
-A notice is an entry of the stream of replies with the field ``notice`` (JSON, UTF-8), signed like a reply.
-"""
+"""Unsolicited notices to the server, by a job or its launcher: signed entries of the stream of replies."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from trainmedic.wire.reading import read_object, without_nul
 FIELD = b"notice"
 ENDED = "job_ended"
 FAILED = "job_failed"
-"""A process ended with an error; with a launcher, an attempt did."""
+"""A process failed, or with a launcher an attempt."""
 RESTARTED = "job_restarted"
 GONE = "job_gone"
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
@@ -38,7 +35,7 @@ def launcher_commands(launcher: str) -> str:
 
 
 def launcher_name(job: str, node: str) -> str:
-    """Return the name of a job's launcher on a node. Node names contain no slash."""
+    """Return the launcher's name on a node. Node names contain no slash."""
     return f"{job}/{node}"
 
 
@@ -56,7 +53,7 @@ class Notice:
     attempt: int | None = None
     """From 1; None if no launcher counts."""
     reason: str = ""
-    """For a human, never with the training's output."""
+    """Text for a human, never with the training's output."""
     node: str = ""
     """The launcher's; this and the following may be empty."""
     status: int | None = None

@@ -13,7 +13,7 @@ _DEEPEST = 8
 _LONGEST_TEXT = 4096
 _MOST_MEMBERS = 1000
 _LONGEST_INT = 10**1000
-"""Python refuses to print integers of several thousand digits."""
+"""Python refuses to print much longer integers."""
 
 
 def plain(output: Mapping[str, Any]) -> dict[str, Any]:

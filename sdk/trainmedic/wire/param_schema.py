@@ -26,7 +26,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def check(schema: Any) -> None:
-    """Raise ValueError if the schema is not one of an object, too large, or unsupported."""
+    """Raise ValueError unless it is a small, supported schema of an object."""
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ValueError("the schema of parameters must have type: object")
     if len(json.dumps(schema)) > MOST_BYTES:
@@ -35,7 +35,7 @@ def check(schema: Any) -> None:
 
 
 def problems(schema: Mapping[str, Any], value: Any, name: str = "") -> Iterator[str]:
-    """Yield what is wrong with a value, by the path of its member. The schema was checked."""
+    """Yield what is wrong with a value, by path. The schema was checked."""
     where = f"{name}: " if name else ""
     kind = schema.get("type")
     if kind is not None and not _is_of(value, kind):

@@ -1,7 +1,7 @@
 """Parser for untrusted JSON.
 
-The result can be written again: bounded depth, finite and short numbers, valid Unicode. Violations are replaced,
-because a refused reply would lose a command's outcome.
+Violations (depth, non-finite or long numbers, invalid Unicode) are replaced, because a refused reply would lose a
+command's outcome.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def read_json(raw: bytes) -> Any:
-    """Raises ValueError for anything else."""
+    """Raises ValueError unless it is JSON."""
     text = raw.decode("utf-8", "replace")
     try:
         value = json.loads(text, parse_float=_read_float, parse_constant=str)

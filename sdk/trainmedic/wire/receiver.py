@@ -1,7 +1,6 @@
-"""Thread that reads a Redis stream of commands and passes on the genuine ones, each at least once.
+"""Thread that reads a Redis stream and passes on the genuine commands, each at least once.
 
-Unacknowledged entries are read again. The thread survives outages of Redis, an emptied Redis and a deleted consumer
-group.
+It survives outages of Redis, an emptied Redis and a deleted consumer group.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ LARGEST_COMMAND = 256 * 1024
 """Bytes of a command's JSON."""
 _BLOCK_MS = 1000
 _IN_HAND_SECONDS = 10.0
-"""Polling after an unanswered command: the answer uses the same connection, and Redis ends blocking reads only ten
-times a second. Later it is delayed by `_BLOCK_MS` at most.
-"""
+"""Seconds of polling: the answer uses the same connection, and Redis ends blocking reads only ten times a second."""
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
-"""Seconds between polls: the first, and a tenth of the time since the command."""
+"""Seconds, and share of the time since the command."""
 _PENDING_EVERY = 5.0
-"""Seconds between reads of pending entries: a command may have come to an ending process."""
+"""Seconds; entries may have come to an ending process."""
 _COUNT = 20
-"""Few, because each entry may be very large."""
+"""Entries per read, which may be very large."""
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 
@@ -53,9 +50,9 @@ class Addressee:
 class ReceivedCommand:
     command: Command
     entry: bytes
-    """Entry ID, on the stream until the final reply is written."""
+    """Entry ID, on the stream until the final reply."""
     client: redis.Redis
-    """Connection by which it came, only during the delivery."""
+    """Connection, only during the delivery."""
     stream: str
 
     def drop(self) -> None:
@@ -63,15 +60,13 @@ class ReceivedCommand:
 
 
 class CommandConsumer(Protocol):
-    """Called in the receiver's thread. It may raise Redis errors."""
+    """Consumer in the receiver's thread. It may raise Redis errors."""
 
     def receive(self, received: ReceivedCommand) -> None: ...
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None: ...
 
-    def note_unreadable(self) -> None:
-        """Count a message that was no command."""
-        ...
+    def note_unreadable(self) -> None: ...
 
     def connected(self, client: redis.Redis) -> None: ...
 

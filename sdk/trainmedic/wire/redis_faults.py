@@ -1,7 +1,4 @@
-"""Explanations of Redis's refusals: wrong passwords, missing permissions, TLS failures, and unreachable hosts.
-
-They contain no part of a URL, and nothing that Redis repeats of a command.
-"""
+"""Explanations of Redis's refusals, without parts of a URL or of a command."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ _MOST_CAUSES = 8
 
 
 def explained(error: BaseException, url: str | None = None) -> str:
-    """Return the refusal or TLS failure with its remedy, as half a sentence, or "".
-
-    `url`: the connection's.
-    """
+    """Return the refusal or TLS failure with its remedy, as half a sentence, or ""."""
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, exceptions.NoPermissionError):

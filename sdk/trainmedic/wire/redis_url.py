@@ -1,7 +1,6 @@
 """Parser of URLs of a Redis with Sentinels: ``redis+sentinel://user:password@host:26379,host:26379/master-name/0``.
 
-User, password, database and options are the master's, except ``sentinel_username`` and ``sentinel_password``.
-``rediss+sentinel://`` uses TLS for both.
+User, password and options are the master's, except ``sentinel_username`` and ``sentinel_password``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class BehindSentinels(NamedTuple):
 
 
 def behind_sentinels(url: str) -> BehindSentinels | None:
-    """Parse a checked URL; None if it names a Redis directly. Raises ValueError for its options."""
+    """Parse a checked URL; None without Sentinels. Raises ValueError for its options."""
     parts = urlsplit(url)
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None:

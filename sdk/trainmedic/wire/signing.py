@@ -4,7 +4,7 @@ A signature is the HMAC-SHA256 (RFC 2104) of a message's exact bytes, in lower-c
 of their keys; one match suffices.
 
 The server's **shared key** is trusted with everything. An **identity key** derived from it covers one job or node.
-Values are signed together with their Redis key's name, so that they cannot be copied.
+Values are signed with their Redis key's name, so that they cannot be copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MORE_FIELD = b"more_signatures"
 _MOST_SIGNATURES = 8
 _READ_AGAIN_AFTER = 60.0
 _READ_AGAIN_AT_ONCE_AFTER = 2.0
-"""Seconds between reads caused by wrong signatures, which any client can provoke."""
+"""Seconds, because any client can provoke it."""
 _SEAL_BEGINS = b',"signature":"'
 _SEAL_ENDS = b'"}'
 _SEAL = re.compile(rb"[0-9a-f ]{0,1024}")
@@ -52,10 +52,10 @@ def node_identity(node: str) -> str:
 
 
 def identity_key(shared_key: bytes, identity: str) -> bytes:
-    """Return the key of one job or node: 64 hexadecimal digits as text, for environment variables and files.
+    """Return the key of one job or node: 64 hexadecimal digits.
 
-    It is the HMAC-SHA256 of ``trainmedic identity <identity>``. No message can have this text, so no signature equals
-    such a key.
+    It is the HMAC-SHA256 of ``trainmedic identity <identity>``. No message has this text, so no signature equals such a
+    key.
     """
     return sign(b"trainmedic identity " + identity.encode(), shared_key).encode()
 
@@ -70,7 +70,7 @@ class Proof(NamedTuple):
 
 
 class Signer:
-    """Thread-safe signer and verifier of messages.
+    """Thread-safe signer and verifier.
 
     ``read_keys`` returns the active key, then older accepted ones. It is called periodically and after wrong
     signatures. If it raises TrainmedicError, the keys stay.
@@ -96,7 +96,7 @@ class Signer:
         return {FIRST_FIELD: first, MORE_FIELD: " ".join(more)} if more else {FIRST_FIELD: first}
 
     def seal(self, raw: bytes, key: str, identity: str | None = None) -> bytes:
-        """Return `raw`, a JSON object, as a Redis key's value, with its signatures as last member."""
+        """Return the JSON object `raw` as a Redis key's value, with its signatures as last member."""
         signatures = " ".join(self.sign(_for_key(raw, key), identity)).encode()
         return raw[:-1] + _SEAL_BEGINS + signatures + _SEAL_ENDS
 
@@ -128,7 +128,6 @@ class Signer:
         return None
 
     def _read_again(self) -> bool:
-        """Read the keys again; return whether they have changed."""
         self._read_at = self._clock()
         try:
             keys = _checked(self._read_keys())
@@ -158,7 +157,6 @@ class Sealed(NamedTuple):
 
 
 def unseal(value: bytes) -> Sealed:
-    """Split `value` into object and signatures."""
     begins_at = value.rfind(_SEAL_BEGINS, max(len(value) - _LONGEST_SEAL, 0))
     signatures = value[begins_at + len(_SEAL_BEGINS) : -len(_SEAL_ENDS)]
     if begins_at < 0 or not value.endswith(_SEAL_ENDS) or not _SEAL.fullmatch(signatures):

@@ -1,7 +1,6 @@
 """Time of day that does not jump with the machine's clock.
 
-If that steps by more than `STEP_SECONDS`, `SteadyTime` continues by the time since boot and reports it. After
-`BELIEVED_AFTER_SECONDS` at its new time the clock is followed.
+After a jump `SteadyTime` continues by the time since boot. After `BELIEVED_AFTER_SECONDS` it follows the clock.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from typing import Literal
 STEP_SECONDS = 60.0
 """Tolerated difference; NTP corrects less at once."""
 BELIEVED_AFTER_SECONDS = 900.0
-"""Enough to correct an error, or to follow after a boot with a wrong clock. Equal to the default maximum age of alerts
-on which the server acts.
-"""
+"""Equal to the default maximum age of alerts on which the server acts."""
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +32,7 @@ since_boot: Callable[[], float] = (
 class ClockStep:
     seconds: float
     kind: Literal["stepped", "believed", "returned"]
-    """``stepped``: it jumped and is not followed yet; ``believed``: it is followed from now on, by a jump of `seconds`;
-    ``returned``: it agrees again.
-    """
+    """``stepped``: not followed yet; ``believed``: followed from now on; ``returned``: it agrees again."""
 
     def __str__(self) -> str:
         if self.kind == "returned":

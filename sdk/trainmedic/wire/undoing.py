@@ -1,7 +1,6 @@
 """Answers to an undo that has nothing to revert, and their proof.
 
-A receiver that lost its memory must answer ``failed``. A command without a record was never applied only if the memory
-is complete since before it was issued.
+A command without a record was never applied only if the memory is complete since before it was issued.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
 KNOWN = "known"
-"""Member of the output with the proof, without which the server does not trust the answer."""
+"""Member of the output with a proof that the server requires."""
 NEVER_APPLIED = "never_applied"
-"""The receiver remembers everything since before the command was issued."""
+"""Everything is remembered since before the command."""
 NOT_IN_FORCE = "not_in_force"
 """The receiver records active changes, and this one ended."""
 
@@ -42,8 +41,7 @@ def issued_at(command_id: str) -> datetime | None:
 def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
     """Return whether a memory complete since `remembered_since` would know this command.
 
-    Two clocks' times are compared: an error would take a receiver that applies a command, loses its memory and restarts
-    within their difference.
+    An error would take a receiver that applies a command, loses its memory and restarts within two clocks' difference.
     """
     issued = issued_at(command_id)
     return issued is not None and remembered_since is not None and remembered_since - _RESOLUTION < issued

@@ -1,6 +1,6 @@
 """Thread that writes replies, notices and the presence key to Redis.
 
-Others put messages into its bounded queue, where they stay during an outage.
+Messages wait in its bounded queue during an outage.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = logging.getLogger("trainmedic")
 STREAM_SECONDS = 24 * 3600
 """Expiry of the command stream after its receiver's end."""
 LARGEST_PRESENCE = 1024 * 1024
-"""Bytes; the placement of 8,192 ranks takes about 800 KB."""
+"""Bytes; 8,192 ranks take about 800 KB."""
 REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
 _LONGEST_REFUSAL = 30.0
-"""Seconds, in which the server repairs a tampered stream of replies."""
+"""Seconds in which the server repairs a tampered stream."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class OutgoingReplies:
     entry: bytes | None = None
     remember: CommandRecord | None = None
     forget: bool = False
-    """True if the command expired: its record is deleted."""
+    """The command expired: its record is deleted."""
     notice: Notice | None = None
 
     @property
@@ -74,8 +74,7 @@ class PresenceKey:
 class ReplyWriter:
     """Sender of queued replies, in order, until `stop`.
 
-    ``on_written`` is called in its thread with the replies that Redis has taken, none if only the presence was written.
-    ``signer`` signs both; None without a key.
+    Its thread calls ``on_written`` with the replies that Redis has taken, maybe none.
     """
 
     def __init__(
@@ -218,7 +217,7 @@ class ReplyWriter:
         pipeline.xadd(envelope.REPLIES, fields, maxlen=REPLIES_KEPT, approximate=True)
 
     def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
-        """Return the replies to send again: all, or none after several refusals, so that they block no later ones."""
+        """Return the replies to send again, none after several refusals, so that they block no later ones."""
         self._presence_due = 0.0
         if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
             return unsent
@@ -240,7 +239,6 @@ class ReplyWriter:
         return raw if self._signer is None else self._signer.seal(raw, self._presence.name)
 
     def _check_for_conflict(self, client: redis.Redis) -> None:
-        """Report another process that announced itself under this name after this one."""
         if self._announced_at is None:
             return
         present = self._read_presence(client)
@@ -248,7 +246,7 @@ class ReplyWriter:
             self._presence.on_conflict(present)
 
     def _is_later(self, presence: Mapping[str, Any]) -> bool:
-        """Return whether the presence is later than this process's first. An unsigned time counts as later."""
+        """Return whether the presence is later than this process's first; unsigned times are."""
         if self._signer is None or self._announced_at is None:
             return True
         try:
@@ -262,7 +260,7 @@ class ReplyWriter:
                 client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
-        """Return the readable and genuine presence in Redis, or an empty one."""
+        """Return the genuine presence in Redis, or an empty one."""
         try:
             value: Any = client.getrange(self._presence.name, 0, LARGEST_PRESENCE)
             if not value or len(value) > LARGEST_PRESENCE:

@@ -1,7 +1,6 @@
 """One-line digest of a dump, for transfer from a node to the server.
 
-The lines of a node's ranks form the excerpt of one finding. Each group has its open and last completed collectives.
-Texts are masked and bounded, and readers validate everything.
+The lines of a node's ranks form the excerpt of one finding.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
 RULE = SOURCE = "flight-recorder"
-"""A name of no log rule or policy."""
+"""No log rule or policy has it."""
 LONGEST = 24 * 1024
 """Characters of a line; ten fit into an excerpt."""
 _KEPT = ((16, 8), (4, 0))
-"""Open and completed collectives per group, with a second choice for too long lines."""
+"""Open and completed collectives per group; the second for too long lines."""
 _LARGEST = 2**63 - 1
 
 
@@ -38,7 +37,6 @@ def write_refused(rank: int, attempt: int | None, why: str) -> str:
 
 
 def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
-    """Return the dumps, and reasons for unreadable ones by rank. Skips other attempts and invalid lines."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
     for line in lines:

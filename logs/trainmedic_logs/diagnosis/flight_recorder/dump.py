@@ -1,4 +1,4 @@
-"""Validated dump of one rank: parts are taken by name, type and size."""
+"""Validated dump of one rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainmedic_logs.diagnosis.flight_recorder import plain_pickle
 from trainmedic_logs.errors import DumpError
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Size of a file; 2,000 entries with call stacks take about 5 MiB."""
+"""2,000 entries with call stacks take about 5 MiB."""
 MOST_ENTRIES = 200_000
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
 MOST_MEMBERS = 1_000_000
-"""Ranks of all groups; a small pickle can repeat a list 20,000 times."""
+"""A small pickle can repeat a list 20,000 times."""
 _DONE_KEPT = 32
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
@@ -28,7 +28,7 @@ _RANKS = re.compile(r"\d{1,7}")
 class ProcessGroup(Struct, frozen=True):
     name: str
     description: str
-    """Such as ``TENSOR_MODEL_PARALLEL_GROUP``; ``default_pg`` has all ranks."""
+    """``default_pg`` has all ranks."""
     ranks: tuple[int, ...] = ()
     """Ascending; empty if not stated."""
 
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True):
     is_started: bool
     """Its kernel runs."""
     created_ns: int
-    """Call by the node's clock, in ns since 1970."""
+    """Nanoseconds since 1970, by the node's clock."""
 
 
 class Dump(Struct, frozen=True):
@@ -74,7 +74,7 @@ class Taken(TypedDict):
 
 
 def read(raw: bytes, rank: int) -> Dump:
-    """Parse a pickle or JSON file. Raises DumpError if it is too large, no dump, or not plain values."""
+    """Parse a pickle or JSON file. Raises DumpError."""
     if len(raw) > MOST_BYTES:
         raise DumpError(f"it has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
     if raw.lstrip()[:1] != b"{":
@@ -86,7 +86,7 @@ def read(raw: bytes, rank: int) -> Dump:
 
 
 def from_plain(value: Any, rank: int) -> Dump:
-    """Raises DumpError if it is no dump or too large."""
+    """Raises DumpError."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")
@@ -142,7 +142,6 @@ def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, ProcessGroup]]
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
-    """Parse ``[0, 1, 2]`` from text (all versions) or a list."""
     if isinstance(ranks, str) and len(ranks) <= 8 * _MOST_RANKS:
         return tuple(sorted({int(found) for found in _RANKS.findall(ranks)}))
     if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
@@ -167,7 +166,6 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
 
 
 def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
-    """Keep open collectives, and each group's last completed ones."""
     by_group: dict[ProcessGroup, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)
@@ -199,7 +197,6 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """Return an integer, also from text, or None."""
     if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)

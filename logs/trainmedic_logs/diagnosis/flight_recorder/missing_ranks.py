@@ -1,7 +1,7 @@
 """Ranks missing from a collective that others wait in.
 
 Per group: the first collective that one member called but did not complete and another, by its dump, did not call. The
-latter are missing, or victims if they wait for a rank missing elsewhere. Members without a dump are listed separately.
+latter are missing, or victims if they wait for a rank missing elsewhere.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Waiting(Struct, frozen=True):
     number: int
     operation: str
     since: datetime | None
-    """First call of a waiting rank, by its node's clock (UTC); None if unknown."""
+    """First call of a waiting rank, by its node's clock (UTC)."""
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
-    """Members that did not call it, by their own dumps. Empty if all called it."""
+    """Members that did not call it, by their own dumps."""
     silent: tuple[int, ...]
     differing: tuple[int, ...] = ()
-    """With another operation than the majority: the program diverged."""
+    """Ranks with another operation than the majority: the program diverged."""
 
 
 class Reading(Struct, frozen=True):
@@ -48,7 +48,6 @@ class Reading(Struct, frozen=True):
 
     @property
     def differing(self) -> tuple[int, ...]:
-        """Ranks whose operation is not the majority's, ascending."""
         return tuple(sorted({rank for wait in self.waits for rank in wait.differing}))
 
 
@@ -99,7 +98,6 @@ def _waiting(
 def _candidates(
     open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
-    """Yield open collectives that some member did not call."""
     furthest_behind = min(lasts.values())
     without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
     next_of_those = {number + 1 for called in without for number in called}
@@ -114,8 +112,8 @@ def _candidates(
 def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
     """Return the members whose dump shows that they did not call collective `number`.
 
-    Recorders may list only open collectives. Then a rank that waits nowhere is absent if its counters show the previous
-    collective, or if it has none.
+    If a recorder lists only open collectives, a rank that waits nowhere is absent if its counters show the previous
+    one, or if it has none.
     """
 
     def is_absent(rank: int) -> bool:

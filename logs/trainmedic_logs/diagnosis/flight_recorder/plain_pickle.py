@@ -18,9 +18,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load(raw: bytes) -> Any:
-    """Unpickle plain values. The caller must limit memory and time. Raises DumpError if it is no pickle, truncated, or
-    not plain values.
-    """
+    """Unpickle plain values. Raises DumpError. The caller must limit memory and time."""
     try:
         return _PlainUnpickler(io.BytesIO(raw)).load()
     except MemoryError as error:

@@ -1,7 +1,7 @@
-"""Checkpoints written to disk in the background; training waits only for the in-memory copy.
+"""Checkpoints written in the background; training waits only for the in-memory copy.
 
-Each rank writes its part and a report file; rank 0 waits for all and marks the checkpoint complete. Code that changes
-checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state again.
+Code that changes checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 PATIENCE = 120.0
-"""Seconds to wait for a pending checkpoint before any is changed."""
+"""Seconds."""
 _LONGEST = 1800.0  # seconds that rank 0 waits for the other parts
 _LOOK_EVERY = 0.2
 _WRITTEN, _FAILED = "written-", "failed-"
@@ -35,10 +35,8 @@ _WRITING, _NO_MEMORY = "writing", "no memory"
 
 
 class PartWriter(Protocol):
-    """Storage for checkpoints written in parts."""
-
     def begin_parts(self, step: int) -> str:
-        """Create an unfinished checkpoint's directory and return its name, on rank 0."""
+        """Create a directory on rank 0 and return its name."""
         ...
 
     def part_directory(self, name: str) -> Path: ...
@@ -53,7 +51,7 @@ class PartWriter(Protocol):
 
 
 class BackgroundSaves:
-    """Writes this rank's periodic checkpoints. Its thread calls ``saved(step)`` or ``failed(step, reason)``."""
+    """Writer of periodic checkpoints, whose thread calls ``saved`` or ``failed``."""
 
     def __init__(
         self,
@@ -79,12 +77,11 @@ class BackgroundSaves:
         self._completing = threading.Lock()
         self._is_given_up = False
         self.is_first = True
-        """True until one is complete."""
 
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
-        """Copy the state and start writing, unless another write is running. Every rank calls it.
+        """Copy the state and start writing, unless another write is running.
 
-        False if a rank has no memory. Raises NotAgreed and errors of `copy`.
+        Every rank calls it. Returns False if a rank has no memory. Raises NotAgreed and errors of `copy`.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None
@@ -162,7 +159,6 @@ class BackgroundSaves:
             self._disk.prune()
 
     def _clear_away(self, unfinished: Path, error: Exception) -> None:
-        """Delete the checkpoint on rank 0; elsewhere report the failure."""
         with suppress(OSError):
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -32,7 +32,7 @@ class UnusableCheckpoint(TrainmedicError):
 
 
 def write_file(path: Path, content: Any) -> int:
-    """Write a file durably and return its size."""
+    """Write durably and return the size."""
     with path.open("wb") as file:
         torch.save(content, file)
         file.flush()
@@ -48,7 +48,7 @@ def add_file(path: Path, content: Any) -> None:
 
 
 def write_training(directory: Path, split: Split) -> dict[str, int]:
-    """Write the states and the frozen parameters; return the sizes by file name."""
+    """Write states and frozen parameters; return sizes by file name."""
     sizes = {TRAINING: write_file(directory / TRAINING, split.trained)}
     if split.frozen is not None:
         if not split.link(directory):
@@ -58,7 +58,7 @@ def write_training(directory: Path, split: Split) -> dict[str, int]:
 
 
 def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any]:
-    """Read the output of `write_training`. Raises UnusableCheckpoint."""
+    """Read `write_training`'s output. Raises UnusableCheckpoint."""
     states: dict[str, Any] = read_file(path / TRAINING, checked)
     file = file_of(states)
     if file:
@@ -74,9 +74,9 @@ def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any
 
 
 def read_file(path: Path, checked: bool) -> Any:
-    """Read a file of `write_file`. Raises UnusableCheckpoint.
+    """Read a file with verified checksums. Raises UnusableCheckpoint.
 
-    Verifies the archive's checksums. Unsafe objects are unpickled only if no other user can write the file.
+    Unsafe objects are unpickled only if no other user can write the file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

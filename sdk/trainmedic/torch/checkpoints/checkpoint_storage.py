@@ -1,7 +1,7 @@
 """Storage of checkpoints: the interface, and a directory.
 
-``step-00000150/`` has ``training.pt`` (states of the parts) and ``run.pt`` (the run's own). It is renamed and marked
-complete after writing. A rollback renames later ones to ``abandoned-…``, deleted after the next save.
+``step-00000150/`` has ``training.pt`` (the parts' states) and ``run.pt`` (the run's own). A rollback renames later ones
+to ``abandoned-…``, deleted after the next save.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ALERT_TO_ROLLBACK = 120.0
-"""Seconds, with the shipped rules and playbooks."""
+"""Seconds, with the shipped rules."""
 RUN = "run.pt"
 _SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
@@ -39,31 +39,27 @@ _LEFTOVER = re.compile(r"(?:unfinished|abandoned)-[0-9a-f-]+-step-\d+\Z")
 
 
 class PartlyLoaded(UnusableCheckpoint):
-    """A checkpoint cannot be loaded, and something may have changed. Only loading another one repairs that."""
+    """A checkpoint cannot be loaded, and something may have changed. Only loading another repairs that."""
 
 
 class HalfLoaded(TrainmedicError):
-    """A checkpoint was loaded in part or on some ranks only. The training ends: it would continue uselessly without an
-    error.
-    """
+    """A checkpoint was loaded in part or on some ranks only. The training ends."""
 
 
 class CheckpointStorage(Protocol):
-    """Any storage of checkpoints. Methods raise OSError or the user's errors."""
+    """Storage of checkpoints. Methods raise OSError or the user's errors."""
 
     directory: Path | None
-    """For small files about the run; None for none."""
+    """Directory for small files, or None."""
 
-    def checkpoints(self) -> Sequence[SavedCheckpoint]:
-        """Return the checkpoints in any order."""
-        ...
+    def checkpoints(self) -> Sequence[SavedCheckpoint]: ...
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         """Write a checkpoint; complete on return."""
         ...
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
-        """Load into `parts`; return the run's own state, None without it.
+        """Load into `parts`; return the run's own state, or None.
 
         After UnusableCheckpoint nothing is changed; after PartlyLoaded an older one can be tried; others are fatal.
         """
@@ -77,7 +73,7 @@ class CheckpointStorage(Protocol):
 
 
 class CheckpointDirectory:
-    """Directory of checkpoints, of which ``keep`` stay; None for all. One rank ``watches`` for other writers."""
+    """Directory of the ``keep`` newest checkpoints (None: all). One rank ``watches`` for other writers."""
 
     def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
         self._root = Path(directory)
@@ -111,7 +107,6 @@ class CheckpointDirectory:
         return {path: checkpoints.completion(path) for path in paths}
 
     def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
-        """Return whether another process wrote the checkpoint since the start."""
         if not self._watches or facts is None or facts.get("writer") in (None, self._writer):
             return False
         if str(facts.get("at")) < self._began:
@@ -196,10 +191,7 @@ class CheckpointDirectory:
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Return whether it is pinned and few checkpoints exist beyond the step before its rollback.
-
-        With more the fault is over.
-        """
+        """Return whether it is pinned and its fault may not be over, as few checkpoints exist beyond it."""
         reason = checkpoints.pin_reason(checkpoint.path)
         left = None if reason is None else reason.get("left_step")
         if type(left) is not int:
@@ -211,7 +203,6 @@ class CheckpointDirectory:
         return self._root / f"step-{step:08d}"
 
     def _unfinished(self, path: Path) -> Path:
-        """Return the temporary directory for `path`, without an earlier one."""
         unfinished = self._root / f"unfinished-{self._writer}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
@@ -236,7 +227,6 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Rename a written checkpoint and mark it complete with ``more``; return its time."""
         if self._is_of_another(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # incomplete, or of the same step and equivalent
@@ -273,7 +263,7 @@ class CheckpointDirectory:
 
 
 def check_match(path: Path, parts: StateParts, states: Mapping[str, Any]) -> None:
-    """Raise UnusableCheckpoint if the states do not belong to these parts."""
+    """Raise UnusableCheckpoint if the states are of other parts."""
     mismatch = parts.mismatch(states)
     if mismatch:
         raise UnusableCheckpoint(f"{path.name} is of another training: {mismatch}")

@@ -27,8 +27,6 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class _Compared:
-    """Computed before the state is written."""
-
     digests: Digests | None
     """None without verification."""
     rank_state: RankState | None
@@ -40,7 +38,7 @@ class CheckpointWriter:
         self._training = training
 
     def save(self, prune: bool = True) -> SavedCheckpoint:
-        """Write a checkpoint, or return this step's. Raises errors of the storage."""
+        """Write a checkpoint, or return this step's. Raises the storage's errors."""
         training = self._training
         assert training.storage is not None
         if training.broken is not None:
@@ -118,7 +116,6 @@ class CheckpointWriter:
         return _Compared(kept, self._rank_state(cache))
 
     def _rank_state(self, cache: KnownDigests) -> RankState | None:
-        """Return the differences between ranks, or None."""
         training, medic = self._training, self._training.medic
         comparison, disk = training.rank_comparison, on_disk(training.storage)
         if isinstance(disk, JointOwnCheckpoints) and not is_sharded(training.parts):
@@ -141,7 +138,6 @@ class CheckpointWriter:
         return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
-        """Save; log errors."""
         training = self._training
         if training.storage is None:
             return

@@ -1,7 +1,7 @@
 """Digests of parameters and optimizer states, to verify a loaded state.
 
-A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64, on its device. It detects any
-change of one word.
+A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64. It detects any change of one
+word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_NAMED = 3
 
 class DigestComparison(NamedTuple):
     compared: int
-    """Number of compared tensors of equal type."""
+    """Compared tensors of equal type."""
     different: tuple[str, ...]
 
     def without(self, names: Collection[str]) -> DigestComparison:
@@ -45,7 +45,7 @@ def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return the tensors' digests; ``cache`` provides known ones and receives others."""
+    """Return the tensors' digests, using and filling the cache."""
     cache = KnownDigests() if cache is None else cache
     cache.add(tensors.values())
     return {
@@ -74,7 +74,7 @@ class KnownDigests:
 
 
 def place_of(tensor: torch.Tensor) -> Any:
-    """Return a key of the tensor's memory, equal for tied parameters; it distinguishes other views of it."""
+    """Return a key of the tensor's memory, equal for tied parameters, different for other views."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()
@@ -94,7 +94,7 @@ def compare(kept: Digests, present: Digests) -> DigestComparison:
 
 
 def are_finite(modules: Modules, optimizers: Optimizers) -> bool:
-    """Return whether this rank's trained parameters and optimizer states are finite. Buffers may hold infinity."""
+    """Return whether this rank's trained parameters and optimizer states are finite."""
     return all_finite(tensor for _, tensor in _tensors(modules, optimizers, trained_only=True))
 
 
@@ -135,7 +135,7 @@ def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """Return this rank's part, without its graph."""
+    """Return this rank's shard, without its graph."""
     held = tensor.detach()
     to_local = getattr(held, "to_local", None)
     mine: torch.Tensor = held if to_local is None else to_local()
@@ -162,7 +162,7 @@ def _read(values: list[torch.Tensor]) -> list[int]:
 
 
 def _gathered(values: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Yield numbers in order, with one wait per device and type."""
+    """Yield numbers, with one wait per device and type."""
     listed = list(values)
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(listed):

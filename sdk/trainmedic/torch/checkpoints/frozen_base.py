@@ -1,8 +1,4 @@
-"""Frozen parameters, such as a LoRA base model, stored once for all checkpoints.
-
-``frozen-<digest>.pt`` is hard-linked from another checkpoint. Present parameters with the same digest replace an
-unreadable one. If the digest changes, ``training.pt`` holds the parameters again.
-"""
+"""Frozen parameters, such as a LoRA base model, stored once and hard-linked for all checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ class FrozenBase:
         self._is_over = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
-        """Separate the frozen parameters, whose digests ``run`` may hold."""
         names = {} if self._is_over else _frozen_names(parts, states)
         if not names:
             return Split(states)
@@ -59,7 +54,6 @@ class Split:
         self.file = f"frozen-{digest}.pt"
 
     def link(self, directory: Path) -> bool:
-        """Hard-link another checkpoint's file, or return False."""
         for other in sorted(directory.parent.glob(f"step-*/{self.file}"), reverse=True):
             with contextlib.suppress(OSError):
                 os.link(other, directory / self.file)
@@ -68,7 +62,6 @@ class Split:
 
 
 def file_of(states: Mapping[str, Any]) -> str:
-    """Return the frozen parameters' file name, or ""."""
     return f"frozen-{states[REFERENCE]['digest']}.pt" if REFERENCE in states else ""
 
 
@@ -79,7 +72,6 @@ def join(states: dict[str, Any], frozen: Mapping[str, Any]) -> None:
 
 
 def present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the present parameters if their digest is that of the frozen ones."""
     names: Names = states[REFERENCE]["names"]
     present = {part: parts.by_name[part].state_dict() for part in names if part in parts.by_name}
     if any(part not in present or not set(members) <= present[part].keys() for part, members in names.items()):

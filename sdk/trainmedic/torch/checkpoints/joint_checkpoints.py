@@ -1,7 +1,7 @@
 """Checkpoints that all ranks write and load together in a shared directory.
 
-``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. Loading restores only after every rank has
-read everything. All ranks make the same calls in the same order.
+``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. All ranks make the same calls in the same
+order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 NewGroup = Callable[[str], Group]
-"""Returns a group of all ranks, which pass the same names."""
 
 
 class JointContents(Protocol):
@@ -41,7 +40,7 @@ class JointContents(Protocol):
     """True if each rank has the whole training, except for differences."""
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the common part and this rank's. ``run`` is the run's own state, with its differences by rank."""
+        """Return the common part and this rank's. ``run``: the run's own state, with its differences by rank."""
         ...
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
@@ -51,22 +50,20 @@ class JointContents(Protocol):
     def write(self, path: Path, content: Any) -> None: ...
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
-        """Check readability and return `read`'s input, without other ranks. Raises UnusableCheckpoint."""
+        """Check readability and return `read`'s input, on this rank alone. Raises UnusableCheckpoint."""
         ...
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
-        """Read everything into memory, changing nothing. Raises UnusableCheckpoint."""
+        """Read into memory, changing nothing. Raises UnusableCheckpoint."""
         ...
 
-    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        """Restore the output of `read`."""
-        ...
+    def restore(self, content: Any, parts: StateParts, own: Any) -> None: ...
 
 
 @runtime_checkable
 class BackgroundContents(JointContents, Protocol):
     def use_group_of_its_own(self) -> None:
-        """Write with another process group than the training's. Every rank calls it."""
+        """Write with a separate process group. Every rank calls it."""
         ...
 
     def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]: ...
@@ -77,7 +74,7 @@ class UnitedContents(JointContents, Protocol):
     """Contents that another number of ranks can read."""
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the own part for each rank. Raises UnusableCheckpoint."""
+        """Return each rank's own part. Raises UnusableCheckpoint."""
         ...
 
 
@@ -102,7 +99,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
         """Called on rank 0 with the checkpoint to continue from."""
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the states to compare between ranks, or None."""
         return self._contents.comparable(parts)
 
     def write_beside_training(self) -> None:
@@ -137,7 +133,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
         write_file(unfinished / _file_of(self._rank), own)
 
     def _finish(self, unfinished: Path, path: Path, step: int, **more: Any) -> str:
-        """Rename and mark a written checkpoint on rank 0; return the mark's time."""
         files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
         unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
         if unseen:
@@ -189,7 +184,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
-        """Read this rank's file, or derive it from rank 0's."""
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         if ranks == self._world_size:
@@ -263,7 +257,6 @@ class JointOwnCheckpoints:
 
 
 def _health_of_all(own: Any, group: Group) -> Any:
-    """Return rank 0's health; ``finite`` holds for all ranks."""
     if not isinstance(own, dict):
         return None
     finite = [report for report in group.poll(own.get("finite")).values() if report is not None]

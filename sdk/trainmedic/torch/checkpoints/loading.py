@@ -1,8 +1,4 @@
-"""Loading of the first intact checkpoint, the same on all ranks.
-
-Every rank verifies digests. After a difference an older checkpoint is tried; without one the training ends on all ranks
-(`HalfLoaded`).
-"""
+"""Loading of the first intact checkpoint, the same on all ranks. Without one the training ends (`HalfLoaded`)."""
 
 from __future__ import annotations
 
@@ -34,7 +30,6 @@ class LoadedCheckpoint:
     kept: KeptState | None
     """The run's own state, or None."""
     unusable: list[str]
-    """Faults of the checkpoints tried before it."""
     verified: Mapping[str, Any]
     """The answer's ``verified.parameters``."""
 
@@ -44,7 +39,7 @@ class CheckpointLoading:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first intact checkpoint. All errors but HalfLoaded mean that no rank has changed."""
+        """Load the first intact checkpoint. After any error but HalfLoaded no rank has changed."""
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
@@ -68,7 +63,7 @@ class CheckpointLoading:
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
         """Confirm the load on all ranks; return the differences by rank.
 
-        Raises HalfLoaded if a rank failed; ``fault`` is this rank's reason.
+        Raises HalfLoaded if a rank failed.
         """
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
@@ -84,7 +79,6 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
-        """Load on this rank. Return the run's own state, the digests' comparison, and the error."""
         training = self._training
         assert training.storage is not None
         try:
@@ -115,7 +109,7 @@ def _broken(why: str) -> HalfLoaded:
 
 
 def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that puts the present group tensors back after a load, with the loaded values.
+    """Return a function that restores the group tensors' identity after a load.
 
     The loop may hold one, such as a learning rate for ``torch.compile``.
     """

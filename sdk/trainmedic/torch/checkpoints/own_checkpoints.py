@@ -28,15 +28,12 @@ _NEAR = timedelta(minutes=1)  # between the user's time and that of the call
 
 @dataclass(frozen=True)
 class _KeptHealth:
-    """Recorded when the user's function wrote a checkpoint."""
-
     step: int
     began: datetime
     saved: datetime
     health: Any
 
     def is_of(self, checkpoint: SavedCheckpoint) -> bool:
-        """Return whether it is that checkpoint's."""
         return checkpoint.step == self.step and self.began - _NEAR <= checkpoint.at <= self.saved + _NEAR
 
     def to_json(self) -> list[Any]:
@@ -78,7 +75,6 @@ class OwnCheckpoints:
         self._abandoned = self._recall()
         self._kept_health = self._recall_health()
         self.writes_files = True
-        """True if this process writes into ``directory``."""
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         return [
@@ -115,7 +111,7 @@ class OwnCheckpoints:
             checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
-        """Delete nothing: the checkpoints are the user's."""
+        """Delete nothing."""
 
     def _with_health(self, checkpoint: SavedCheckpoint) -> SavedCheckpoint:
         if checkpoint.health is not None:

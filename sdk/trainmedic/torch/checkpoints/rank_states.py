@@ -1,7 +1,7 @@
-"""Differences between the ranks' states in a training whose ranks hold copies of most of the state.
+"""Differences between ranks that hold copies of most of the state, such as Muon's momentum, hand-made ZeRO-1 shares,
+and buffers.
 
-Examples are Muon's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare the digests of all
-leaves (values in nested mappings). A checkpoint stores rank 0's states, and the leaves in which other ranks differ.
+A checkpoint stores rank 0's states, and other ranks' differing leaves (values in nested mappings).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RankState:
     own: tuple[Path, ...]
     """Leaves that rank 0 lacks or has with another value."""
     digests: Mapping[str, str]
-    """By leaf path as text, of this rank's `parts`."""
+    """Digests of this rank's `parts`, by leaf path as text."""
     from_rank_0: tuple[str, ...] = ()
     """Parts that differ by a fault."""
 
@@ -43,7 +43,7 @@ class RankState:
 
     @classmethod
     def of(cls, members: Any) -> RankState | None:
-        """Parse the output of `plain`, None for an earlier release's."""
+        """Parse `plain`'s output; None for an earlier release's."""
         if not isinstance(members, Mapping):
             return None
         paths = tuple(tuple(path) for path in members["own"])
@@ -61,7 +61,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare this rank's states with rank 0's, on every rank. None if the ranks cannot agree."""
+    """Compare this rank's states with rank 0's, on every rank. None if they cannot agree."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -84,7 +84,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return the content of this rank's file: all states if the differences are unknown (`state` is None)."""
+    """Return this rank's file; all states if the differences are unknown (None)."""
     held = dict(leaves(states))
     if state is None:
         own = list(held) if rank else []
@@ -95,7 +95,7 @@ def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dic
 
 
 def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Change rank 0's states into another rank's, whose `own_of` is `own`."""
+    """Change rank 0's states into those of the rank whose `own_of` is `own`."""
     present = set(own["paths"])
     for path, _ in [leaf for leaf in leaves(states) if leaf[0][0] in own["parts"]]:
         if _text(path) not in present:
@@ -108,7 +108,7 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
-    """Return the leaves of all ranks' files in one, or None if two ranks differ in a leaf.
+    """Return all ranks' leaves, or None if two ranks differ in one.
 
     Communication hooks are ignored: they restart in each process.
     """
@@ -124,7 +124,6 @@ def can_unite(states: Sequence[RankState], part: str) -> bool:
 
 
 def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
-    """Return why another number of ranks cannot continue with a part."""
     what = "what optimizers keep in attributes" if part == ATTRIBUTES else f"the state of {part}"
     return (
         f"{what} in {checkpoint} belongs to each of its {written_by} ranks, so that another number of ranks cannot "
@@ -133,7 +132,6 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
 
 
 def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
-    """Return digests of a part by leaf path."""
     values: dict[str, set[str]] = {}
     for state in states:
         for text, digest in state.digests.items():
@@ -153,7 +151,6 @@ def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, s
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]:
-    """Return a text and the indexes of its tensors in `tensors`."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not hasattr(value, "to_local"):
         tensors.append(value.detach())
         return f"tensor {tuple(value.shape)}", [len(tensors) - 1]

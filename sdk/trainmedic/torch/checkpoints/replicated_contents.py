@@ -1,4 +1,4 @@
-"""Checkpoint contents of a training that each rank has whole (DDP), except for differences by rank."""
+"""Checkpoint contents of a training that each rank has whole (DDP)."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class ReplicatedContents:
 
 
 def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return this rank's own state with the digests of what was saved for it; after a fault rank 0's (``first``).
+    """Return this rank's own state with its digests; after a fault rank 0's (``first``).
 
-    Raises UnusableCheckpoint if an earlier release saved rank 0's only and this rank's differed.
+    Raises UnusableCheckpoint for an earlier release's differing state.
     """
     mine: Mapping[str, Any] = file["run"]
     digests = mine.get("digests")
@@ -78,15 +78,12 @@ def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> 
 
 
 def differs(first: Mapping[str, Any]) -> bool:
-    """Return whether a part differs by rank."""
     state = RankState.of(first["run"].get("rank_state"))
     return state is not None and bool(state.parts)
 
 
 def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
-    """Return the united differences and their digests. Buffers and ``also`` become rank 0's. Raises
-    UnusableCheckpoint.
-    """
+    """Return the united differences and their digests. Raises UnusableCheckpoint."""
     first = files[0]["run"]
     state = RankState.of(first.get("rank_state"))
     if state is None or not state.parts:
@@ -117,7 +114,6 @@ def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> 
 
 
 def _held_here(digests: Mapping[str, str], parts: StateParts) -> dict[str, str]:
-    """Return the digests of this rank's share."""
     held = dict(digests)
     for name, part in parts.optimizers().items():
         if is_zero_redundancy(part):

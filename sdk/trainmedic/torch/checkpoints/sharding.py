@@ -1,7 +1,6 @@
-"""Checkpoint contents with sharded parameters, as by ``fully_shard`` (FSDP).
+"""Checkpoint contents with sharded parameters (FSDP).
 
-``torch.distributed.checkpoint`` writes shards of parameters and optimizer states into ``sharded/``. Each rank's file
-has the rest, with unsharded tensors that differ.
+``sharded/`` has shards of parameters and optimizer states; each rank's file has the rest.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class ShardedContents:
         return {**_not_spread(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
 
     def use_group_of_its_own(self) -> None:
-        """Implement `BackgroundContents`."""
         self._group = dist.new_group(backend="gloo", timeout=_WRITING)
 
     def write(self, path: Path, content: Any) -> None:
@@ -172,7 +170,7 @@ class ShardedContents:
         return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
 
     def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
-        """Return unsharded leaves that differ by rank; ``torch.distributed.checkpoint`` writes only one rank's."""
+        """Return differing unsharded leaves; ``torch.distributed.checkpoint`` writes only one rank's."""
         if run is None:
             return []
         state = RankState.of(run.get("rank_state"))
@@ -222,7 +220,7 @@ def _sizes(groups: Any) -> list[int]:
 
 
 def _copied(held: Any) -> Any:
-    """Return tensors of the same shape in host memory; shards stay shards."""
+    """Copy tensors to host memory; shards stay shards."""
     if isinstance(held, Mapping):
         return {name: _copied(value) for name, value in held.items()}
     return held.detach().to("cpu", copy=True) if isinstance(held, torch.Tensor) else held

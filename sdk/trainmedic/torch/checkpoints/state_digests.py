@@ -1,6 +1,6 @@
-"""Digests of all that verification compares: parameters, optimizer states and attributes.
+"""Digests of parameters, optimizer states and attributes.
 
-A nonstandard optimizer's state is read from its ``state_dict``, not by parameter.
+A nonstandard optimizer's state is read from its ``state_dict``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
 _FORM = ":"
-"""Separator after a nonstandard optimizer's name in a digest's name; ``.`` follows other names."""
+"""Separator after a nonstandard optimizer's name; ``.`` follows others."""
 
 
 def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
@@ -34,7 +34,7 @@ def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> di
 
 
 def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return tensors and numbers that are not stored by parameter."""
+    """Return tensors and numbers not stored by parameter."""
     tensors: dict[str, torch.Tensor] = {}
     for name, part in parts.of_optimizers().items():
         if not is_standard(part):
@@ -48,7 +48,7 @@ def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict
 def compare_with(kept: Digests, parts: StateParts) -> DigestComparison:
     """Compare the loaded parts with the saved digests.
 
-    Attributes unchanged at the save or omitted by `StateParts.restore` are ignored.
+    Attributes that `StateParts.restore` omitted are ignored.
     """
     left_out = tuple(f"{ATTRIBUTES}.{name}" for name in parts.not_restored)
     kept = {name: digest for name, digest in kept.items() if not name.startswith(left_out)} if left_out else kept

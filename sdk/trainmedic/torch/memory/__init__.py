@@ -1,1 +1,1 @@
-"""In-memory checkpoints, and their copies on other nodes."""
+"""In-memory checkpoints, and copies on other nodes."""

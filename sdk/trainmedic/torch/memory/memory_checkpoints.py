@@ -1,7 +1,6 @@
 """Copies of the training state in host memory every few steps.
 
-Training waits only for the copy; checksum and completion mark follow in the background. A checkpoint counts if every
-rank has its part.
+Training waits only for the copy. A checkpoint counts if every rank has its part.
 """
 
 from __future__ import annotations
@@ -46,10 +45,9 @@ NewGroup = Callable[[str], Group]
 
 @dataclass(frozen=True)
 class Course:
-    """Identity of a course; parts of different ones are never combined."""
+    """Identity of a course. Parts of different ones are never combined."""
 
     name: str
-    """New for each start of the processes."""
     turn: int = 0
 
     def set_id(self, step: int) -> str:
@@ -61,7 +59,7 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
-    """Copies on other nodes. ``drop`` forgets later steps."""
+    """Copies on other nodes."""
 
     def drop(self, step: int) -> None: ...
 
@@ -101,7 +99,6 @@ class MemoryCheckpoints:
         self.course, self.pool, self.replicas = course, pool, replicas
 
     def next_due(self, step: int) -> int:
-        """Return the next step for `save`, or `NEVER`."""
         return NEVER if self.pace.is_over else self.cadence.next_due(step)
 
     def save(
@@ -112,7 +109,7 @@ class MemoryCheckpoints:
         health: Callable[[], CheckpointHealth],
         step_seconds: float | None,
     ) -> None:
-        """Copy the state; log failures. All ranks call it at the same steps and agree on the interval.
+        """Copy the state; log failures. All ranks call it at the same steps.
 
         ``run`` returns the run's own part.
         """
@@ -137,7 +134,7 @@ class MemoryCheckpoints:
     def copy(
         self, step: int, parts: StateParts, run: Mapping[str, Any], health: CheckpointHealth, holds: bool = False
     ) -> Slot | None:
-        """Copy into a slot, completed in the background; None without a free one. ``holds``: the caller releases it."""
+        """Copy into a slot; None without a free one. ``holds``: the caller releases it."""
         pool = self.pool
         if pool is None or not self._works:
             return None
@@ -173,7 +170,6 @@ class MemoryCheckpoints:
         return slot
 
     def _judged(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Return the indexes of tensors that must be finite, cached by layout."""
         if self._judging[0] is not snapshot.places:
             try:
                 judged = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
@@ -184,9 +180,7 @@ class MemoryCheckpoints:
         return self._judging[1]
 
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
-        """Return the last rollback's checkpoint, until training passes the step before it, and those being copied to
-        other nodes.
-        """
+        """Return the checkpoints of the last rollback and those being copied to other nodes."""
         every = self.cadence.replica_steps
         marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
         kept = {mark.set_id for mark in [mark for mark in marks if every and mark.step % every == 0][-COPIED:]}
@@ -254,7 +248,6 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the run's own part, with digests of the copy, which the checksum proves."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run
@@ -264,7 +257,7 @@ class MemoryCheckpoints:
             return run
 
     def wait_until_whole(self, slot: Slot, step: int) -> SlotMark:
-        """Wait for the copy in a held slot. Raises UnusableCheckpoint."""
+        """Wait for a held slot's copy. Raises UnusableCheckpoint."""
         self.background.settle(_PATIENCE)
         mark = slot.mark
         if mark is None or mark.step != step:
@@ -272,7 +265,7 @@ class MemoryCheckpoints:
         return mark
 
     def views(self, slot: Slot, mark: SlotMark, parts: StateParts) -> Mapping[str, Any]:
-        """Return the state in a held slot, which shares its memory."""
+        """Return a held slot's state, sharing its memory."""
         meshes = self._contents.meshes(parts)
         state: Mapping[str, Any] = snapshots.read(slot.memory, mark.structure, mark.size, meshes, copies=False)
         return state
@@ -319,7 +312,6 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
-    """Return views of a slot, cached by layout; without a snapshot the cached ones."""
     places, views = slot.cache or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

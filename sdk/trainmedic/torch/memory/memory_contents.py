@@ -1,4 +1,4 @@
-"""Contents of an in-memory checkpoint: everything that a rank holds."""
+"""Contents of an in-memory checkpoint."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from trainmedic.torch.tensor_names import plain_name
 
 class MemoryContents(Protocol):
     def meshes(self, parts: StateParts) -> Sequence[Any]:
-        """Return possible device meshes, in the same order in each process."""
+        """Return device meshes, in the same order in each process."""
         ...
 
-    def held(self, parts: StateParts) -> Any:
-        """Return states that share memory with the parts."""
-        ...
+    def held(self, parts: StateParts) -> Any: ...
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
         """Return why `held` cannot be restored, or ""."""
         ...
 
     def tensors(self, parts: StateParts, held: Any) -> Mapping[str, torch.Tensor]:
-        """Return parameters and optimizer states by digest name. Raises LookupError or TypeError for another
-        structure.
-        """
+        """Return tensors by digest name. Raises LookupError or TypeError for another structure."""
         ...
 
     def put_back(self, parts: StateParts, held: Any) -> None: ...

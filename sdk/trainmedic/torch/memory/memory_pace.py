@@ -1,4 +1,4 @@
-"""Interval by the cost on the slowest rank."""
+"""Interval of in-memory checkpoints by the cost on the slowest rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATIENCE = 60.0  # seconds that ranks wait for each other
 class MemoryPace:
     def __init__(self, job: str, world_size: int, new_group: Callable[[str], Group], cadence: MemoryCadence) -> None:
         self.is_over = False
-        """True if not every rank can make copies any more."""
+        """True if some rank cannot make copies any more."""
         self.replica_seconds = 0.0
         self._job = job
         self._world_size = world_size
@@ -54,7 +54,7 @@ class MemoryPace:
         self._cadence.space_replicas(step_seconds, self.replica_seconds)
 
     def _agree(self, cost: float | None, step_seconds: float | None, works: bool) -> tuple[float | None, float | None]:
-        """Return the largest figures, None if a rank has none. If a rank cannot copy, all stop."""
+        """Return all ranks' largest figures, None if one has none."""
         mine = {"cost": cost, "step": step_seconds, "works": works, "replica": self.replica_seconds}
         try:
             figures = self._new_group("memory-pace").poll(mine, _PATIENCE)

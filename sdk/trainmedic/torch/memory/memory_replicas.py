@@ -1,4 +1,4 @@
-"""Copies of another node's newest in-memory checkpoints, and a server for this rank's own.
+"""Copies of another node's in-memory checkpoints, and a server for this rank's own.
 
 All ranks copy the same steps.
 """
@@ -27,8 +27,6 @@ _PERIOD = 1.0  # seconds between two checks
 
 
 class MemoryReplicas:
-    """Copies of ``wards``' checkpoints, in this node's directory."""
-
     def __init__(self, memory: MemoryCheckpoints, rank: int, node: Path, secret: bytes) -> None:
         self._memory = memory
         self._rank = rank
@@ -46,7 +44,6 @@ class MemoryReplicas:
         return self._server.address
 
     def fetch(self, address: Address, mark: SlotMark, slot: Slot) -> SlotMark | None:
-        """Fetch a checkpoint into `slot`, or None."""
         request = {"set_id": mark.set_id, "rank": mark.rank}
 
         def memory_for(fetched: SlotMark) -> memoryview:
@@ -148,7 +145,6 @@ class MemoryReplicas:
 
     @contextmanager
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
-        """Find a checkpoint of any process on this node, before training."""
         for file, mark in memory_slots.surviving(self._node):
             if mark.set_id == set_id and mark.rank == rank:
                 yield mark, memoryview(memory_slots.mapped(file, mark))

@@ -1,7 +1,4 @@
-"""Start of in-memory checkpoints, with those that an earlier process left.
-
-The ranks exchange what they have; complete checkpoints are restored into slots.
-"""
+"""Start of in-memory checkpoints, with those that an earlier process left."""
 
 from __future__ import annotations
 
@@ -39,22 +36,18 @@ class Memory:
     """Options of in-memory checkpoints for `trainmedic.torch.attach`. Raises ConfigurationError."""
 
     every: int | Literal["auto"] = "auto"
-    """Steps between two checkpoints; raised if they would cost more than ``share``. ``"auto"``: as few as ``share``
-    allows.
-    """
+    """Steps between checkpoints, raised to respect ``share``. ``"auto"``: as few as it allows."""
     keep: int = 4
     """Number kept, at distances that grow with age; one more slot is written to."""
     limit: int | None = None
-    """Most bytes on each rank. None: its part of half the node's available memory."""
+    """Bytes per rank. None: its part of half the available memory."""
     share: float | None = None
-    """Average share of a step that training may wait, such as 0.01. None: 0.8 % of a step of 10 ms, falling to 0.15 %
-    from 100 ms on.
-    """
+    """Share of a step that training may wait. None: 0.8 % for 10 ms, falling to 0.15 % from 100 ms on."""
 
     asynchronous: bool = False
-    """True writes the checkpoints of ``checkpoint_every`` to disk in the background, from a copy."""
+    """True writes ``checkpoint_every``'s checkpoints in the background."""
     replica_every: float | None = None
-    """Minimum seconds between copies of a rank's newest checkpoint to another node. None: no copies."""
+    """Seconds between copies to another node. None: no copies."""
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("keep", self.keep), ("limit", self.limit)):
@@ -94,9 +87,9 @@ class MemoryStart:
         self._replicas: MemoryReplicas | None = None
 
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
-        """Reserve memory and restore what an earlier process left, unless ``newest_step`` is None.
+        """Reserve memory and restore what an earlier process left.
 
-        ``newest_step`` returns the disk's; only later ones are fetched from other nodes.
+        ``newest_step`` returns the disk's; only later ones are fetched from other nodes. None restores nothing.
         """
         if self._lock is not None:  # from a failed start
             self._lock.release()
@@ -163,7 +156,6 @@ class MemoryStart:
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
-        """Return each rank's node, and the serving ranks' addresses."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:
@@ -184,14 +176,12 @@ class MemoryStart:
             log.warning("%s: no copies on other nodes: no port is available: %s", self._job, error)
 
     def _remnants(self, group: Group, directory: Path | None, tells: bool) -> list[Remnant]:
-        """Return all nodes' checkpoints; one rank of each reports."""
         mine: list[dict[str, Any]] = []
         if directory is not None and tells:
             mine = [Remnant(self._node, str(file), mark).to_json() for file, mark in memory_slots.surviving(directory)]
         return [Remnant.of_json(fields) for listed in group.poll(mine).values() for fields in listed]
 
     def _open(self, training: str | None, rank: int) -> Path | None:
-        """Return this node's directory with this rank's lock, or None."""
         if training is None:
             return None
         try:
@@ -214,7 +204,6 @@ class MemoryStart:
         return int(available * _SHARE) // neighbours
 
     def _take_up(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
-        """Make this rank's part a slot; log failures."""
         try:
             file = Path(remnant.file)
             if remnant.node != self._node:
@@ -255,7 +244,6 @@ class MemoryStart:
 
 
 def complete_sets(remnants: Iterable[Remnant], ranks: int) -> list[dict[int, Remnant]]:
-    """Return complete checkpoints by rank, newest first."""
     sets: dict[str, dict[int, Remnant]] = {}
     for remnant in remnants:
         mark = remnant.mark

@@ -1,4 +1,4 @@
-"""Serialization of a training state: tensors, or this rank's shards, then their pickled structure."""
+"""Serialization of a training state: this rank's tensors, then their pickled structure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Consecutive places of tensors."""
-
     def __init__(self) -> None:
         self.places: list[Place] = []
         self.ends: list[int] = []
@@ -72,7 +70,7 @@ class Snapshot:
         return self.begins + len(self.structure)
 
     def copy(self, memory: mmap.mmap, views: Sequence[torch.Tensor], non_blocking: bool = False) -> None:
-        """Copy everything into `memory`, whose `views_of` is ``views``."""
+        """Copy into `memory`, whose `views_of` is ``views``."""
         for view, tensor in zip(views, self.tensors, strict=True):
             view.copy_(tensor, non_blocking=non_blocking)
         memory[self.begins : self.size] = self.structure
@@ -85,7 +83,7 @@ class SnapshotTaker:
         self._table: tuple[tuple[Place, ...], bytes] = ((), pickle.dumps(()))
 
     def take(self, state: Any) -> Snapshot:
-        """Pickle `state` and place its tensors. Raises pickling errors."""
+        """Pickle the structure and place the tensors. Raises pickling errors."""
         buffer = io.BytesIO()
         packer = _Packer(buffer, self._layout, self._meshes)
         packer.dump(state)
@@ -102,9 +100,9 @@ def views_of(memory: Buffer, places: Iterable[Place]) -> list[torch.Tensor]:
 
 
 def read(memory: Buffer, begins: int, size: int, meshes: Sequence[Any] = (), copies: bool = True) -> Any:
-    """Return the state; raises one of UNREADABLE. Without ``copies`` the tensors share ``memory``.
+    """Return the state, which must be this user's own because it is unpickled. Raises one of UNREADABLE.
 
-    It is unpickled, so it must be this user's own.
+    Without ``copies`` the tensors share ``memory``.
     """
     structure = io.BytesIO(memoryview(memory)[begins:size])
     places = [Place(*fields) for fields in pickle.load(structure)]  # noqa: S301 - this user's own memory, checked
@@ -188,7 +186,6 @@ def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -
 
 
 def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the stride without gaps, else a contiguous one."""
     if tensor.is_contiguous():
         return tuple(tensor.stride())
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))

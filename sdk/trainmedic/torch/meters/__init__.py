@@ -1,1 +1,1 @@
-"""Step time, waiting and gradients, measured without device synchronization."""
+"""Step time, waiting and gradients, without device synchronization."""

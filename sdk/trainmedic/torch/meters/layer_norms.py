@@ -1,4 +1,4 @@
-"""Gradient norms of the layers where they are largest, to show where a training diverges.
+"""Gradient norms of the layers where they are largest.
 
 Non-finite gradients spread from output to input, so layers near the output come first.
 """
@@ -22,7 +22,7 @@ _NEVER = float("inf")
 
 
 class LayerNorms:
-    """Measures ``models`` before ``optimizers`` step, if requested, on rank 0."""
+    """Measures ``models`` before ``optimizers`` step, on rank 0."""
 
     def __init__(self, models: Iterable[Any], optimizers: Iterable[Any], medic: Medic) -> None:
         self._progress = medic.progress
@@ -35,7 +35,6 @@ class LayerNorms:
         ]
 
     def measure(self) -> None:
-        """Measure if due."""
         now = time.monotonic()
         if now < self._due_at:
             return
@@ -60,7 +59,6 @@ class LayerNorms:
 
 
 def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
-    """Return the trained parameters by layer, from output to input."""
     layers: dict[str, list[nn.Parameter]] = {}
     for model in models:
         if isinstance(model, nn.Module):
@@ -71,7 +69,7 @@ def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
 
 
 def layer_of(name: str) -> str:
-    """Return a parameter's layer: its name up to the first number (``model.layers.7``), else its module."""
+    """Return a parameter's name up to the first number (``model.layers.7``), else its module's."""
     parts = [part for part in name.split(".")[:-1] if part not in ("module", "_orig_mod", "_fsdp_wrapped_module")]
     for index, part in enumerate(parts):
         if part.isdigit():
@@ -86,5 +84,4 @@ def _unwrapped(optimizer: Any) -> Any:
 
 
 def _local(gradient: Any) -> torch.Tensor:
-    """Return the gradient or this rank's shard."""
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[no-any-return]

@@ -1,8 +1,7 @@
 """Waiting time for other ranks in FSDP.
 
 FSDP gathers the next layer during computation, so only unhidden time counts: on a CPU the time in collectives, on CUDA
-stalls of the compute stream. PyTorch lacks hooks, so methods of `fully_shard`'s parameter groups and functions of
-`FullyShardedDataParallel` are wrapped.
+stalls of the compute stream.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ _FLAT_GATHERING = "_all_gather_flat_param"
 _FLAT_SUMS = ("_reduce_grad", "_reduce_grad_no_shard")
 """Summing functions of `FullyShardedDataParallel` on a CPU."""
 _CUDA_EVERY = 4
-"""Steps per measured one: a hundred layers need hundreds of events."""
+"""A hundred layers need hundreds of events."""
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
-"""Measurements by waiting `FullyShardedDataParallel`."""
 
 
 class ShardedWaits:
@@ -49,7 +47,6 @@ class ShardedWaits:
         self._depth = 0
         self._has_waited = False
         self._is_hidden = False
-        """True if a wait was not measured."""
         self._wrapped: list[tuple[Any, str]] = []
         self._changed: list[tuple[Any, type]] = []
         self._flat: list[Any] = []
@@ -57,7 +54,7 @@ class ShardedWaits:
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
-        """Return the measurement if only FSDP shards the model, over all ranks, or None."""
+        """Return the measurement, or None unless only FSDP shards the model, over all ranks."""
         flat = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
         groups = list(_groups_of(model))
         # With both kinds, other parallelism, or reduction by the loop, ranks wait in places that are not measured. The
@@ -175,14 +172,12 @@ def _all_are_sharded(model: nn.Module) -> bool:
 
 
 def _spans(group: Any, world_size: int) -> bool:
-    """Return whether all ranks and only FSDP shard the group."""
     mesh = group.mesh_info.mesh
     meshes = [getattr(each.sharded_param, "device_mesh", None) for each in group.fsdp_params]
     return bool(mesh.size() == world_size) and all(each is not None and each.ndim == mesh.ndim for each in meshes)
 
 
 def _is_of(module: FullyShardedDataParallel, world_size: int) -> bool:
-    """Return whether all ranks share or replicate its parameters."""
     between = getattr(module, "_inter_node_pg", None)
     return module.world_size * (between.size() if between is not None else 1) == world_size
 
@@ -195,7 +190,7 @@ def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
 
 
 def _is_passing(name: str) -> bool:
-    """Wrap a waiting function once; False if PyTorch lacks it."""
+    """False if PyTorch lacks it."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False

@@ -1,4 +1,4 @@
-"""Parts of the step time, and trained tokens, for the next report. Training thread only."""
+"""Parts of the step time, and trained tokens. Training thread only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class StepMeter:
         self._tokens += tokens_in(batch)
 
     def start_waiting(self) -> None:
-        """Record that the loop starts to wait for other ranks."""
         self._waits.start()
 
     def stop_waiting(self) -> None:
@@ -48,7 +47,7 @@ class StepMeter:
 
 
 def tokens_in(batch: Any) -> int:
-    """Return a batch's tokens by transformers' keys, without padding; 0 if unknown."""
+    """Count a batch's tokens without padding; 0 if unknown."""
     if isinstance(batch, (list, tuple)) or not isinstance(batch, Mapping):  # checking for a list first is cheaper
         return 0
     try:

@@ -1,7 +1,7 @@
-"""A rank's wait for others in its steps, where measurable without synchronization.
+"""A rank's wait for others, where measurable without synchronization.
 
-`DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass. DeepSpeed adds
-its own (`WaitMeter.add`). Tensor and pipeline parallelism are not measurable.
+`DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass. Tensor and
+pipeline parallelism are not measurable.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ log = logging.getLogger("trainmedic")
 _engine: Any = torch.autograd.Variable._execution_engine
 _MOST_MISSED = 10
 _MOST_LEARNED = 3
-"""Attempts to find a model's last gradient; if it varies, nothing is measured."""
+"""Attempts to find a model's last gradient, which may vary."""
 
 
 class Waits(Protocol):
     stopwatch: Stopwatch
     """Also for waits of the loop."""
 
-    def step_ends(self) -> None:
-        """End the current step."""
+    def step_ends(self) -> None: ...
 
     def seconds_per_step(self) -> float | None:
         """Return the mean of the known steps since the last call; None without any."""
@@ -65,12 +64,10 @@ class WaitMeter:
             self._waits[0].stopwatch.stop()
 
     def step_ends(self) -> None:
-        """End a step, reported or not."""
         for waits in self._waits:
             waits.step_ends()
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean wait of the known steps since the last call, or None."""
         if self._is_alone:
             return 0.0
         seconds = [waits.seconds_per_step() for waits in self._waits]
@@ -172,7 +169,6 @@ class _WrapperWaits:
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
     def _gradients_are_ready(self, parameter: torch.Tensor) -> None:
-        """Start to measure: this rank's gradients are complete, and the wrapper then waits for the sums."""
         self._was_ready = True
         self.stopwatch.start()
         _engine.queue_callback(self._backward_ends)

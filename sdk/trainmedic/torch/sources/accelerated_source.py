@@ -1,9 +1,4 @@
-"""Batch sources for loaders prepared by Hugging Face Accelerate, which distribute batches to ranks and devices.
-
-- Indexed data set: `AcceleratedSource` distributes the batches itself, so that it can go to any batch. It does not use
-  the loader's own state, which is ahead of the batches in use.
-- ``IterableDataset`` or ``dispatch_batches``: `AcceleratedReread` reads the epoch again.
-"""
+"""Batch sources for loaders prepared by Hugging Face Accelerate, whose own state is ahead of the batches in use."""
 
 from __future__ import annotations
 
@@ -55,7 +50,6 @@ class AcceleratedSource(IndexedSource):
         self._end()
 
     def _end(self) -> None:
-        """Unregister the loader from Accelerate's gradient state."""
         if self._is_begun:
             self._is_begun = False
             self._prepared.end()

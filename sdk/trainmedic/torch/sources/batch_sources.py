@@ -1,4 +1,4 @@
-"""Batch sources: interface, and for sequences, iterables and iterators."""
+"""Batch sources for sequences, iterables and iterators, with their interface."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainmedic.torch.sources.sample_order import Position, SkippedRanges
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""Read again to reach a position without random access."""
+"""Batches read again to reach a position without random access."""
 
 
 class BatchSource:
-    """Batches by epoch; ``position`` is the delivered part of the epoch, in batches by default.
+    """Batches by epoch. ``position`` is the delivered part of the epoch, in batches by default.
 
-    Positions in ``skipped`` are never delivered. ``batch_size`` and ``workers`` may be None.
+    Positions in ``skipped`` are never delivered.
     """
 
     kind: str
@@ -35,7 +35,6 @@ class BatchSource:
 
     @property
     def samples_per_batch(self) -> int | None:
-        """Samples in this rank's batches, or None."""
         return self.batch_size
 
     def next(self) -> Any:
@@ -76,7 +75,6 @@ class BatchSource:
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
-        """Return whether `state` is of this kind."""
         return state.get("kind") in (None, self.kind)
 
     def start_epoch(self, epoch: int) -> str:
@@ -90,7 +88,7 @@ class BatchSource:
         """Raise Rejected if so many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip the next ``batches`` batches; return how many are newly skipped."""
+        """Skip batches; return how many are newly skipped."""
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already
@@ -151,8 +149,6 @@ class IteratedSource(BatchSource, ABC):
 
 
 class RereadSource(IteratedSource):
-    """Reads up to ``most`` batches again for a position."""
-
     kind = "Reread"
 
     def __init__(self, source: Any, most: int) -> None:

@@ -1,7 +1,7 @@
 """Batch source for a function that draws batches, such as nanoGPT's ``get_batch``.
 
-CPU generators are seeded by the batch's number during each call, so batch n is always the same. The first is drawn
-twice; a function that returns different ones counts as a stream.
+CPU generators are seeded by the batch's number. The first is drawn twice; a function that returns different ones counts
+as a stream.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class DrawnSource(ForwardSource):
 
 
 def _is_same(batch: Any, other: Any) -> bool:
-    """Return whether two batches are certainly equal."""
     if type(batch) is not type(other):
         return False
     if isinstance(batch, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Detection of loops that fetch a batch during the step before."""
+"""Detection of loops that fetch a batch during the previous step."""
 
 from __future__ import annotations
 

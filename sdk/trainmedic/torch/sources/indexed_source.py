@@ -1,6 +1,6 @@
-"""Batch source for a `DataLoader`, with access to any batch of any epoch.
+"""Batch source for a `DataLoader`, with access to any batch.
 
-Our own loader has the same data set, workers and collation. Workers seed random generators by batch position.
+Workers seed random generators by batch position.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class IndexedSource(BatchSource):
             )
 
     def skip(self, batches: int) -> int:
-        """Skip, also across the end of an epoch."""
+        """Skip, also across epochs."""
         epoch, position = self.epoch, self.position
         size, added = self.batch_size or 1, 0
         while batches:
@@ -162,7 +162,6 @@ class IndexedSource(BatchSource):
             yield self._requested(epoch, begin, end, batch)
 
     def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
-        """Record the batch's end; return its entry, with the position for workers."""
         self._ends.append(end)
         if not self.workers:
             return entry
@@ -179,8 +178,6 @@ class _Entries:
 
 
 class _SeededDataset:
-    """The user's data set in workers, with random generators seeded by batch position."""
-
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))
 

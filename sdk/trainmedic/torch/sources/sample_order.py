@@ -14,13 +14,13 @@ from trainmedic.torch import randomness
 
 _MOST_ENDS = 1000
 Position = int
-"""Entries before it in the epoch's order: samples, or batches of the user's batch sampler."""
+"""Entries before it, in samples or in batches of the user's batch sampler."""
 
 
 class SampleOrder:
     """Order of a `DataLoader` with an indexed data set and a sampler of known length.
 
-    ``batch_size`` is None if each entry is a batch; ``batches`` is False without batching.
+    ``batch_size`` is None if each entry is a batch.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -81,7 +81,6 @@ class SampleOrder:
 
 
 def _members(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler and the samplers in it, outermost first."""
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
@@ -91,7 +90,6 @@ def _members(sampler: Any) -> Iterator[Any]:
 
 
 def _compact(entries: Iterable[Any]) -> Sequence[Any]:
-    """Return 8 bytes per integer entry, if possible."""
     held = list(entries)
     try:
         return array("q", held)
@@ -133,7 +131,7 @@ class SkippedRanges:
             self.add(epoch + 1, 0, beyond)
 
     def count(self, epoch: int, start: Position, entries: int) -> int:
-        """Return the skipped entries among ``entries`` from ``start`` on, across known ends of epochs."""
+        """Count the skipped among ``entries`` from ``start``, across known ends of epochs."""
         counted = 0
         while entries > 0:
             end = min(start + entries, self.ends.get(epoch, start + entries))
@@ -155,7 +153,7 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """Return a state with positions scaled for another number of ranks, or None."""
+    """Scale a state's positions for another number of ranks; None if impossible."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

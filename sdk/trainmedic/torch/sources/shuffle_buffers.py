@@ -1,7 +1,4 @@
-"""Samples that a streamed data set buffers outside its state.
-
-Knows Hugging Face's and WebDataset's shuffling, and observes other buffers in this process.
-"""
+"""Samples that a streamed data set buffers outside its state."""
 
 from __future__ import annotations
 
@@ -42,22 +39,18 @@ def shuffles(loader: Any) -> bool:
 
 
 class BufferWatch:
-    """Changing buffers of a loader's data set."""
-
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._before: Buffers = {}
         self._after_first: Buffers = {}
 
     def batch_read(self, iterator: Any, is_first: bool) -> None:
-        """Record a batch, and the buffers after the first one."""
         if is_first:  # here a buffer looks like a constant list
             self._before, self._after_first = {}, _buffers(self._dataset, iterator)
         else:
             self._before = self._after_first
 
     def held_back(self, iterator: Any, state: Any) -> str:
-        """Return which samples ``state`` lacks, or ""."""
         if shuffles(self._loader):
             return "its shuffle buffer"
         now = _buffers(self._dataset, iterator)

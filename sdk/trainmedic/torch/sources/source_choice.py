@@ -33,7 +33,7 @@ from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSou
 
 
 def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
-    """``seed`` defaults to PyTorch's. Raises ConfigurationError."""
+    """Return the source. ``seed`` defaults to PyTorch's. Raises ConfigurationError."""
     order_seed = torch.initial_seed() if seed is None else seed
     if is_prepared_by_accelerate(loader):
         from trainmedic.torch.sources.accelerated_source import source_of_prepared

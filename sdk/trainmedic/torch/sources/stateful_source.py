@@ -27,7 +27,7 @@ _LAST = 4
 class StatefulSource(IteratedSource):
     """Batches of a loader that keeps its position, itself or in its data set (``keeper``).
 
-    Each iterator starts with its original random numbers, because the state may lack the order.
+    Each iterator starts with its original random numbers.
     """
 
     kind = "Stateful"
@@ -90,7 +90,7 @@ class StatefulSource(IteratedSource):
 class BufferedSource(StatefulSource):
     """Batches of a streamed data set that may buffer samples.
 
-    If its state lacks them, up to ``most`` batches are read again, and the last compared.
+    If its state lacks them, up to ``most`` batches are read again.
     """
 
     def __init__(self, loader: Any, keeper: Any, most: int) -> None:
