@@ -1,7 +1,4 @@
-"""Registry of the built-in actions and those that other packages add by an entry point (``extending``)::
-
-    [project.entry-points."trainmedic.actions"]
-    "acme.page" = "acme_trainmedic.pages:Page"
+"""Registry of the built-in actions and those of entry points (``extending``).
 
 An unusable entry point, or one that would replace an action, is excluded and reported in `Registry.problems` and the
 log.

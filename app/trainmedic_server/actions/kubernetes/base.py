@@ -30,7 +30,6 @@ class Permission(Struct, frozen=True):
 
 
 EVENTS = Permission("", "events", ("create",))
-"""Every action leaves an Event."""
 
 
 class ClusterAction(RetryingAction):
@@ -119,7 +118,6 @@ def because(call: Call, change: str) -> str:
 
 
 def node_of(call: Call) -> str:
-    """Raises PermanentFailure if the target has no node."""
     if call.target.node is None:
         raise PermanentFailure(f"this action needs a node; {call.target.key} has none")
     return call.target.node
