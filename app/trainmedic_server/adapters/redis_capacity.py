@@ -1,4 +1,4 @@
-"""Monitoring of Redis's capacity, with warnings in the log, at ``/ready`` and by a metric."""
+"""Warnings about Redis's capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writer of commands and of acknowledgements of replies: one pipeline per turn of the event loop."""
+"""Writer of commands and of acknowledgements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
-"""Approximate. Receivers delete answered commands."""
+"""Approximate, because receivers delete answered commands."""
 STREAM_SECONDS = 24 * 3600
 _COMMANDS_PER_PIPELINE = 256
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
@@ -41,8 +41,6 @@ class QueuedCommand(Struct):
 
 
 class CommandOutbox:
-    """Sends in order, and retries while Redis is unreachable."""
-
     def __init__(
         self,
         client: Redis,

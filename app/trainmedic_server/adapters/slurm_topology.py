@@ -1,7 +1,6 @@
 """Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain.
 
-The rest between readings grows with the time that they take, for slurmctld's sake. Slurm 26.05 sends lists only if they
-have changed.
+The rest between readings grows with their duration, for slurmctld's sake.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Opaque cursor of a history page, and the tables' form of times. The cursor is a key (creation time, then ID), so that
-new runs never shift pages.
-"""
+"""Cursor of a history page: creation time and ID, so that new runs never shift pages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Time-bounded search for runs by several filters, or by node. Indexes are intersected window by window, going back.
-When time is up, the cursor marks how far the search got.
+"""Time-bounded search for runs by several filters, or by node.
+
+Indexes are intersected window by window, going back. When time is up, the cursor marks how far the search got.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def search(
     seconds: Callable[[], float] = time.monotonic,
     mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
-    """Return the newest rows and the place after which there may be more; None at the end."""
+    """Return the newest rows, and the place after which there may be more."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None

@@ -1,6 +1,7 @@
-"""Session with PostgreSQL, and the lock of the leader. The lock belongs to the writing session, which is never
-reopened: a server whose session has ended cannot write. PostgreSQL ends silent sessions, so a hanging server does not
-block the others permanently.
+"""Session with PostgreSQL, and the lock of the leader.
+
+The lock belongs to the writing session, which is never reopened: a server whose session has ended cannot write.
+PostgreSQL ends silent sessions, so a hanging server does not block the others.
 """
 
 from __future__ import annotations
@@ -80,8 +81,6 @@ def conninfo(url: str) -> str:
 
 
 class LockSession:
-    """Writes while it has the lock. Methods block."""
-
     def __init__(self, connection: psycopg.Connection[Any], url: str, takeover: timedelta) -> None:
         self._connection = connection
         self.url = url
@@ -173,9 +172,7 @@ def take_time(connection: sa.Connection) -> None:
 
 
 def learn_of_tables(connection: sa.Connection) -> None:
-    """Make the statistics of tables without any, as after a restore: without them, PostgreSQL reads whole tables for a
-    few keys.
-    """
+    """Make missing statistics, as after a restore: without them, PostgreSQL reads whole tables for a few keys."""
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
 

@@ -153,7 +153,6 @@ def runs_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def old_run_ids(connection: sa.Connection, before: datetime, limit: int) -> list[str]:
-    """Return closed runs without pending undo."""
     return [row.id for row in connection.execute(_OLD_RUNS, {"before": before, "limit": limit})]
 
 
@@ -163,7 +162,6 @@ def delete_runs(connection: sa.Connection, run_ids: Collection[str]) -> None:
 
 
 def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete alerts without a remaining run."""
     connection = transaction.flushed_connection()
     fingerprints = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
     if fingerprints:

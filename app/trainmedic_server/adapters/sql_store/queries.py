@@ -93,7 +93,7 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
 
 
 def with_groups(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
-    """Return the runs, parents of groups with the counts of their members."""
+    """Add the counts of members to parents of groups."""
     parents = [run.id for run in runs_read if run.is_group]
     if not parents:
         return list(runs_read)

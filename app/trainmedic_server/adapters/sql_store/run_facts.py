@@ -1,4 +1,4 @@
-"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run."""
+"""Facts about runs for the tallies, counted by day in the transaction that writes the run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Return whether the run counts as repeated after one of the same playbook and target within the hour before."""
+    """Return whether the run counts as repeated after a similar one."""
     is_real = run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
     return is_real and run.parent is None and not run.is_limited
 

@@ -1,4 +1,4 @@
-"""`ports.verdicts` on the run store."""
+"""Verdicts on failed jobs."""
 
 from __future__ import annotations
 
