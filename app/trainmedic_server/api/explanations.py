@@ -1,4 +1,4 @@
-"""``POST /explain``: what the server would do about an alert, and why."""
+"""``POST /explain``."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def router(
         test: Annotated[bool, Query(description="Also write a test file.")] = False,
     ) -> Response:
         """Judge alerts as if delivered now, with the present playbooks, guards, locks, controls and topology. Nothing
-        is changed or stored.
+        is stored.
         """
         now = clock.now()
         moment = time_of(at, now) if at else None

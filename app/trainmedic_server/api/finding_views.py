@@ -1,4 +1,4 @@
-"""Models of findings in the API."""
+"""API models of findings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ class FindingAlertView(View):
 
 
 class FindingView(View):
-    """Lines that match a log rule, about one target."""
-
     id: str
     rule: str
     role: Role
@@ -71,8 +69,6 @@ class FindingPage(View):
 
 
 class ExcerptView(View):
-    """Context of the first line in one stream."""
-
     node: str
     source: str
     stream: str
@@ -89,8 +85,6 @@ class FindingDetail(FindingView):
 
 
 class RunFinding(FindingView):
-    """A finding behind a run, with the context of its first line."""
-
     excerpt: ExcerptView | None
 
 
