@@ -82,8 +82,6 @@ class SilenceAlert(_AlertmanagerAction):
 
 
 class ExpireSilence(Irreversible, _AlertmanagerAction):
-    """Ends a silence, even an ended one."""
-
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."
     gives_back: ClassVar[bool] = True

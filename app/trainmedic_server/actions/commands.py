@@ -140,7 +140,7 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     async def _hint(self, target: Target) -> str:
-        """Return the connected job with the most similar name if the target's was never seen, else ""."""
+        """Return a similarly named connected job if the target was never seen, else ""."""
         try:
             known = [] if target.job is None else [presence.name for presence in await self._bus.jobs()]
         except BusUnavailable:

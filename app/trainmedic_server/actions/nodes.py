@@ -151,8 +151,6 @@ MOST_FILESYSTEMS = 100
 
 
 class AlertFilesystem(BaseModel):
-    """Mount point in labels of an alert."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     mountpoint: str = Field(

@@ -115,7 +115,7 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
-    """Return the classes by action name, and a sentence for each excluded entry point."""
+    """Return the classes, and a sentence for each excluded entry point."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:

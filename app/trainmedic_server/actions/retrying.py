@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    """Decision on refusals: final after `REFUSAL_GRACE` without another answer."""
+    """A refusal is final after `REFUSAL_GRACE` without another answer."""
 
     since: datetime | None = None
 

@@ -331,7 +331,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return the ID for an undo, None for the target's."""
+    """Return None for the target's job."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 

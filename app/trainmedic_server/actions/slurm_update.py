@@ -44,7 +44,7 @@ class SlurmUpdateParams(SlurmJobParams):
         return self
 
     def wanted(self, before: JobChange, named: Collection[str]) -> JobChange:
-        """Return the values to set on a job with those of `before`. `named`: NodeNames of exclude_nodes."""
+        """`before` are the job's values, `named` the NodeNames of exclude_nodes."""
         excluded = {*(before.excluded_nodes or ()), *named}
         return JobChange(
             tuple(sorted(excluded)) if self.exclude_nodes else None,
@@ -84,7 +84,7 @@ class SlurmUpdate(JobAction):
         return await self.retry_until_deadline(call, change)
 
     async def _name_of(self, node: str) -> str:
-        """Return the NodeName, or the given name if the node is gone."""
+        """Return the given name if the node is gone."""
         try:
             return (await find_node(self.slurm, node)).name
         except ObjectMissing:
@@ -141,7 +141,7 @@ class SlurmUpdate(JobAction):
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
-    """Return the name of a run's change: two of its steps may change the same job."""
+    """Two steps of a run may change the same job."""
     values = sorted((name, value) for name, value in params.given().items() if name != "job_id")
     digest = hashlib.sha256(repr(values).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"

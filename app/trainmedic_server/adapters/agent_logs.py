@@ -204,7 +204,7 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
-        """Return None if there is no page. The node's answer then has the reason."""
+        """Return None without a page; the answer then has the reason."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),

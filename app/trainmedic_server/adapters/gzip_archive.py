@@ -63,7 +63,7 @@ class GzipArchive:
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the newest file's number and runs, which may still be stored. Raises ArchiveUnavailable."""
+        """Return the newest file's number and runs. Raises ArchiveUnavailable."""
         try:
             number, path = self._newest(at_least)
             return number, [_of_line(line) for line in _lines(path)]

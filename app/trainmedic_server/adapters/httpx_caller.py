@@ -134,7 +134,7 @@ class HttpxCaller:
         return Path(path.strip())
 
     async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
-        """Return each header's value, and the parts of it to redact in the reply."""
+        """Return each header's value, and what to redact in the reply."""
         found: dict[str, tuple[str, Sequence[str]]] = {}
         if bearer is not None:
             token = await self._secret(bearer)

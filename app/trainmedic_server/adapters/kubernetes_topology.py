@@ -175,7 +175,7 @@ def _why_unavailable(node: Object) -> str:
 
 
 def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the labels, those with a unique last part (``rack`` of ``example.com/rack``) also under it."""
+    """Add names without their prefix (``rack`` for ``example.com/rack``) where only one label has them."""
     short: dict[str, list[str]] = {}
     for name, value in labels.items():
         short.setdefault(str(name).rpartition("/")[2], []).append(str(value))

@@ -1,4 +1,4 @@
-"""Runs of a playbook's tests in a process with limited time, memory and output, and without settings and secrets."""
+"""Runs of a playbook's tests in a limited process without settings and secrets."""
 
 from __future__ import annotations
 

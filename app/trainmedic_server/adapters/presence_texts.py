@@ -71,7 +71,7 @@ def digest(raw: bytes) -> bytes:
 
 
 def _without_time(raw: bytes) -> tuple[bytes, str | None]:
-    """Return the text up to its time, and the time. Without one at its end: the whole text and None."""
+    """Return the text up to its time, and the time, None without one."""
     begins_at = raw.rfind(_TIME_BEGINS)
     at = raw[begins_at + len(_TIME_BEGINS) : -len(_TIME_ENDS)]
     if begins_at < 0 or not raw.endswith(_TIME_ENDS) or len(at) > _LONGEST_TIME or b'"' in at or b"\\" in at:

@@ -1,4 +1,4 @@
-"""Redis clients for URLs, with translated errors and one log line per outage."""
+"""Redis clients for URLs, with translated errors."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class RedisOutage:
         self._logged: set[str] = set()
 
     def begin(self, error: BaseException) -> float:
-        """Record a failed call. Return the seconds to wait before the next one."""
+        """Return the seconds to wait before the next call."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.reason = told if isinstance(told, errors.BusExplained) else None
@@ -172,7 +172,7 @@ class RedisOutage:
         self._faults.inc()
 
     def refuse(self, error: BaseException) -> str:
-        """Record that Redis refuses a command. Return the reason without the command's content."""
+        """Return the reason without the command's content."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.refusal = told if isinstance(told, errors.BusExplained) else None

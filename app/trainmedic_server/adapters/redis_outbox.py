@@ -83,7 +83,7 @@ class CommandOutbox:
                     await asyncio.sleep(1)
 
     async def flush(self) -> None:
-        """Send one pipeline. If it fails as a whole, its content stays queued."""
+        """If the pipeline fails as a whole, its content stays queued."""
         self._fence()
         commands = [self._commands.popleft() for _ in range(min(_COMMANDS_PER_PIPELINE, len(self._commands)))]
         acks = [self._acks.popleft() for _ in range(min(_ACKNOWLEDGEMENTS_PER_PIPELINE, len(self._acks)))]

@@ -37,7 +37,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
     envelope.job_presence(""): ("job", job_identity, str),
     notice.launcher_presence(""): ("job", job_identity, notice.job_of_launcher),
 }
-"""By key prefix: the member with the writer's name, its signing identity, and the name in the key."""
+"""Member with the writer's name, its signing identity, and the name in the key, by key prefix."""
 
 
 class _Believed(NamedTuple):
@@ -48,7 +48,7 @@ class _Believed(NamedTuple):
 
 
 class PresenceJudge:
-    """Safe in any thread. ``signer`` is None without a signing key."""
+    """``signer`` is None without a signing key. Safe in any thread."""
 
     def __init__(self, signer: Signer | None, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._signer = signer

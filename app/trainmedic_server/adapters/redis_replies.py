@@ -57,7 +57,7 @@ class ReplyWaiter:
         self.expect(ranks)
 
     def offer(self, reply: Reply) -> bool:
-        """Return whether the reply is the first final one of its rank."""
+        """Return whether this is the first final reply of its rank."""
         if reply.status == EXPIRED and reply.at < self.expires_at:
             # It answers an earlier, shorter sending of this command. Counting it would repeat a still valid command
             # under another ID.
@@ -94,7 +94,7 @@ class ReplyRouter:
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
-        """Return a waiter, also for replies that arrived earlier, as after a restart."""
+        """The waiter also gets replies that arrived earlier, as after a restart."""
         waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at, identity))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
@@ -127,7 +127,7 @@ class ReplyRouter:
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
-        """Route a reply. Return False if it answers another command than the one sent."""
+        """Return False if the reply answers another command than the one sent."""
         if self._is_signed and not reply.is_to_genuine:
             # The author of the refused message can have chosen the ID of the command sent.
             self.discard(entry)

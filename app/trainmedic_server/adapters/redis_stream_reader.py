@@ -1,4 +1,4 @@
-"""The only reader of a consumer group's stream. Delivered entries that were not deleted are read again first."""
+"""The only reader of a consumer group's stream. Undeleted entries are read again first."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _span(
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """`path` is the span's place in the run, `parent` that of the span above, None for the root."""
+    """`path` is the span's place in the run, `parent` that of the span above."""
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
         "traceId": _trace_id(run),
@@ -253,5 +253,5 @@ def _answered_at(answer: Any) -> datetime | None:
 
 
 def _nanoseconds(moment: datetime) -> str:
-    """Return Unix time in nanoseconds as decimal text, OTLP's JSON form of 64-bit integers."""
+    """OTLP's JSON form of 64-bit integers is decimal text."""
     return str((moment - _EPOCH) // timedelta(microseconds=1) * 1_000)

@@ -47,7 +47,7 @@ API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
 _CAN_REQUEUE = frozenset({"v0.0.45"})
 _CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
 _LISTS_CHANGES = frozenset({"v0.0.45"})
-"""Data parsers with a usable ``update_time``: slurmrestd 24.11 fails if nodes have changed and partitions have not."""
+"""slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not."""
 TIMEOUT = timedelta(seconds=20)
 """slurmctld answers late while it schedules thousands of jobs."""
 _BODY_LIMIT = 256 * 1024 * 1024
@@ -60,7 +60,7 @@ _NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 60
 Numbers below 1000 are the system's. -1 states no cause: it comes from a controller under load.
 """
 _AUTH_ERRORS = frozenset({1007, 2002, 9202})
-"""Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
+"""Authentication errors: the token may have expired."""
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 
@@ -206,7 +206,7 @@ class SlurmRest:
         return (await self.job(job_id)).job_id if "+" in job_id else quote(job_id, safe="")
 
     async def _all(self, path: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
-        """Slurm 26.05 sends a list only if it has changed since the last call."""
+        """Slurm 26.05 sends a list only if it has changed."""
         known = self._lists.get(path) if await self._api_version() in _LISTS_CHANGES else None
         answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
         if known is not None and answer is _UNCHANGED:
@@ -295,7 +295,7 @@ def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
-    """Raise if the answer has errors. Number 0 is a remark on an empty result."""
+    """Number 0 is a remark on an empty result, not an error."""
     errors = [each for each in _list(answer, "errors") if each.get("error_number") or status >= 400]
     may_be_done = is_change and status >= 500
     if not errors:
@@ -331,7 +331,7 @@ def _number(value: int) -> dict[str, Any]:
 
 
 def _value(number: object) -> int | None:
-    """Return a number, None if it is unset, infinite, or not a number."""
+    """Return None for a number that is unset or infinite."""
     if isinstance(number, Mapping):
         if not number.get("set") or number.get("infinite"):
             return None
@@ -432,7 +432,7 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
 
 
 def _names_of(answer: Mapping[str, Any]) -> set[str]:
-    """Return all IDs, also ARRAY_TASK of an array's task, and LEADER+OFFSET of a component."""
+    """Include ARRAY_TASK of an array's task, and LEADER+OFFSET of a component."""
     names = {str(answer.get("job_id"))}
     array, task = _value(answer.get("array_job_id")), _value(answer.get("array_task_id"))
     if array and task is not None:

@@ -19,7 +19,7 @@ from trainmedic_server.ports.slurm import NOT_THERE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
 _SHARE = 0.05
-"""Maximum share of the time in which slurmctld works for these readings."""
+"""Maximum share of slurmctld's time for these readings."""
 
 log = telemetry.logger(__name__)
 

@@ -71,7 +71,7 @@ class EnginePort(Protocol):
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """Return what the run does next, None if it is over. Raises StoreUnavailable."""
+        """Return None if the run is over. Raises StoreUnavailable."""
         ...
 
     def leaves_change(self, action: str) -> bool:

@@ -102,7 +102,7 @@ def detail(record: FindingRecord) -> FindingDetail:
 
 
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
-    """Return the first findings that raised these alerts, with excerpts for at most `_MOST_OF_RUN`."""
+    """Only `_MOST_OF_RUN` findings have excerpts."""
     began = {record.alert.fingerprint: record.alert.starts_at for record in alerts}
     of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get(SOURCE) == LOG]
     views: list[RunFinding] = []

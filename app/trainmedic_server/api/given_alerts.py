@@ -124,7 +124,7 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
 
 
 def _status(entry: Mapping[str, Any], now: datetime) -> Any:
-    """Return the webhook's status: resolved once the end is past, as in Alertmanager's API."""
+    """An alert is resolved once its end is past, as in Alertmanager's API."""
     status = entry.get("status")
     if isinstance(status, str):
         return status

@@ -107,7 +107,7 @@ class _Problems:
 
 
 def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
-    """Return the valid and the malformed alerts. Raises PayloadError if none can be used."""
+    """Raises PayloadError if no alert can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()

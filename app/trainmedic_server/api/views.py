@@ -354,7 +354,7 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _deadline_of(run: Run) -> datetime | None:
-    """Return when the present step ends by itself, None if it does not."""
+    """Return None for a step that does not end by itself."""
     if not run.is_open:
         return None
     at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)

@@ -92,7 +92,6 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
 
 
 def line_hash(previous: str, entry: dict[str, Any]) -> str:
-    """Return SHA-256 of the previous hash and of `entry` as JSON with sorted names."""
     ordered = {name: entry[name] for name in sorted(entry)}
     return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
 

@@ -53,7 +53,7 @@ class EventEntry(Struct, frozen=True):
 
 
 def map_event(entries: Sequence[EventEntry], body: Any) -> MappedEvent | None:
-    """Return the result of the first entry whose ``when`` holds, None if none does. Raises PayloadError."""
+    """Return the first entry's result, None if none takes the event. Raises PayloadError."""
     scope = {"body": body}
     return next((entry.mapped(scope) for entry in entries if entry.takes(scope)), None)
 

@@ -203,7 +203,6 @@ def always_true(name: str, value: Any) -> str | None:
 
 
 def bare_variables(tree: SyntaxTree) -> Iterator[str]:
-    """Yield the variables that decide alone about a condition or a part of it."""
     for node in _conditions(tree):
         parts = names.chain(node)
         if parts is not None and len(parts) == 2 and parts[0] == "vars":

@@ -64,7 +64,7 @@ class ClusterAction(RetryingAction):
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
-        """Undo `set_field`. Return the object, the result in words, and whether the value was restored."""
+        """Return the object, the result in words, and whether the value was restored."""
 
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)

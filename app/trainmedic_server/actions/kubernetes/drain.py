@@ -65,7 +65,6 @@ class DrainParams(ActionParams):
 
 class PodSelection(Struct, frozen=True):
     ending: tuple[Object, ...]
-    """To evict, or to wait for."""
     skipped: Mapping[str, int]
     forbidding: Mapping[str, str]
     """Reasons by pod why the drain must not begin."""

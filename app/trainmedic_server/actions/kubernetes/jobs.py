@@ -22,7 +22,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
 COMMAND = "trainmedic.io/command"
-"""Annotation with the command's ID, by which a repeated command finds its Job."""
+"""The command's ID, by which a repeated command finds its Job."""
 POLL_EVERY = timedelta(seconds=2)
 _KEPT_SECONDS = 24 * 3600
 _LONGEST_NAME = 50
@@ -125,7 +125,7 @@ def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 
 def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
-    """Return the Job and its reference, whose name a repeated command derives again."""
+    """Return the Job and its reference; repeated commands get the same name."""
     manifest = params.manifest or {}
     written = manifest.get("metadata") or {}
     metadata = dict(written) if isinstance(written, Mapping) else {}

@@ -26,7 +26,7 @@ METADATA = "trainmedic_question"
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
-"""Characters of a section, a notification and a confirmation. Slack's limits are 3,000 and 300."""
+"""Characters. Slack's limits are 3,000 and 300."""
 
 Block = dict[str, Any]
 

@@ -62,7 +62,7 @@ class SlackQuestions:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._reminded = 0
-        """Newest event with a sent reminder. Earlier ones may be passed here again."""
+        """Newest event with a sent reminder."""
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
@@ -172,7 +172,7 @@ class SlackQuestions:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
-        """Post a reminder below the message, except at the first request, which is the message itself."""
+        """The first request is the message itself."""
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
         for run, step, orders, shown in await self._asked([run_id]):

@@ -41,9 +41,7 @@ class SlackApi:
         return address
 
     async def call(self, method: str, document: Mapping[str, Any], token: str | None = None) -> dict[str, Any]:
-        """Raises ChatRefused if this call is invalid, TemporaryFailure if every call would fail, OutcomeUnknown if it
-        may have been performed.
-        """
+        """Raises ChatRefused if this call is invalid, TemporaryFailure if every call fails, OutcomeUnknown."""
         headers = {
             "Content-Type": "application/json; charset=utf-8",
             "Authorization": f"Bearer {token or self._bot_token}",

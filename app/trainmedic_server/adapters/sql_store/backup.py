@@ -53,7 +53,7 @@ def _taken(target: Path) -> errors.ConfigurationError:
 
 
 def _copy_pages(source: Path, target: Path) -> None:
-    """Copy in one step: a copy in several steps restarts whenever another process writes."""
+    """A copy in several steps would restart whenever another process writes."""
     with (
         closing(sqlite3.connect(_uri(source, "mode=ro"), uri=True, timeout=_BUSY_SECONDS)) as reading,
         closing(sqlite3.connect(target)) as writing,

@@ -56,8 +56,6 @@ Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 class JsonColumn(TypeDecorator[Any]):
-    """JSON as text, never queried inside."""
-
     impl = Text
     cache_ok = True
 

@@ -23,7 +23,7 @@ _REFUSING_STATES = ("22", "23", "54")
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the database failed, rather than rejected its input."""
+    """Return False if the database rejected its input."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)

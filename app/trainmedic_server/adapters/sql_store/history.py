@@ -163,7 +163,6 @@ def _events_of_no_run(
 def _page(
     connection: sa.Connection, matching: HistoryFilter, limit: int, before: Place | None
 ) -> tuple[list[Run], Place | None]:
-    """Return the runs, and the place after which there may be more."""
     mapped = mapped_names(connection, matching)
     if history_search.is_needed(matching):
         rows, place = history_search.search(connection, matching, limit, before, mapped=mapped)

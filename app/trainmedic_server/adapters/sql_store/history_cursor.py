@@ -26,7 +26,7 @@ def encode(created_at: datetime, run_id: str) -> str:
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
-    """Return creation time and ID. Raises ValueError."""
+    """Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

@@ -50,7 +50,6 @@ def page_select(
     before: tuple[datetime, str] | None = None,
     mapped: Collection[str] = (),
 ) -> sa.Select[Any]:
-    """Sort newest first. `mapped` is the result of `mapped_names`."""
     common = list(beside_them(matching, before))
     groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
@@ -130,7 +129,6 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
 
 
 def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
-    """Yield the conditions that combine with any index."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

@@ -57,7 +57,7 @@ def names_postgresql(url: str) -> bool:
 
 
 def conninfo(url: str) -> str:
-    """Return the URL in libpq's form. Raises ConfigurationError."""
+    """Raises ConfigurationError."""
     try:
         import psycopg.conninfo
     except ImportError:
@@ -121,7 +121,6 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
-        """Return whether the session has the lock now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
@@ -217,7 +216,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
-    """Return the lock's key for the schema: locks belong to a database, and each schema can hold a store."""
+    """Locks belong to a database, in which each schema can hold a store."""
     import psycopg
 
     try:

@@ -49,9 +49,7 @@ def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
 def of_alerts(
     connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
 ) -> Iterator[tuple[Identity, Row]]:
-    """Yield each row with its alert's identity. `lookup` returns fingerprint and start first and has the condition
-    `within`.
-    """
+    """Yield each row with its alert's identity. `lookup` returns fingerprint and start first."""
     if not identities:
         return
     distinct = set(identities)
@@ -93,7 +91,6 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
 
 
 def with_groups(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
-    """Add the counts of members to parents of groups."""
     parents = [run.id for run in runs_read if run.is_group]
     if not parents:
         return list(runs_read)

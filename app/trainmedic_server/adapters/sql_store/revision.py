@@ -31,7 +31,7 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def runs_to_migrate(connection: sa.Connection) -> int | None:
-    """Return None if the schema is current or the database is empty."""
+    """Return None if nothing needs a migration."""
     at = current(connection)
     if at in (None, schema.HEAD) or at not in _known():
         return None

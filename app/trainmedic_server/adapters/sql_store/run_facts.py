@@ -26,7 +26,7 @@ def day_of(moment: datetime) -> int:
 
 
 def rounded(seconds: float) -> float:
-    """Round to two digits, to limit the number of distinct values."""
+    """Limit the number of distinct values."""
     return float(f"{seconds:.2g}")
 
 
@@ -41,7 +41,6 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Return whether the run counts as repeated after a similar one."""
     is_real = run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
     return is_real and run.parent is None and not run.is_limited
 

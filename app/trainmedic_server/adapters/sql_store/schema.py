@@ -195,7 +195,7 @@ controls = sa.Table(
     sa.Column("pauses", JsonColumn),
     sa.Column("breaker_closed_at", TimeColumn),
 )
-"""One row, with ID 1. ``paused`` and the next columns summarise ``pauses``, also for an earlier release."""
+"""One row. ``paused`` and the next columns summarise ``pauses``, also for an earlier release."""
 
 time_gaps = sa.Table(
     "time_gaps",

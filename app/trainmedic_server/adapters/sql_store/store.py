@@ -1,4 +1,4 @@
-"""Run store for writing and reading, opened by URL."""
+"""Run store, opened by URL."""
 
 from __future__ import annotations
 

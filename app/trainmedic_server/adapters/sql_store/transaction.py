@@ -64,7 +64,6 @@ class SqlTransaction(Transaction):
 
     @property
     def is_guarded(self) -> bool:
-        """It can be rolled back alone, even after a database error."""
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
