@@ -20,7 +20,9 @@ from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""Lifetime of a power cap after its last renewal. It outlasts a restart of the server or Redis."""
+"""Lifetime of a power cap after its last renewal. It outlasts a restart of the server or Redis, but soon ends
+without a server.
+"""
 RENEW = "gpu.renew_lease"
 """A command that playbooks cannot use."""
 

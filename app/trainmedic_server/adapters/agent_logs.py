@@ -1,4 +1,4 @@
-"""Log lines from the nodes' agents, merged by time.
+"""Log lines from the nodes' agents, merged by time. Clocks differ, so close lines may be out of order.
 
 If the caller leaves, agents receive `WITHDRAW` (earlier agents answer ``unsupported``). If a job's nodes are unknown,
 all agents are asked.

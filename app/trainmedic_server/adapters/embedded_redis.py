@@ -297,7 +297,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def missing_fixes(version_line: str) -> str:
-    """Return "" if none is known."""
+    """Return which security fixes this version lacks, "" if none is known."""
     parsed = _VERSION.match(version_line)
     if parsed is None:
         return ""

@@ -1,4 +1,7 @@
-"""Kubernetes API by the official client, without its generated classes, which lack custom kinds."""
+"""Kubernetes API by the official client, without its generated classes, which lack custom kinds.
+
+Only a list whose continuation has expired is retried here.
+"""
 
 from __future__ import annotations
 

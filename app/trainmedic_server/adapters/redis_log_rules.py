@@ -1,4 +1,7 @@
-"""Log rules for agents under one key, with a signed notice for each node, written on changes and periodically."""
+"""Log rules for agents under one key, with a signed notice for each node, written on changes and periodically.
+
+An agent that reads none keeps its rules.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presences: expiring keys of connected agents, jobs and launchers."""
+"""Presences: expiring keys of connected agents, jobs and launchers. Sending a command never depends on them."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def router(
         test: Annotated[bool, Query(description="Also write a test file.")] = False,
     ) -> Response:
         """Judge alerts as if delivered now, with the present playbooks, guards, locks, controls and topology. Nothing
-        is stored.
+        is changed or stored.
         """
         now = clock.now()
         moment = time_of(at, now) if at else None

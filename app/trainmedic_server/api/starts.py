@@ -109,7 +109,7 @@ def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
         openapi_extra=body_schema(RetryBody),
     )
     async def retry(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> StartedView:
-        """The alert still fires, and the present playbook applies."""
+        """The alert must still fire. The present playbook applies."""
         body = await read_body(bodies, request, RetryBody)
         whole_id = await run_ids.whole(present, run_id)
         by = ByHand(actor.name, body.note.strip(), repeats=whole_id, key=body.key, groups=actor.groups)

@@ -45,7 +45,7 @@ class Sessions:
         self._by_digest = {session.digest: session for session in stored}
 
     def of(self, cookie_header: str | None) -> Session | None:
-        """Return None without a present session."""
+        """Return None if the cookie has no session, or it is over."""
         now = self._clock.now()
         found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
         return next((session for session in found if session is not None and _lasts(session, now)), None)

@@ -280,7 +280,7 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
 def _without_cycles(
     chosen: Mapping[str, YamlPlaybook], problems: list[FileProblem], before: _Snapshot
 ) -> Mapping[str, YamlPlaybook]:
-    """Refuse playbooks that start each other without end. Of a changed one, the loaded version stays."""
+    """Refuse playbooks that start each other without end. The loaded version of a changed one stays."""
     kept, cycles = dict(chosen), list(chains.cycles(chosen))
     problems.extend(problem for _, problem in cycles)
     for playbook, _ in cycles:

@@ -58,7 +58,7 @@ class VisibleNames(Struct, frozen=True):
     """Output of the step itself, in its own undo and in the condition of its wait."""
     has_jobs: bool = False
     owner: str = "playbook"
-    """Or ``fragment``, which then has the variables and inputs."""
+    """Or ``fragment``."""
 
 
 def names_of_beginning(trigger: Mapping[Any, Any]) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from trainmedic_server.domain.reaction import NoReaction
 _SHOWN = 10
 _WITHIN = "1d"
 _MOST_ALERTS = 100
-"""The newest of one alertname."""
 
 
 @click.command()

@@ -147,14 +147,14 @@ def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | Non
 
 
 def _before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
-    """The lines are before `place`."""
+    """Return the place before the oldest line."""
     at = shown[0].at
     passed = sum(line.at == at for line in shown)
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 
 
 def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
-    """The lines are after `place`."""
+    """Return the place after the newest line."""
     if not shown:
         return place
     at = shown[-1].at

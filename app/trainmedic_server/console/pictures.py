@@ -72,7 +72,7 @@ def curve(name: str, points: Points, unit: str = "", marks: Iterable[Mark] = (),
 
 
 def days(name: str, counted: Sequence[Day]) -> Markup:
-    """Return stacked bars. Empty without any count."""
+    """Empty without any count."""
     kinds = list(dict.fromkeys(kind for day in counted for kind in day.counts))
     highest = max((sum(day.counts.values()) for day in counted), default=0)
     if not highest:
@@ -109,7 +109,7 @@ def days(name: str, counted: Sequence[Day]) -> Markup:
 
 
 def spark(values: Sequence[float], label: str) -> Markup:
-    """Return a small curve, oldest value first. Empty with fewer than two."""
+    """Values are oldest first. Empty with fewer than two."""
     if len(values) < 2:
         return Markup("")
     low, high = min(values), max(values)

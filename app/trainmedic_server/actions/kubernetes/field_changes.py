@@ -47,7 +47,6 @@ class Reversal(Struct, frozen=True):
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
-    """Return the readable recorded changes of `field` by run ID."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):

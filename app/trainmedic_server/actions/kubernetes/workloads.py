@@ -144,6 +144,8 @@ class DeletePodParams(ActionParams):
 
 
 class DeletePod(Irreversible, ClusterAction):
+    """Deletes only the pod that existed at the command."""
+
     name: ClassVar[str] = "k8s.delete_pod"
     summary: ClassVar[str] = "Delete one pod, so that its controller recreates it."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)

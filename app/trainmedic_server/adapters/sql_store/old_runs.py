@@ -1,6 +1,7 @@
 """Deletion of old runs, with an archive only of archived ones.
 
-A file is written before its first run is deleted, the next one after its last.
+A file is written before its first run is deleted, the next one after its last. So a kill leaves only runs of the newest
+file in both.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
 def of_alerts(
     connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
 ) -> Iterator[tuple[Identity, Row]]:
-    """Yield each row with its alert's identity. `lookup` returns fingerprint and start first."""
+    """Yield each row with its alert's identity. `lookup` returns fingerprint and start first, with the condition
+    `within`.
+    """
     if not identities:
         return
     distinct = set(identities)
