@@ -1,44 +1,7 @@
 """Errors that the server raises on purpose.
 
-Adapters translate and chain library errors where they occur. Errors shared with other distributions: ``core_errors``,
-``log_errors``, ``agent_errors``.
-
-The tree::
-
-    TrainmedicError  (from the SDK: ``trainmedic.errors``)
-    ├── ConfigurationError  (from the SDK)
-    ├── DemoFailed
-    ├── PlaybookError
-    ├── PayloadError
-    ├── NotFound
-    ├── Conflict
-    ├── NotEntitled
-    ├── Saturated
-    ├── StoreUnavailable
-    │   └── StoreSlow
-    ├── ArchiveUnavailable
-    ├── BusUnavailable
-    │   └── BusExplained
-    │       └── BusFull
-    ├── MetricsUnavailable
-    │   └── MetricsRefused
-    ├── LogsUnavailable
-    ├── LogQueryRefused
-    └── ActionFailure
-        ├── TemporaryFailure
-        │   ├── ClusterUnavailable
-        │   ├── ObjectChanged
-        │   └── EvictionBlocked
-        ├── PermanentFailure
-        │   ├── ObjectMissing
-        │   ├── ObjectExists
-        │   ├── ChannelMissing
-        │   ├── ChatRefused
-        │   └── ClusterRefused
-        ├── NotSetUp
-        ├── NoLongerWanted
-        ├── EffectDisproved
-        └── OutcomeUnknown
+Adapters translate and chain library errors where they occur. Errors shared with other distributions are in
+``core_errors``, ``log_errors`` and ``agent_errors``.
 """
 
 from __future__ import annotations
@@ -61,7 +24,7 @@ class PlaybookError(TrainmedicError):
 class PayloadError(TrainmedicError):
     """A webhook body is not a valid Alertmanager payload.
 
-    ``field`` is the path of the first invalid member, such as ``alerts.0.startsAt``; ``problems`` lists all, as (field,
+    ``field`` is the path of the first invalid member, such as ``alerts.0.startsAt``. ``problems`` lists all, as (field,
     message).
     """
 
@@ -72,7 +35,6 @@ class PayloadError(TrainmedicError):
 
     @classmethod
     def at(cls, problems: Sequence[tuple[str, str]]) -> PayloadError:
-        """Return one error for all `problems`."""
         message = "; ".join(f"{field}: {reason}" if field else reason for field, reason in problems)
         return cls(message, problems[0][0], problems)
 
@@ -124,7 +86,7 @@ class BusUnavailable(TrainmedicError):
 
 
 class BusExplained(BusUnavailable):
-    """Redis is unusable for a reason that the text states. The text is ours and contains no URL."""
+    """Redis is unusable for a reason that the text states without a URL."""
 
 
 class BusFull(BusExplained):
@@ -165,21 +127,19 @@ class TemporaryFailure(ActionFailure):
 
 
 class PermanentFailure(ActionFailure):
-    """Another attempt would fail in the same way: rejected, unsupported, invalid parameters."""
+    """Another attempt would fail in the same way."""
 
 
 class NotSetUp(ActionFailure):
-    """The server is not set up for the step, such as for notifications. Nothing was done; the step is skipped."""
+    """The server is not set up for the step, which is skipped."""
 
 
 class NoLongerWanted(ActionFailure):
-    """The attempt ended early because the run's alert resolved (``Call.clearance`` returned ``resolved``)."""
+    """The attempt ended early because the run's alert resolved."""
 
 
 class EffectDisproved(ActionFailure):
-    """The change was applied but did not have the requested effect. It is not retried, because that would apply it
-    twice.
-    """
+    """The change was applied without the requested effect. A retry would apply it twice."""
 
     is_begun = True
 
@@ -232,8 +192,8 @@ class ChatRefused(PermanentFailure):
 class ClusterRefused(PermanentFailure):
     """The Kubernetes API denies the request or finds it invalid.
 
-    ``may_pass`` is True if permission is missing. A starting API server denies all requests until it has read its
-    roles, so a retry may succeed.
+    ``may_pass`` is True if permission is missing: a starting API server denies all requests until it has read its
+    roles.
     """
 
     def __init__(self, message: str, may_pass: bool = False) -> None:

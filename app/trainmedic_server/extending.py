@@ -2,26 +2,10 @@
 
 Names in ``__all__`` and their documented members are stable within a major version. Minor versions may add optional
 fields and arguments, methods with a default in `BasicAction`, and services that may be None. Other modules of
-``trainmedic_server``, and ``bus`` and ``cluster_topology`` of `Services`, are not stable. To have a job or an agent do
-something, derive from `CommandAction`.
+``trainmedic_server``, and ``bus`` and ``cluster_topology`` of `Services`, are not stable.
 
-An action is a class with an entry point in the group ``trainmedic.actions``. Minimal example::
-
-    from trainmedic_server import extending
-
-    class BlinkParams(extending.ActionParams):
-        colour: str = "red"
-
-    class Blink(extending.Irreversible, extending.BasicAction):
-        name = "acme.blink"
-        summary = "Blink the lamp of the machine room."
-        Params = BlinkParams
-
-        async def perform(self, call: extending.Call) -> dict[str, object]:
-            await blink(call.params.colour, until=call.deadline)
-            return {}
-
-``docs/how-to/write-an-action.md`` has a complete example.
+An action is a class with an entry point in the group ``trainmedic.actions``. One that a job or an agent performs
+derives from `CommandAction`. ``docs/how-to/write-an-action.md`` has an example.
 """
 
 from __future__ import annotations

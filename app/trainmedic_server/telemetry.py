@@ -31,7 +31,7 @@ _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _LOOK_AT_LOOP_SECONDS = 0.25
 
 MOST_JOBS_SHOWN = 1000
-"""Limit of jobs with series: anyone who can write to Redis can name jobs."""
+"""Anyone who can write to Redis can name jobs."""
 
 MOST_GPUS_SHOWN = 32_768
 
@@ -42,11 +42,11 @@ class JobMetrics(Collector):
         self._gpus: Sequence[tuple[str, str, str]] = ()
 
     def show_gpus(self, gpus: Collection[tuple[str, str, str]]) -> None:
-        """Set the GPUs in use, as (job, node, UUID), at most `MOST_GPUS_SHOWN`."""
+        """Entries are (job, node, UUID), at most `MOST_GPUS_SHOWN`."""
         self._gpus = sorted(gpus)[:MOST_GPUS_SHOWN]
 
     def show(self, lives: Collection[JobLife]) -> None:
-        """Set the job records. If there are too many, gone jobs take precedence."""
+        """If there are too many, gone jobs take precedence."""
         by_worth = sorted(lives, key=lambda life: (life.state is not LifeState.GONE, life.name))
         self._lives = by_worth[:MOST_JOBS_SHOWN]
 
@@ -200,7 +200,7 @@ class Metrics:
         )
 
     def batch_watch(self, queue: str) -> Callable[[int, float, float], None]:
-        """Return an observer for the batches of a queue: (size, seconds the oldest waited, seconds of handling)."""
+        """Return an observer of (batch size, seconds the oldest waited, seconds of handling)."""
         size, waited, took = (
             each.labels(queue) for each in (self.batch_size, self.batch_wait_seconds, self.batch_seconds)
         )
@@ -252,7 +252,6 @@ class Metrics:
         self.alert_map_errors = gauge("trainmedic_alert_map_errors", "Alert map files that could not be loaded.")
 
     def show_run(self, before: Run | None, after: Run) -> None:
-        """Update the gauges of pending approvals and of pending and delayed undos."""
         counted = (self.undos_owed, self.undos_delayed, self.runs_asking)
         earlier = _gauged(before) if before is not None else (False, False, False)
         for gauge, was, now in zip(counted, earlier, _gauged(after), strict=True):
@@ -266,7 +265,7 @@ def _gauged(run: Run) -> tuple[bool, bool, bool]:
 
 
 class _Lines:
-    """A structlog output for finished lines. Standard library records take 2.5 times as long."""
+    """A structlog output. Standard library records take 2.5 times as long."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self.name = name
@@ -281,7 +280,7 @@ class _Lines:
 
 
 def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, readable: bool = False) -> None:
-    """Send all log lines to `stream` (default: standard error), as JSON or, with `readable`, as text for a terminal."""
+    """Write log lines to `stream` (default: standard error), as JSON or, with `readable`, as text for a terminal."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -319,7 +318,7 @@ def _with_own_values(logger: Any, method: str, line: structlog.types.EventDict) 
 
 
 def _as_json(line: structlog.types.EventDict, default: Callable[[Any], Any]) -> str:
-    """Return the line as ASCII JSON. Ten times as fast as ``json.dumps`` if the line is ASCII already."""
+    """Return ASCII JSON. Ten times as fast as ``json.dumps`` if the line is ASCII already."""
     try:
         written = to_json(line, fallback=default)
     except ValueError:  # outsiders can send half a surrogate pair in JSON; logging it must not fail
@@ -346,6 +345,5 @@ def _shown(value: Any) -> Any:
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
-    """Return a module's logger: ``log = telemetry.logger(__name__)``."""
     bound: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return bound

@@ -1,4 +1,4 @@
-"""Types of what agents answer. A test compares them with an agent's answer."""
+"""Types of what agents answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Actions ``alertmanager.silence`` and ``alertmanager.expire_silence``. A silence is found again by the command's ID in
-its comment.
-"""
+"""Actions on silences, found again by the command's ID in their comment."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource
 
 COMMENT_LIMIT = 1000
-"""Characters. A longer comment is cut."""
+"""Characters."""
 
 
 class SilenceParams(ActionParams):
@@ -84,8 +82,6 @@ class SilenceAlert(_AlertmanagerAction):
 
 
 class ExpireSilence(Irreversible, _AlertmanagerAction):
-    """Ends a silence, even one that has ended already."""
-
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."
     gives_back: ClassVar[bool] = True

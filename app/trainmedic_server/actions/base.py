@@ -1,7 +1,4 @@
-"""Base classes of actions and their parameters, also for other packages (``trainmedic_server.extending``).
-
-Attributes and methods are described in `ports.actions`.
-"""
+"""Base classes of actions. See `ports.actions` for their members."""
 
 from __future__ import annotations
 
@@ -23,16 +20,14 @@ class ActionParams(BaseModel):
 
 
 class BasicAction:
-    """Defaults: every kind of target, harmful, no state between attempts. Subclasses define ``name``, ``summary``,
-    ``Params`` and ``perform``.
-    """
+    """Defaults: every kind of target, harmful, no state between attempts."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind) - {TargetKind.GROUP}
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """Changes only files on disks of the target's node (`ports.actions.DiskAction`)."""
+    """See `ports.actions.DiskAction`."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
@@ -41,8 +36,8 @@ class BasicAction:
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[Collection[str]] = frozenset()
-    """Keys of the output, or a mapping of them to their types (`domain.value_types`). Playbooks are checked against
-    them. Keys alone do not apply to a job. Empty: unknown.
+    """Output keys, or a mapping of them to types (`domain.value_types`), against which playbooks are checked. Keys
+    alone do not apply to a job. Empty: unknown.
     """
 
     def __init__(self, services: Services) -> None:
@@ -69,7 +64,7 @@ async def clearance_of(call: Call) -> Clearance:
 
 
 def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any] | None = None) -> None:
-    """Raise TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved."""
+    """Raise TemporaryFailure if the run was ended, NoLongerWanted if its alert has resolved."""
     detail = f": {about}" if about else ""
     if clearance == "stop":
         raise TemporaryFailure(f"{STOPPED}{detail}", output)
@@ -78,7 +73,7 @@ def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any
 
 
 class Irreversible:
-    """A playbook that requests the undo is rejected when it is loaded."""
+    """Playbooks that request the undo are rejected on load."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:

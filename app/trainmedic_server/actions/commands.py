@@ -1,4 +1,4 @@
-"""Actions that a training job or a node agent performs."""
+"""Base of the actions that a training job or a node agent performs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAITED_OUT = timedelta(seconds=1)
 _LOOK_AGAIN = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
-"""Result of checking the effect. In a reply ``failed``: the effect was wrong."""
+"""In a reply ``failed`` with this result, the effect was wrong."""
 
 
 class NoParams(ActionParams):
@@ -46,7 +46,7 @@ class CommandAction(BasicAction):
       ``by_rank``.
     - All refused it: `PermanentFailure`. All failed or it expired: `TemporaryFailure`. A wrong effect:
       `EffectDisproved`.
-    - Otherwise the outcome is unknown. The undo stays pending; a retry has the same command ID, so no rank applies it
+    - Otherwise the outcome is unknown. The undo stays pending. Retries keep the command ID, so no rank applies it
       twice.
     """
 
@@ -84,8 +84,9 @@ class CommandAction(BasicAction):
         return output
 
     async def addressed(self, call: Call) -> Target:
-        """Return the target by the name under which it takes commands: a Slurm job's is that of its SDK. Waits until it
-        has connected. Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure.
+        """Return the target under the name that takes commands: a Slurm job's SDK name, once connected.
+
+        Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure.
         """
         target = call.target
         while target.job is not None and target.job.startswith(SLURM):
@@ -139,7 +140,7 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     async def _hint(self, target: Target) -> str:
-        """Return the most similar connected job if one of the target's name was never seen, else ""."""
+        """Return a similarly named connected job if the target was never seen, else ""."""
         try:
             known = [] if target.job is None else [presence.name for presence in await self._bus.jobs()]
         except BusUnavailable:
@@ -147,8 +148,10 @@ class CommandAction(BasicAction):
         return "" if target.job is None or self.services.may_connect(target.job) else did_you_mean(target.job, known)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Return which receivers have not replied; empty if all have. Without listed ranks, one final reply counts for
-        all, unless the bus waited until the deadline, so knew of a missing rank.
+        """Return which receivers have not replied, "" if all have.
+
+        Without listed ranks, one final reply counts for all, unless the bus waited until the deadline, so knew of a
+        missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
@@ -172,14 +175,11 @@ class CommandAction(BasicAction):
 
 
 async def stop_waiting() -> bool:
-    """Stop waiting if no receiver is connected; the next renewal tries again."""
     return True
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
-    """Return the output of a command that all ranks applied. Otherwise raise the failure that the replies mean;
-    `missing` names absent replies.
-    """
+    """Return the output if all ranks applied the command. Otherwise raise the failure that the replies mean."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)
@@ -266,7 +266,7 @@ def _numbered(ranks: Sequence[int]) -> str:
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
-    """Return why an undo answered ``applied`` is uncertain; None if it is certain.
+    """Return why an undo answered ``applied`` is uncertain, None if it is certain.
 
     A receiver that lost its memory also finds nothing to revert. So ``nothing_to_undo`` needs a reason:
     ``not_in_force``, or ``never_applied`` unless the command is recorded as applied.

@@ -1,7 +1,7 @@
-"""Action ``http.request``: one HTTP call.
+"""Action ``http.request``.
 
-Values from alerts may only fill a path segment or a query value (`HttpRequest.check_template`). No parameter or output
-contains a secret.
+Alerts may only fill a path segment or a query value (`HttpRequest.check_template`). No parameter or output contains a
+secret.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY = frozenset({502, 504})
-"""Statuses of a gateway, after which the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)."""
+"""After these statuses of a gateway, the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
 def _url(text: str) -> str:
-    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it: it may contain a password."""
+    """Reject a URL that could lead elsewhere than it appears to. Errors omit it: it may contain a password."""
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
     parts = urlsplit(text)
@@ -116,7 +116,7 @@ def _secret_name(name: str) -> str:
 SecretName = Annotated[
     str, AfterValidator(_secret_name), WithJsonSchema({"type": "string", "pattern": "^TRAINMEDIC_HTTP_[A-Z0-9_]+$"})
 ]
-"""A variable of the server. With ``_FILE`` appended, it is the path of a file with the value."""
+"""A variable of the server, or with ``_FILE`` appended the path of a file with the value."""
 
 
 class BasicAuth(BaseModel):

@@ -1,4 +1,4 @@
-"""Action ``job.load``: throughput and GPU utilisation of a job, from Prometheus."""
+"""Action ``job.load``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ def _check(output: Mapping[str, Any], least: float) -> None:
 
 
 async def _has_trained(metrics: MetricHistory, job: str, over: timedelta, now: datetime) -> bool:
-    """Return whether a process has been past its first step all this time, without a restart."""
     query = f"min(training_steps_total{_matcher(job)})"
     series = await metrics.read(query, now - over, now, _LOOK_EVERY)
     values = [value for _, value in series[0].points] if series else []

@@ -1,6 +1,4 @@
-"""Commands to a running training job. The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``);
-tests compare names, defaults and wire forms.
-"""
+"""Commands to a training job. Tests compare the parameters with the SDK's (``trainmedic.job.parameters``)."""
 
 from __future__ import annotations
 
@@ -20,7 +18,6 @@ from trainmedic_server.actions.commands import CommandAction, stop_waiting
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 _UNSTATED_PAUSE = timedelta(minutes=3)
-"""Assumed if a job does not report how long it pauses."""
 _SLOW = timedelta(minutes=10)  # Reading or writing the checkpoint of a large model takes minutes.
 
 
@@ -80,10 +77,7 @@ def _factor(least: float, most: float) -> Any:
 
 
 class FactorParams(ActionParams):
-    """The undo uses the reciprocal.
-
-    The bounds apply to playbooks, not to stored factors: the reciprocal of a small one is large.
-    """
+    """Factor with bounds for playbooks, not for stored factors: the undo uses the reciprocal, which may be large."""
 
     least: ClassVar[float] = 0.001
     most: ClassVar[float] = 1000
@@ -269,7 +263,6 @@ class JobCommandParams(ActionParams):
 
 
 _OWN_PREFIXES = ("job", "launcher", "gpu", "disk", "node")
-"""Of the actions that Trainmedic sends itself."""
 
 
 class JobOwnCommand(Irreversible, _JobAction):

@@ -1,6 +1,4 @@
-"""Commands to a job's launcher (trainmedic-run). They go to the node's own launcher, or to the one that starts all
-nodes; on a node, to the launchers of all its elastic jobs, possibly none.
-"""
+"""Commands to launchers (trainmedic-run) of a job, or on a node to those of all its elastic jobs, possibly none."""
 
 from __future__ import annotations
 
@@ -265,8 +263,6 @@ class LauncherNodesParams(ActionParams):
 
 
 class LauncherNodes(BasicAction):
-    """The result is stored before the playbook changes anything."""
-
     name: ClassVar[str] = "launcher.nodes"
     summary: ClassVar[str] = "Look up the nodes of an elastic job, and which one could leave it or come back."
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})

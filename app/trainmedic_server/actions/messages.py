@@ -1,4 +1,4 @@
-"""Action ``notify``: send a message to people."""
+"""Action ``notify``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
 MESSAGE_LIMIT = 16_000
-"""Characters. A longer text is cut."""
+"""Characters."""
 
 
 class NotifyParams(ActionParams):

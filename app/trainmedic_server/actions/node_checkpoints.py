@@ -28,8 +28,9 @@ async def ask_for(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return each job's outcome, ``written`` or why not, at most `patience` after the step's start. If it `can_stop`,
-    raises as `check_wanted` within a second after the run was ended or its alert has resolved.
+    """Return each job's outcome, ``written`` or why not, at most `patience` after the step's start.
+
+    If it `can_stop`, raises as `check_wanted` within a second.
     """
     until = min(call.issued_at + patience, call.deadline)
     try:

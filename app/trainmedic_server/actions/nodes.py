@@ -1,4 +1,4 @@
-"""Commands to a node's agent. The agent's policy limits them further."""
+"""Commands to a node's agent, further limited by its policy."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""Lifetime of a power cap after its last renewal: outlasts a restart of the server or Redis, but soon ends if the
-server has lost its repair.
+"""Lifetime of a power cap after its last renewal. It outlasts a restart of the server or Redis, but soon ends
+without a server.
 """
 RENEW = "gpu.renew_lease"
-"""No action, so playbooks cannot use it."""
+"""A command that playbooks cannot use."""
 
 
 def percentage(value: float | None, info: ValidationInfo) -> float | None:
-    """Reject a share such as 0.8, except in stored values. Raises ValueError."""
+    """Reject a share such as 0.8 by ValueError, except in stored values."""
     if info.context is not ON_RECORD and value is not None and value < 1:
         raise ValueError(f"{value:g} means {value:g} %; write {value * 100:g}")
     return value
@@ -149,12 +149,10 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
 
 
 MOST_FILESYSTEMS = 100
-"""Agents reject more. Omitting some only deletes less."""
+"""Limit of the agents. Omitting file systems only deletes less."""
 
 
 class AlertFilesystem(BaseModel):
-    """Mount point in labels of an alert. Other labels are ignored."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     mountpoint: str = Field(
@@ -206,9 +204,7 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send each file system once, up to `MOST_FILESYSTEMS`. If one is unknown, send none: the agent might reject the
-    one intended.
-    """
+    """Send each file system once, or none if one is unknown: the agent might reject the one intended."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

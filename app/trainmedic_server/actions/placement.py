@@ -1,7 +1,7 @@
-"""Node actions on a job: one command and outcome for each destination (a node of the job, or a GPU there).
+"""Node actions on a job: one command and outcome for each node or GPU.
 
-Destinations come from the job's presence, otherwise from its pods, and are stored before any command is sent. Command
-IDs derive from the attempt's, so that agents recognise repetitions.
+These come from the job's presence, otherwise from its pods, and are stored before any command is sent. Command IDs
+derive from the attempt's, so that agents recognise repetitions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
-"""By node. Tuples are empty if only nodes matter."""
+"""GPUs by node. Tuples are empty if only nodes matter."""
 
 _SHOWN = 4
 

@@ -1,4 +1,4 @@
-"""Location of a job without the SDK: its pods, and the GPUs on which agents see them."""
+"""Location of a job without the SDK, by its pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Action ``prometheus.query``: the present value of a query, from the server's own Prometheus."""
+"""Action ``prometheus.query``, on the server's own Prometheus."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from trainmedic_server.ports.actions import Action, Call, Services
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 
 MOST_SERIES = 100
-"""Series in an output."""
 AT_ONCE = 8
-"""Requests at a time. Waiting runs must not overload Prometheus."""
+"""Waiting runs must not overload Prometheus."""
 _STEP = timedelta(seconds=30)
 
 
@@ -67,7 +66,7 @@ class PrometheusQuery(Irreversible, BasicAction):
         return {"value": value, "series": samples, "count": len(series), "compared": compared}
 
     async def _compared(self, metrics: MetricHistory, query: str) -> float | None:
-        """Return the value that failed the query's only comparison; None if unknown."""
+        """Return the value that failed the query's only comparison, None if unknown."""
         comparisons = promql.comparisons(query)
         if len(comparisons) != 1:
             return None
@@ -78,7 +77,6 @@ class PrometheusQuery(Irreversible, BasicAction):
         return _value(series[0]) if len(series) == 1 else None
 
     async def _shared(self, metrics: MetricHistory, query: str) -> Sequence[MetricSeries]:
-        """Ask, or share the request of equal queries."""
         task = self._in_flight.get(query)
         if task is None:
             task = self._in_flight[query] = asyncio.create_task(self._ask(metrics, query))
@@ -97,7 +95,6 @@ class PrometheusQuery(Irreversible, BasicAction):
 
 
 def _value(series: MetricSeries) -> float | None:
-    """Return the sample's value. None if JSON has no form for it."""
     value = series.points[-1][1]
     return value if math.isfinite(value) else None
 

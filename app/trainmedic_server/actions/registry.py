@@ -1,7 +1,4 @@
-"""Registry of the built-in actions and those that other packages add by an entry point (``extending``)::
-
-    [project.entry-points."trainmedic.actions"]
-    "acme.page" = "acme_trainmedic.pages:Page"
+"""Registry of the built-in actions and those of entry points (``extending``).
 
 An unusable entry point, or one that would replace an action, is excluded and reported in `Registry.problems` and the
 log.
@@ -118,7 +115,7 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
-    """Return the classes by action name, and a sentence for each excluded entry point."""
+    """Return the classes, and a sentence for each excluded entry point."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:

@@ -1,4 +1,4 @@
-"""Base of the Kubernetes and Slurm actions: retries until the deadline."""
+"""Retries of Kubernetes and Slurm actions."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Call, Services
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
-"""Seconds between two attempts, unless the server asks for another wait."""
+"""Seconds, unless the server asks for another wait."""
 REPORT_EVERY = timedelta(seconds=15)
-"""Interval of the events that state what the action waits for."""
 LONGEST_ASKED_FOR = 60.0
-"""Longest accepted wait in seconds."""
+"""Seconds."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""How long refusals of our account are retried: a starting API server refuses everybody."""
+"""Refusals of our account are retried for this time: a starting API server refuses everybody."""
 
 Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    """A refusal is final after uninterrupted refusals for `REFUSAL_GRACE`."""
+    """A refusal is final after `REFUSAL_GRACE` without another answer."""
 
     since: datetime | None = None
 
     def is_final(self, error: ActionFailure, now: datetime) -> bool:
-        """Return whether to give up. Other failures restart the grace period."""
         if not isinstance(error, ClusterRefused):
             self.since = None
             return False
@@ -52,7 +50,6 @@ class RetryingAction(BasicAction):
 
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     service: ClassVar[str]
-    """The server's name in messages."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -61,9 +58,10 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Return the result of `attempt`, repeated until it returns or the deadline passes. If it `makes_change`, it is
-        not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if this or an earlier call of
-        the command may have changed something.
+        """Return the result of `attempt`, repeated until it returns or the deadline passes.
+
+        One that `makes_change` is not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if
+        this or an earlier call of the command may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()

@@ -1,7 +1,7 @@
-"""Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal`` and ``cancel``.
+"""Actions on nodes and jobs of Slurm.
 
-Slurm has no conditional update and stores no author, so each action marks the runs whose change is in effect: in a
-node's reason, or a job's admin comment. By its mark a resumed attempt finds its change, and an undo spares those of
+Slurm has no conditional update and stores no author. So each action marks the runs whose change is in effect, in a
+node's reason or a job's admin comment. By its mark a resumed attempt finds its change, and an undo spares those of
 others.
 """
 
@@ -37,14 +37,14 @@ Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
 _REASON_LIMIT = 200
-"""Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
+"""Characters: ``sinfo -R`` shows one line."""
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
 
 
 def owners_of(text: str) -> tuple[str, ...]:
-    """Return the runs named in a reason or comment; empty if it is not ours."""
+    """Return the runs named in a reason or comment, empty if it is not ours."""
     match = _OWNERS.fullmatch(text)
     return tuple(match["runs"].split(",")) if match else ()
 
@@ -54,8 +54,6 @@ def marked(owners: Collection[str], text: str) -> str:
 
 
 class SlurmAction(RetryingAction):
-    """Retries until the deadline while Slurm is unreachable or fails."""
-
     service: ClassVar[str] = "Slurm"
 
     @property
@@ -210,7 +208,7 @@ class SlurmDrain(NodeAction):
 
 
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
-    """Return when Slurm ends the drain. None if another run's drain has no end; `UNLIMITED` to remove its end."""
+    """Return when Slurm ends the drain, None if another run's drain has no end, `UNLIMITED` to remove its end."""
     end = params.lease or params.resume_after
     if not owners:
         return end
@@ -298,7 +296,7 @@ class JobAction(SlurmAction):
         )
 
     async def _reported_id(self, job: str) -> str | None:
-        """Return the id that a job of the SDK reports, or reported before it was gone."""
+        """Return the ID that the job's SDK reports, or reported before the job was gone."""
         try:
             present = await self.services.bus.jobs() if job else ()
         except BusUnavailable:
@@ -309,8 +307,8 @@ class JobAction(SlurmAction):
     def unless_gone(self, job_id: str, attempt: Attempt) -> Attempt:
         """Return an undo's attempt that succeeds if the job is gone.
 
-        A job hidden from the server's user is missing too. Slurm refuses to change it, but answers "invalid job id" for
-        one that is gone.
+        Jobs hidden from the server's user are missing too. Slurm refuses changes to them, but answers "invalid job id"
+        for gone ones.
         """
 
         async def tried() -> Mapping[str, Any]:
@@ -326,7 +324,6 @@ class JobAction(SlurmAction):
         return tried
 
     async def running(self, job_id: str) -> SlurmJob:
-        """Return the job. Raises PermanentFailure if it has ended."""
         job = await self.slurm.job(job_id)
         if job.has_ended:
             raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
@@ -334,7 +331,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return the id for an undo; None for the target's."""
+    """Return None for the target's job."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 
@@ -489,7 +486,6 @@ class SlurmRequeue(Irreversible, JobAction):
         return await self.retry_until_deadline(call, attempt)
 
     async def _cleared(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
-        """Remove the mark of the intent and return the output."""
         if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
             raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
         for part in job.parts if at_once and "PENDING" in job.states else ():

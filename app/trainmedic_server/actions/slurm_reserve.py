@@ -1,7 +1,4 @@
-"""``slurm.reserve``.
-
-A reservation is named after its run, so that a resumed attempt finds it and an undo spares those of others.
-"""
+"""Action ``slurm.reserve``. The run's ID in the reservation's name shows whose it is."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
 _OURS = "trainmedic-"
-"""Prefix of Trainmedic's reservations."""
 
 
 class SlurmReserveParams(ActionParams):

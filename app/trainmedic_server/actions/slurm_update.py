@@ -1,7 +1,4 @@
-"""``slurm.update``: excluded nodes, priority and time limit of a Slurm job.
-
-The previous values are in the job's admin comment, so an undo after a crash restores them.
-"""
+"""Action ``slurm.update``. The job's admin comment keeps the previous values for an undo after a crash."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class SlurmUpdateParams(SlurmJobParams):
         return self
 
     def wanted(self, before: JobChange, named: Collection[str]) -> JobChange:
-        """Return the values to set, if the job's are `before`. `named`: NodeNames of exclude_nodes."""
+        """`before` are the job's values, `named` the NodeNames of exclude_nodes."""
         excluded = {*(before.excluded_nodes or ()), *named}
         return JobChange(
             tuple(sorted(excluded)) if self.exclude_nodes else None,
@@ -87,7 +84,7 @@ class SlurmUpdate(JobAction):
         return await self.retry_until_deadline(call, change)
 
     async def _name_of(self, node: str) -> str:
-        """Return the NodeName; the given name if the node is gone."""
+        """Return the given name if the node is gone."""
         try:
             return (await find_node(self.slurm, node)).name
         except ObjectMissing:
@@ -144,7 +141,7 @@ class SlurmUpdate(JobAction):
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
-    """Return the name of a run's change: two of its steps may change the same job."""
+    """Two steps of a run may change the same job."""
     values = sorted((name, value) for name, value in params.given().items() if name != "job_id")
     digest = hashlib.sha256(repr(values).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"
@@ -159,12 +156,11 @@ def _values(job: SlurmJob) -> JobChange:
 
 
 def _all_nodes(names: Iterable[str]) -> tuple[str, ...]:
-    """Slurm writes several nodes as a host list, which some data parsers split."""
+    """Split host lists, in which Slurm writes several nodes, as do some data parsers."""
     return tuple(sorted(host_lists.expand(",".join(names))))
 
 
 def _of_same_fields(change: JobChange, values: JobChange) -> JobChange:
-    """Return those `values` whose fields `change` sets."""
     return JobChange(**{name: getattr(values, name) for name, new in structs.asdict(change).items() if new is not None})
 
 

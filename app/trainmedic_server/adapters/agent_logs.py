@@ -1,8 +1,7 @@
-"""Log lines from the nodes' agents, merged by time. Clocks differ, so close lines of different nodes can be out of
-order.
+"""Log lines from the nodes' agents, merged by time. Clocks differ, so close lines may be out of order.
 
 If the caller leaves, agents receive `WITHDRAW` (earlier agents answer ``unsupported``). If a job's nodes are unknown,
-all agents are asked, within limits (`LogQuery.is_search`).
+all agents are asked.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ class _NodeAnswer(Struct):
 
 
 class AgentLogs:
-    """``patience`` is the time limit for one answer."""
-
     def __init__(self, bus: CommandBus, clock: Clock, patience: timedelta = PATIENCE) -> None:
         self._bus = bus
         self._clock = clock
@@ -110,7 +107,7 @@ class AgentLogs:
     def _due(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
-        """Return the nodes to ask now and their notes. Tasks in `asking` ask missed nodes."""
+        """Return the nodes to ask now, and notes on them."""
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:
@@ -207,7 +204,7 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
-        """Return a node's next page. None if there is none; its answer then has the reason."""
+        """Return None without a page; the answer then has the reason."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -299,5 +296,4 @@ def _named(parts: Sequence[str]) -> str:
 
 
 async def _stop_waiting() -> bool:
-    """Stop waiting for a node without a connected agent."""
     return True

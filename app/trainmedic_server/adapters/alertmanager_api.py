@@ -1,7 +1,4 @@
-"""Alertmanager's API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertSender`.
-
-The URL's user and password are sent as Basic, the token file's content, read for each call, as Bearer.
-"""
+"""Alertmanager's API (version 2). The URL's user and password are sent as Basic, the token file's content as Bearer."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
 SETTLES_AFTER = timedelta(minutes=5)
-"""Minimum uptime before a missing alert counts as ended. After a restart, Prometheus resends its alerts within a minute
-(``--rules.alert.resend-delay``) plus its evaluation interval and its own restart.
+"""Minimum uptime before a missing alert counts as ended. Prometheus resends alerts within a minute plus its evaluation
+interval and restart.
 """
 BODY_LIMIT = 64 * 1024 * 1024
 """60,000 alerts of 1 KB."""
@@ -44,13 +41,12 @@ _PRECISION = timedelta(milliseconds=1)
 
 
 class AlertmanagerApi:
-    """One Alertmanager, or a member of a cluster."""
-
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """While Alertmanager has run for less than `settles_after`, a missing alert does not count as ended. Raises
-        ConfigurationError.
+        """Until Alertmanager has run for `settles_after`, no missing alert counts as ended.
+
+        Raises ConfigurationError.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -1,5 +1,6 @@
-"""Messages by Apprise; implements `ports.outside.Notifier`. Notification URLs contain secrets and appear in no log and
-no error. A slow service can hold its thread permanently: each has a few daemon threads.
+"""Messages by Apprise. Notification URLs contain secrets and appear in no log and no error.
+
+A slow service can hold its thread permanently: each has a few daemon threads.
 """
 
 from __future__ import annotations
@@ -21,17 +22,14 @@ if TYPE_CHECKING:
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 _SENDS_WITHIN = 60.0
-"""Seconds for one message to one service, waiting included."""
+"""Seconds, waiting included."""
 _AT_ONCE = 4
 
 
 class AppriseNotifier:
-    """A message that some services received is not repeated. The failure is permanent and names the channels that
-    missed it.
-    """
+    """A message that some services received is not repeated."""
 
     def __init__(self, channels: Mapping[str, Sequence[str]]) -> None:
-        """Raises ConfigurationError if a channel has no URL."""
         for name, urls in channels.items():
             if not urls:
                 raise ConfigurationError(f"notification channel {name!r} has no URL")

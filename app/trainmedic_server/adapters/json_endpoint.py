@@ -18,8 +18,6 @@ _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
 
 
 class JsonEndpoint:
-    """The URL's user and password are sent as Basic, the token file's content as Bearer."""
-
     def __init__(self, url: str, token_file: Path | None, what: str) -> None:
         parts = urlsplit(url)
         user, _, host = parts.netloc.rpartition("@")
@@ -30,9 +28,7 @@ class JsonEndpoint:
         self._http = HttpxCaller()
 
     async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
-        """Return the answer's JSON, or None. Raises PermanentFailure for rejected content, TemporaryFailure or
-        OutcomeUnknown if it may not have arrived.
-        """
+        """Return JSON, or None. Raises PermanentFailure for rejected content, TemporaryFailure, OutcomeUnknown."""
         headers = {"Content-Type": media_type}
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {await read_secret(self._token_file, f'the token for {self._what}')}"

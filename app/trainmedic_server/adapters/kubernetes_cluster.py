@@ -1,5 +1,6 @@
-"""Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half, without its generated
-classes, which lack custom kinds. Only a list whose continuation has expired is retried here.
+"""Kubernetes API by the official client, without its generated classes, which lack custom kinds.
+
+Only a list whose continuation has expired is retried here.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ class KubernetesCluster:
     async def opened(
         cls, kubeconfig: Path | None = None, context: str | None = None, fence: Fence = no_fence
     ) -> KubernetesCluster:
-        """Connect by a kubeconfig file, else by the pod's service account. `fence` is called before each change. Raises
-        ConfigurationError.
-        """
+        """Connect by a kubeconfig file, else by the pod's service account. Raises ConfigurationError."""
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
             raise ConfigurationError(f"cannot read the kubeconfig {kubeconfig}: no such file")
@@ -315,7 +314,6 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of Retry-After. None if it is not a number."""
     wait = headers.get("Retry-After", "")
     return float(wait) if wait.isdecimal() and wait.isascii() else None
 

@@ -1,6 +1,4 @@
-"""Faults of pods, from pods, their events and nodes as the Kubernetes API writes them. Pure. Unknown reasons and
-malformed members are skipped.
-"""
+"""Faults of pods from the Kubernetes API's documents. Pure. Unknown reasons and malformed members are skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +18,6 @@ _OPERATORS: Final = (
     "jobset.sigs.k8s.io/jobset-name",
     "trainer.kubeflow.org/trainjob-name",
 )
-"""Labels that only training operators set."""
 _ACCELERATOR: Final = re.compile(r"[\w.-]+/\S*(?:gpu|gaudi|tpu|ascend|neuron|mlu|npu|mig-)", re.IGNORECASE)
 _MAIN: Final = frozenset({"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"})
 _MOST_FAULTS: Final = 8
@@ -126,7 +123,7 @@ def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datet
 
 
 def not_ready(node: Object) -> NodeNotReady | None:
-    """Return the node's condition Ready; None while it is true."""
+    """Return None while the node is ready."""
     for condition in _mappings((node.get("status") or {}).get("conditions")):
         if condition.get("type") != "Ready" or condition.get("status") == "True":
             continue
@@ -162,7 +159,7 @@ def _kind_of_pod(status: Mapping[str, Any], reason: str, message: str) -> PodFau
 
 
 def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
-    """Classify a kubelet's termination by its message, because it gives one reason for all of them."""
+    """Classify by message: a kubelet gives all terminations one reason."""
     if reason != "TerminationByKubelet":
         return None
     if _SHUTS_DOWN.search(message):

@@ -1,5 +1,5 @@
-"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop. Events are read only for verdicts
-and pods that do not start, with limited requests a minute. All data is bounded and read again after a start.
+"""Faults of the pods of jobs. Events are read only for verdicts and pods that do not start, with limited requests a
+minute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from trainmedic_server.ports.outside import Clock
 EVENTS: Final = Resource("v1", "events", "Event")
 KEPT_FOR: Final = timedelta(hours=2)
 MOST_PODS: Final = 20_000
-"""Others are skipped, with a log message."""
 MOST_WITH_FAULTS: Final = 2000
-"""The oldest are dropped."""
 MOST_FAULTS: Final = 8
 MOST_READ: Final = 8
 MOST_EVENTS: Final = 200
@@ -262,7 +260,6 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
-    """Add new faults to the known ones. Known faults stay, except those that can pass by themselves and have passed."""
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault

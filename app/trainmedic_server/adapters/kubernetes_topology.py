@@ -1,5 +1,7 @@
-"""Nodes and pods of the cluster, from a cached watch that may lag slightly. Before the first list, alerts that need the
-topology are refused. While the API server does not answer, no node counts as unknown.
+"""Nodes and pods of the cluster, from a watch.
+
+Before the first list, alerts that need the topology are refused. While the API server does not answer, no node counts
+as unknown.
 """
 
 from __future__ import annotations
@@ -59,7 +61,6 @@ class KubernetesTopology:
         self._names: NodeNames | None = None
         self._unanswered = {NODES, PODS}
         self._lock = threading.Lock()
-        """The run store's thread reads these too."""
         self.filled = asyncio.Event()
 
     @property
@@ -166,7 +167,7 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _why_unavailable(node: Object) -> str:
-    """Return an empty text if new pods may start on the node."""
+    """Return "" if new pods may start on the node."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     is_ready = all(each.get("status") == "True" for each in conditions if each.get("type") == "Ready")
     is_cordoned = bool((node.get("spec") or {}).get("unschedulable"))
@@ -174,9 +175,7 @@ def _why_unavailable(node: Object) -> str:
 
 
 def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the labels, also under their names without the prefix (``example.com/rack`` as ``rack``) if only one label
-    has it.
-    """
+    """Add names without their prefix (``rack`` for ``example.com/rack``) where only one label has them."""
     short: dict[str, list[str]] = {}
     for name, value in labels.items():
         short.setdefault(str(name).rpartition("/")[2], []).append(str(value))
@@ -205,7 +204,6 @@ def _pod(pod: Object) -> Pod | None:
 
 
 def job_of(pod: Object) -> str | None:
-    """Return None if the labels name no job."""
     labels = pod["metadata"].get("labels") or {}
     return next((str(labels[name]) for name in JOB_LABELS if labels.get(name)), None)
 

@@ -1,6 +1,4 @@
-"""Runs a playbook's tests by ``trainmedic playbook test --json``; implements `ports.playbook_tests.PlaybookTester`. The
-process has none of the server's memory, settings and secrets, and limited time, memory and output.
-"""
+"""Runs of a playbook's tests in a limited process without settings and secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content of genuine presences. Unchanged content is neither parsed nor stored again."""
+"""Content of presences, neither parsed nor stored again if unchanged."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PresenceTexts:
 
 
 def read(raw: bytes) -> dict[str, Any]:
-    """Return the object in a text. Empty if it is not one, or too large."""
+    """Return an empty object if the text has none or is too large."""
     if len(raw) > LARGEST_PRESENCE:
         return {}
     try:
@@ -71,7 +71,7 @@ def digest(raw: bytes) -> bytes:
 
 
 def _without_time(raw: bytes) -> tuple[bytes, str | None]:
-    """Return the text up to its time, and the time; the whole text and None without one at its end."""
+    """Return the text up to its time, and the time, None without one."""
     begins_at = raw.rfind(_TIME_BEGINS)
     at = raw[begins_at + len(_TIME_BEGINS) : -len(_TIME_ENDS)]
     if begins_at < 0 or not raw.endswith(_TIME_ENDS) or len(at) > _LONGEST_TIME or b'"' in at or b"\\" in at:

@@ -1,6 +1,4 @@
-"""Prometheus's query API (version 1) or a compatible one; implements `ports.metric_history.MetricHistory` and
-`AlertRules`. Authentication: see ``alertmanager_api``.
-"""
+"""Query API (version 1) of Prometheus. Authentication: see ``alertmanager_api``."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ BODY_LIMIT = 32 * 1024 * 1024
 
 class PrometheusApi(MetricsAndRules):
     def __init__(self, url: str, token_file: Path | None = None, on_error: Callable[[], None] = lambda: None) -> None:
-        """`on_error` is called for each failed query. Raises ConfigurationError."""
+        """Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the URL of Prometheus is invalid; write http://host:9090")

@@ -1,5 +1,6 @@
-"""`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``. While
-Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again.
+"""Command bus on Redis Streams.
+
+While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again.
 """
 
 from __future__ import annotations
@@ -31,15 +32,14 @@ from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 
 GRACE = timedelta(seconds=1)
-"""Wait for replies after a command has expired (the port's promise)."""
+"""Wait for replies after the expiry of a command."""
 UNHEARD_AFTER = timedelta(seconds=10)
 """A receiver without presence and reply counts as absent. Longer than an agent's restart."""
 
 
 class RedisBus:
-    """``consumer`` is the name in the consumer group, the same for each leader and after restarts: Redis delivers
-    unacknowledged replies to it again. ``on_late_reply`` receives final replies that no request waits for. ``fence`` is
-    called before any read or write.
+    """``consumer`` is the same for each leader and after restarts: Redis delivers unacknowledged replies to it again.
+    ``on_late_reply`` receives final replies that no request waits for. ``fence`` is called before any read or write.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RedisBus:
         ]
 
     async def close(self) -> None:
-        """Send queued acknowledgements if Redis is available; else the replies come again."""
+        """Send queued acknowledgements if Redis is available."""
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
             with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
@@ -194,7 +194,6 @@ class RedisBus:
         return QueuedCommand(address.stream, address.presence, raw, signatures, command.expires_at, on_sent, is_wanted)
 
     async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
-        """Return whether there is neither a reply nor a trusted presence `UNHEARD_AFTER` the sending."""
         await waiter.sent.wait()
         try:
             async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
@@ -209,7 +208,7 @@ class RedisBus:
         return present is None or not (present.details or present.doubt is None)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
-        """Return the ranks that must answer, by the presence. None if unknown."""
+        """Return None if unknown."""
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:

@@ -1,4 +1,4 @@
-"""Monitoring of Redis's capacity, with warnings in the log, at ``/ready`` and by a metric."""
+"""Warnings about Redis's capacity."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RedisCapacity:
 
 
 def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return used shares, 0 to 1, and warnings, each by resource, from `INFO`."""
+    """Return used shares, 0 to 1, and warnings, by resource."""
     shares: dict[str, float] = {}
     warnings: dict[str, str] = {}
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))

@@ -1,4 +1,4 @@
-"""Redis clients for URLs, with translated errors and one log line per outage."""
+"""Redis clients for URLs, with translated errors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _CLOSED_TRANSPORT = "unable to perform operation on <"
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """Return a client that connects on first use and never retries. Raises ConfigurationError for an unusable URL; the
-    error does not repeat the URL, which may contain a password.
+    """Return a client that connects on first use and never retries.
+
+    Raises ConfigurationError, without the URL, which may contain a password.
     """
     try:
         check_redis_url(url)
@@ -70,10 +71,10 @@ def _client(url: str, options: Mapping[str, Any]) -> Redis:
 
 
 class _PackedAtOnce:
-    """Connection that packs pipelines three times as fast as redis-py."""
+    """Packs pipelines three times as fast as redis-py."""
 
     def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
-        """Return the commands in Redis's protocol. A name of several words (``XGROUP CREATE``) is several arguments."""
+        """A name of several words (``XGROUP CREATE``) is several arguments."""
         pieces: list[bytes] = []
         for name, *others in commands:
             arguments = [*name.split(), *others]
@@ -85,12 +86,11 @@ class _PackedAtOnce:
 
 
 class _ReadsLastMessage:
-    """Connection that reports Redis's last message if it closes before a command, as at its client limit."""
+    """Reports Redis's last message if it closes before a command, as at its client limit."""
 
     _reader: asyncio.StreamReader | None
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        """Put Redis's message into redis-py's ConnectionError."""
         reader = self._reader
         try:
             await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
@@ -118,9 +118,7 @@ async def _last_words(reader: asyncio.StreamReader | None) -> str:
 
 
 class _BriefSentinels(Sentinel):
-    """Closes connections to Sentinels after each answer, as `trainmedic.wire.connection` does. Concurrent connections
-    share one query.
-    """
+    """Closes connections to Sentinels after each answer. Concurrent calls share one query."""
 
     _asking: asyncio.Task[Any] | None = None
 
@@ -144,7 +142,7 @@ def without_password(url: str) -> str:
 
 
 class RedisOutage:
-    """State of one activity's outage of Redis: counts faults and logs each reason once, and the recovery."""
+    """Outage of one activity: counts faults, logs each reason once, and the recovery."""
 
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
@@ -155,11 +153,11 @@ class RedisOutage:
         self.is_on = False
         self.reason: errors.BusExplained | None = None
         self.refusal: errors.BusExplained | None = None
-        """Why Redis refuses a needed command although it answers."""
+        """Set if Redis refuses a needed command although it answers."""
         self._logged: set[str] = set()
 
     def begin(self, error: BaseException) -> float:
-        """Record a failed call. Return the seconds to wait before the next one."""
+        """Return the seconds to wait before the next call."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.reason = told if isinstance(told, errors.BusExplained) else None
@@ -174,7 +172,7 @@ class RedisOutage:
         self._faults.inc()
 
     def refuse(self, error: BaseException) -> str:
-        """Record that Redis refuses a command. Return the reason without the command's content."""
+        """Return the reason without the command's content."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.refusal = told if isinstance(told, errors.BusExplained) else None

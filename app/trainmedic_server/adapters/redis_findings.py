@@ -27,7 +27,7 @@ _ENTRIES_PER_READ = 64
 
 
 class RedisFindings:
-    """Passes genuine findings to ``take``. ``consumer`` and ``fence``: see `StreamReader`."""
+    """``consumer`` and ``fence``: see `RedisBus`."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RedisFindings:
         await pipeline.execute()
 
     async def _have_taken(self, updates: list[FindingUpdate]) -> None:
-        """Pass on all updates together; if that fails, one by one, so that a bad update stops no other."""
+        """Pass on all updates together, or else one by one, so that a bad one stops no other."""
         try:
             await self._take(updates)
         except StoreUnavailable:
@@ -82,7 +82,7 @@ class RedisFindings:
             self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
-        """Return the entry's content. None if it is not genuine or not a finding."""
+        """Return None if the entry is not genuine or not a finding."""
         entry_id, fields = entry
         try:
             if fields is None or sum(map(len, fields.values())) > wire.LARGEST_UPDATE:

@@ -1,5 +1,6 @@
-"""Distribution of log rules to the agents: the rules under one key, and a signed notice for each node, written on
-changes and periodically. An agent that reads none keeps its rules.
+"""Log rules for agents under one key, with a signed notice for each node, written on changes and periodically.
+
+An agent that reads none keeps its rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writer of commands and of acknowledgements of replies: one pipeline per turn of the event loop."""
+"""Writer of commands and of acknowledgements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
-"""Approximate. Receivers delete answered commands."""
+"""Approximate, because receivers delete answered commands."""
 STREAM_SECONDS = 24 * 3600
 _COMMANDS_PER_PIPELINE = 256
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
@@ -41,8 +41,6 @@ class QueuedCommand(Struct):
 
 
 class CommandOutbox:
-    """Sends in order, and retries while Redis is unreachable."""
-
     def __init__(
         self,
         client: Redis,
@@ -85,7 +83,7 @@ class CommandOutbox:
                     await asyncio.sleep(1)
 
     async def flush(self) -> None:
-        """Send one pipeline. If it fails as a whole, its content stays queued."""
+        """If the pipeline fails as a whole, its content stays queued."""
         self._fence()
         commands = [self._commands.popleft() for _ in range(min(_COMMANDS_PER_PIPELINE, len(self._commands)))]
         acks = [self._acks.popleft() for _ in range(min(_ACKNOWLEDGEMENTS_PER_PIPELINE, len(self._acks)))]

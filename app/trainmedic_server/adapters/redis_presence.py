@@ -22,7 +22,6 @@ log = telemetry.logger(__name__)
 MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
 _LONGEST_NAME = 4 * 253
-"""A name has up to 253 characters."""
 _KEYS_PER_SCAN = 1000
 _KEYS_PER_CALL = 128
 """Few, so that no turn of the event loop takes long."""
@@ -42,7 +41,7 @@ class PresenceReader:
         return next(iter(self._refusals.values()), None)
 
     async def all_under(self, prefix: str) -> list[Presence]:
-        """Return all agents or jobs. Concurrent calls share one listing. Raises BusUnavailable."""
+        """Concurrent calls share one listing. Raises BusUnavailable."""
         task = self._listings.get(prefix)
         if task is None:
             task = self._listings[prefix] = asyncio.create_task(self._list(prefix))
@@ -124,7 +123,7 @@ def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[st
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
-    """Return whether a presence has more bytes than were read. One above the largest size counts as whole."""
+    """A presence above the largest size counts as whole."""
     return isinstance(value, bytes) and len(value) > most and most < LARGEST_PRESENCE
 
 

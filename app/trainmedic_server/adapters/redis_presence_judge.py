@@ -1,8 +1,8 @@
-"""Trust in presences, and their content.
+"""Trust in presences, which any client of Redis can write.
 
-Any client of Redis can write a presence. With a signing key it is trusted if it is signed by the job or agent of its
-key, names it, and is not older than the last trusted one. Others are shown with the reason for distrust and have no
-effect. The last trusted one stays valid for as long as it would exist without being overwritten.
+With a signing key, a presence is trusted if it is signed by the job or agent of its key, names it, and is not older
+than the last trusted one. Others are shown with the reason for distrust and have no effect. The last trusted one stays
+valid for as long as it would exist without being overwritten.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from trainmedic_server.ports.outside import Clock, Presence
 log = telemetry.logger(__name__)
 
 OLDEST = timedelta(minutes=2)
-"""Maximum age of a signed presence, and maximum lead over this server's clock. For this time after a restart, a
-recorded one can be trusted again.
+"""Maximum age of a signed presence, and lead over this server's clock. For this time after a restart, a recorded one
+can be trusted again.
 """
 COUNTS_FOR = timedelta(seconds=45)
-"""Validity of a trusted presence that another client has overwritten. Agents write every 10 s, with a lifetime of 30 s.
-"""
+"""Validity of an overwritten trusted presence. Agents write every 10 s, with a lifetime of 30 s."""
 _READ_MEANWHILE = timedelta(seconds=15)
 """Reading many presences takes time, so such an age proves nothing."""
 _LARGEST_CLAIMS = 2 * 1024
@@ -38,7 +37,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
     envelope.job_presence(""): ("job", job_identity, str),
     notice.launcher_presence(""): ("job", job_identity, notice.job_of_launcher),
 }
-"""By key prefix: the member with the writer's name, its signing identity, and the name in the key."""
+"""Member with the writer's name, its signing identity, and the name in the key, by key prefix."""
 
 
 class _Believed(NamedTuple):
@@ -49,7 +48,7 @@ class _Believed(NamedTuple):
 
 
 class PresenceJudge:
-    """Safe in any thread. ``signer`` is None without a signing key."""
+    """``signer`` is None without a signing key. Safe in any thread."""
 
     def __init__(self, signer: Signer | None, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._signer = signer
@@ -62,7 +61,6 @@ class PresenceJudge:
         self._lock = threading.Lock()
 
     def presence_of(self, key: str, value: bytes) -> Presence:
-        """An existing key counts as present with any value."""
         now = self._clock.now()
         prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
         name = key.removeprefix(prefix)
@@ -108,7 +106,7 @@ class PresenceJudge:
         return written_at
 
     def _newest(self, key: str, genuine: _Believed) -> _Believed:
-        """Return the later of this and the last trusted presence. Raises BadSignature if this one is much older."""
+        """Return the later of this and the last trusted one. Raises BadSignature if this one is much older."""
         with self._lock:
             last = self._believed.get(key)
             if last is not None and genuine.written_at < last.written_at:

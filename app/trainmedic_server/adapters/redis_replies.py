@@ -1,5 +1,6 @@
-"""Matching of replies to waiting requests. A stream entry is acknowledged only when its outcome is durable, so that a
-killed server receives it again.
+"""Matching of replies to waiting requests.
+
+A stream entry is acknowledged only when its outcome is durable, so that a killed server receives it again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from datetime import datetime, timedelta
 from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
-"""Time for which unclaimed replies are stored: recovery requests them again."""
+"""Unclaimed replies are stored for this time: recovery requests them again."""
 EARLY_LIMIT = 10_000
 RECENT_LIMIT = 20_000
 
@@ -25,7 +26,7 @@ class ReplyWaiter:
         self.ranks: frozenset[int] | None = None
         """None while unknown."""
         self.finals: dict[int | None, Reply] = {}
-        """By rank. None if the receiver has no ranks."""
+        """By rank, None if the receiver has no ranks."""
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
@@ -56,7 +57,7 @@ class ReplyWaiter:
         self.expect(ranks)
 
     def offer(self, reply: Reply) -> bool:
-        """Return whether the reply is the first final one of its rank."""
+        """Return whether this is the first final reply of its rank."""
         if reply.status == EXPIRED and reply.at < self.expires_at:
             # It answers an earlier, shorter sending of this command. Counting it would repeat a still valid command
             # under another ID.
@@ -73,13 +74,12 @@ class ReplyWaiter:
         return True
 
     def replies(self) -> tuple[Reply, ...]:
-        """Return the final replies, then an ``accepted`` for each unfinished rank."""
         unfinished = [reply for rank, reply in self.accepted.items() if rank not in self.finals]
         return (*self.finals.values(), *unfinished)
 
 
 class ReplyRouter:
-    """Passes each reply to the waiting request. `acknowledge` receives completed entries."""
+    """`acknowledge` receives completed entries."""
 
     def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None], is_signed: bool = False) -> None:
         self._is_signed = is_signed
@@ -87,14 +87,14 @@ class ReplyRouter:
         self._acknowledge = acknowledge
         self._waiters: dict[str, ReplyWaiter] = {}
         self._unacknowledged: dict[str, dict[bytes, None]] = {}
-        """Entries that were passed on but whose outcome is not durable yet."""
+        """Entries whose outcome is not durable yet."""
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
         """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
-        """Return a waiter for a command's replies. It gets replies that arrived earlier, as after a restart."""
+        """The waiter also gets replies that arrived earlier, as after a restart."""
         waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at, identity))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
@@ -119,7 +119,6 @@ class ReplyRouter:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
-        """Acknowledge a command's replies, so that they are not delivered again: its outcome is durable."""
         entries = self._unacknowledged.pop(command_id, None)
         if entries:
             self._acknowledge(list(entries))
@@ -128,7 +127,7 @@ class ReplyRouter:
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
-        """Route a reply. Return False if it answers another command than the one sent."""
+        """Return False if the reply answers another command than the one sent."""
         if self._is_signed and not reply.is_to_genuine:
             # The author of the refused message can have chosen the ID of the command sent.
             self.discard(entry)

@@ -1,4 +1,4 @@
-"""The only reader of a consumer group's stream. Delivered entries that were not deleted are read again first."""
+"""The only reader of a consumer group's stream. Undeleted entries are read again first."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ log = telemetry.logger(__name__)
 
 
 class StreamReader:
-    """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them itself; if it raises, they
-    stay. ``consumer`` and ``fence``: see `RedisBus`. ``on_back`` is called when Redis answers again. ``loop`` is the
-    name in metrics.
+    """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them; if it raises, they stay.
+
+    ``consumer`` and ``fence``: see `RedisBus`. ``on_back`` is called when Redis answers again. ``loop`` is the name in
+    metrics.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class StreamReader:
 
 
 async def _reset_ids(client: Redis, name: str) -> None:
-    """Set back the last ID of an empty stream if it is far in the future. Writers choose IDs, and the maximum would
-    block the stream permanently. Raises redis-py's errors.
+    """Set back the last ID of an empty stream if it is far in the future, or the maximum would block the stream:
+    writers choose IDs. Raises redis-py's errors.
     """
     seconds, _ = await client.time()
     now = seconds * 1000

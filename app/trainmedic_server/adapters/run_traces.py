@@ -1,6 +1,7 @@
-"""Listener that sends each closed run as a trace to an OpenTelemetry collector, as OTLP over HTTP in JSON. The run is
-the root span, with steps, attempts and ranks below it. IDs derive from the run's. Spans contain no parameters and no
-labels except the alert's name.
+"""Listener that sends each closed run as a trace (OTLP over HTTP in JSON).
+
+The run is the root span, with steps, attempts and ranks below it. Spans contain no parameters and no labels except the
+alert's name.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def _span(
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """`path` is the span's place in the run, `parent` that of the span above; None for the root."""
+    """`path` is the span's place in the run, `parent` that of the span above."""
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
         "traceId": _trace_id(run),
@@ -252,5 +253,5 @@ def _answered_at(answer: Any) -> datetime | None:
 
 
 def _nanoseconds(moment: datetime) -> str:
-    """Return Unix time in nanoseconds as decimal text, OTLP's JSON form of 64-bit integers."""
+    """OTLP's JSON form of 64-bit integers is decimal text."""
     return str((moment - _EPOCH) // timedelta(microseconds=1) * 1_000)

@@ -1,5 +1,4 @@
-"""Slurm through slurmrestd; implements `ports.slurm.Slurm`. Uses the newest of `API_VERSIONS` (data parsers, named in
-the path) that slurmrestd offers, determined again after an upgrade removed it.
+"""Slurm through slurmrestd, by the newest of `API_VERSIONS` that it offers.
 
 A status of 200 proves nothing: slurmrestd answers 200 with ``errors``, and for an unknown node 200 without a node. So
 every answer is checked for errors and for the requested name.
@@ -48,22 +47,20 @@ API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
 _CAN_REQUEUE = frozenset({"v0.0.45"})
 _CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
 _LISTS_CHANGES = frozenset({"v0.0.45"})
-"""Data parsers with a usable ``update_time``: slurmrestd 24.11 fails if nodes have changed and partitions have not."""
+"""slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not."""
 TIMEOUT = timedelta(seconds=20)
 """slurmctld answers late while it schedules thousands of jobs."""
 _BODY_LIMIT = 256 * 1024 * 1024
 """A job is about 10 kB of JSON, so this is some 25,000 jobs."""
 _NO_NODE, _NO_JOB, _ENDED, _NO_RESERVATION = 2018, 2017, 2021, 2053
-"""Slurm's error numbers (slurm_errno.h): invalid node name, invalid job id, job already completing or completed,
-invalid reservation.
-"""
+"""Slurm's error numbers (slurm_errno.h)."""
 _NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 6000)})
-"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out).
+"""Communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out).
 
-Those below 1000 are the system's. -1 states no cause: it comes from a controller under load.
+Numbers below 1000 are the system's. -1 states no cause: it comes from a controller under load.
 """
 _AUTH_ERRORS = frozenset({1007, 2002, 9202})
-"""Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
+"""Authentication errors: the token may have expired."""
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 
@@ -73,14 +70,14 @@ Record = TypeVar("Record")
 
 
 class _Listed(Struct, frozen=True):
-    """A list as slurmctld had it at the time `as_of`, in seconds since 1970 by its clock."""
+    """A list at the time `as_of`, in seconds since 1970 by slurmctld's clock."""
 
     as_of: int
     records: Sequence[Any]
 
 
 class SlurmRest:
-    """The token file is read for each call: a token expires (``scontrol token lifespan=…``)."""
+    """The token file is read for each call, because a token expires."""
 
     def __init__(
         self,
@@ -90,8 +87,8 @@ class SlurmRest:
         ca_file: Path | None = None,
         fence: Fence = no_fence,
     ) -> None:
-        """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``. `fence` is called before each
-        change and does not return if this server may not act. Raises ConfigurationError.
+        """Raises ConfigurationError. `fence` is called before each change and does not return if this server may not
+        act.
         """
         self._base, socket = _address(url)
         self._user = user
@@ -209,7 +206,7 @@ class SlurmRest:
         return (await self.job(job_id)).job_id if "+" in job_id else quote(job_id, safe="")
 
     async def _all(self, path: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
-        """Return a list. Slurm 26.05 sends it only if it has changed since the last call."""
+        """Slurm 26.05 sends a list only if it has changed."""
         known = self._lists.get(path) if await self._api_version() in _LISTS_CHANGES else None
         answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
         if known is not None and answer is _UNCHANGED:
@@ -272,7 +269,7 @@ class SlurmRest:
 
 
 def _address(url: str) -> tuple[str, str | None]:
-    """Return the beginning of all URLs, and the path of the UNIX socket if there is one. Raises ConfigurationError."""
+    """Return the beginning of all URLs, and a UNIX socket's path. Raises ConfigurationError."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "unix" and not parts.netloc and parts.path:
@@ -298,7 +295,7 @@ def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
-    """Raise if the answer has errors. Number 0 is a remark on an empty result."""
+    """Number 0 is a remark on an empty result, not an error."""
     errors = [each for each in _list(answer, "errors") if each.get("error_number") or status >= 400]
     may_be_done = is_change and status >= 500
     if not errors:
@@ -319,7 +316,6 @@ def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> No
 
 
 def _check_status(answer: Mapping[str, Any], job_id: str, fine: int | None = None) -> None:
-    """Raise if the answer states an error for a job or one of its steps."""
     for each in _list(answer, "status"):
         error = each.get("error")
         if not isinstance(error, Mapping):
@@ -335,7 +331,7 @@ def _number(value: int) -> dict[str, Any]:
 
 
 def _value(number: object) -> int | None:
-    """Return a number; None if it is unset, infinite, or not a number."""
+    """Return None for a number that is unset or infinite."""
     if isinstance(number, Mapping):
         if not number.get("set") or number.get("infinite"):
             return None
@@ -344,7 +340,7 @@ def _value(number: object) -> int | None:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """Return a list; older data parsers write it as text with commas."""
+    """Return a list, which older data parsers write as text with commas."""
     if isinstance(value, str):
         return tuple(part for part in value.split(",") if part)
     return tuple(str(each) for each in value) if isinstance(value, list) else ()
@@ -389,7 +385,6 @@ def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
 
 
 def _whole(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
-    """Return a heterogeneous job from all of its components."""
     jobs = [_job(each) for each in sorted(components, key=lambda each: _value(each.get("het_job_offset")) or 0)]
     return replace(
         jobs[0],
@@ -437,7 +432,7 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
 
 
 def _names_of(answer: Mapping[str, Any]) -> set[str]:
-    """Return a job's ids: its own, ARRAY_TASK for a task of an array, and LEADER+OFFSET for a component."""
+    """Include ARRAY_TASK of an array's task, and LEADER+OFFSET of a component."""
     names = {str(answer.get("job_id"))}
     array, task = _value(answer.get("array_job_id")), _value(answer.get("array_task_id"))
     if array and task is not None:
@@ -471,7 +466,7 @@ def _job(answer: Mapping[str, Any]) -> SlurmJob:
 
 
 def _gpus_by_node(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the indexes of ``gres_detail``, which has an entry such as ``gpu:h100:2(IDX:0-1),nic:1`` for each node."""
+    """Read ``gres_detail``, which has an entry such as ``gpu:h100:2(IDX:0-1),nic:1`` for each node."""
     details, nodes = answer.get("gres_detail"), _text(answer.get("nodes"))
     if not (isinstance(details, list) and details and nodes):
         return {}
@@ -489,7 +484,6 @@ def _indexes(detail: str) -> tuple[int, ...]:
 
 
 def is_responding(answer: Mapping[str, Any]) -> bool:
-    """Return whether a slurmctld has answered a ping."""
     # Data parsers before v0.0.43 have only the text.
     return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in _list(answer, "pings"))
 

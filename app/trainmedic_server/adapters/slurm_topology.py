@@ -1,7 +1,6 @@
 """Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain.
 
-The rest between readings grows with the time that they take, for slurmctld's sake. Slurm 26.05 sends lists only if they
-have changed.
+The rest between readings grows with their duration, for slurmctld's sake.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trainmedic_server.ports.slurm import NOT_THERE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
 _SHARE = 0.05
-"""Maximum share of the time in which slurmctld works for these readings."""
+"""Maximum share of slurmctld's time for these readings."""
 
 log = telemetry.logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The machine's clock, made steady, as a port."""
+"""The machine's clock, made steady."""
 
 from __future__ import annotations
 

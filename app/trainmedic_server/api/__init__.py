@@ -1,1 +1,1 @@
-"""Routes of the HTTP API and the documents that they return."""
+"""Routes of the HTTP API and their documents."""

@@ -1,4 +1,4 @@
-"""``GET /approvals``: questions that wait for people."""
+"""``GET /approvals``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 1000
-"""Most questions shown, oldest first."""
+"""The oldest are shown."""
 
 
 class StepAheadView(View):
@@ -37,8 +37,6 @@ class StepAheadView(View):
 
 
 class ApprovalView(View):
-    """A question that waits for people."""
-
     run_id: str
     playbook: str
     target: str | None
@@ -84,7 +82,6 @@ def router(history: History, auth: Authenticator, reads: ReadTurns, external_url
         responses=responses(401, 403, 503),
     )
     async def waiting() -> ApprovalList:
-        """Each question with the steps that follow, the number of GPUs, the approvers and the deadline."""
         async with reads.take():
             return await approvals(history, external_url)
 

@@ -26,13 +26,11 @@ from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import Transaction
 
 _SECONDS = 30.0
-"""Timeout of a test. Apprise's services wait some 8 s."""
+"""Apprise's services wait some 8 s."""
 T = TypeVar("T")
 
 
 class ChannelStore(Protocol):
-    """The part of the run store for recording a test."""
-
     async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 
 
@@ -89,7 +87,7 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
         dependencies=[Depends(viewer)],
     )
     async def listed() -> ChannelList:
-        """Each with its kinds of services and messages. No addresses, because they contain secrets."""
+        """Addresses are omitted, because they contain secrets."""
         items = [
             ChannelView(
                 name=name,
@@ -109,7 +107,7 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
         openapi_extra=body_schema(TestBody),
     )
     async def test(request: Request, name: str, actor: Principal = Depends(operator)) -> SentTestView:
-        """Send it now, and record the sender and the outcome. One test runs at a time."""
+        """Record the sender and the outcome. One test runs at a time."""
         body = await read_body(bodies, request, TestBody)
         if messaging.notifier is None or name not in messaging.services:
             there = ", ".join(sorted(messaging.services)) or "none"
@@ -138,7 +136,7 @@ def _may_go(name: str, kind: MessageKind, rule: MessageRule, messaging: Channels
 
 
 async def _sent(notifier: Notifier, name: str, actor: str, note: str) -> str:
-    """Send the test. Return why it failed; empty on success."""
+    """Return why it failed, "" on success."""
     text = f"Sent by {actor} to check that messages arrive here. Nothing has happened."
     try:
         async with asyncio.timeout(_SECONDS):

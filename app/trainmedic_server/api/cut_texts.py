@@ -1,6 +1,4 @@
-"""Truncation of annotations that exceed the server's limits. Labels are never truncated: a shorter one could mean
-something else.
-"""
+"""Truncation of annotations that exceed the server's limits. Labels stay: a shorter one could mean something else."""
 
 from __future__ import annotations
 
@@ -11,9 +9,8 @@ from itertools import chain, islice
 MOST_TEXTS = 1_000
 TEXT_LENGTH = 65_536
 TOTAL_LENGTH = 131_072
-"""Characters of all names and values together."""
+"""Characters of all names and values."""
 MARK_NAME = "trainmedic_cut"
-"""Annotation that states the original number of annotations."""
 
 _NAMES_LENGTH = TOTAL_LENGTH // 2
 _NOT_STORED = re.compile("[\0\ud800-\udfff]")
@@ -21,7 +18,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return at most `MOST_TEXTS` texts. If some are dropped, the last one counts them."""
+    """Drop surplus texts. The last one then counts them."""
     if len(texts) <= MOST_TEXTS:
         return texts
     kept = MOST_TEXTS - 1
@@ -30,9 +27,7 @@ def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts storable and within all limits, the longest truncated first. Deterministic. Expects at most
-    `MOST_TEXTS`.
-    """
+    """Return the texts storable and within all limits, the longest truncated first. Expects at most `MOST_TEXTS`."""
     joined = "".join(chain.from_iterable(texts.items()))
     if len(joined) <= TEXT_LENGTH and not holds_unstored(joined):
         return texts
@@ -44,7 +39,6 @@ def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def cut(text: str, length: int = TEXT_LENGTH) -> str:
-    """Return at most `length` characters. A mark at the end states the original length."""
     if len(text) <= length:
         return text
     mark = f"… [cut: {len(text):,} characters]"
@@ -60,7 +54,7 @@ def holds_unstored(text: str) -> bool:
 
 
 def _ceiling(lengths: Sequence[int], room: int) -> int:
-    """Return the length, up to `TEXT_LENGTH`, to which texts are truncated to fit into `room`."""
+    """Return the length to which texts are truncated to fit into `room`."""
     remaining: Iterable[int] = sorted(min(length, TEXT_LENGTH) for length in lengths)
     for index, length in enumerate(remaining):
         share = room // (len(lengths) - index)

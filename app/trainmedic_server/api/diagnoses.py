@@ -1,4 +1,4 @@
-"""``GET /jobs/{job}/diagnosis``: the server's verdict on a failure of a job."""
+"""``GET /jobs/{job}/diagnosis``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API's interfaces to the engine, playbooks, log rules and alert map."""
+"""Interfaces of the API to the server's other parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EnginePort(Protocol):
         ...
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Return what would be done about these alerts now. Raises StoreUnavailable."""
+        """Return what would be done now. Raises StoreUnavailable."""
         ...
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]: ...
@@ -44,8 +44,9 @@ class EnginePort(Protocol):
         *,
         undo: bool = False,
     ) -> Run:
-        """Execute an operator's command and return the run. `groups` are the operator's. `undo` reverts its changes
-        now. Raises NotFound, Conflict, NotEntitled, StoreUnavailable.
+        """Execute an operator's command. `groups` are the operator's. `undo` reverts the run's changes now.
+
+        Raises NotFound, Conflict, NotEntitled, StoreUnavailable.
         """
         ...
 
@@ -58,7 +59,7 @@ class EnginePort(Protocol):
         ...
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
-        """Add a pause. Return all controls, and the pause. Raises Conflict, StoreUnavailable."""
+        """Raises Conflict, StoreUnavailable."""
         ...
 
     async def resume(self, actor: str, pause_id: str | None = None, scope: Scope = EVERYTHING) -> Controls:
@@ -70,11 +71,11 @@ class EnginePort(Protocol):
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """Return what the run does next; None if it is over. Raises StoreUnavailable."""
+        """Return None if the run is over. Raises StoreUnavailable."""
         ...
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether an action changes something other than reverting another one."""
+        """Return whether an action does more than reverting another one."""
         ...
 
     @property
@@ -116,12 +117,12 @@ class AlertMapState(Protocol):
     def events(self) -> Collection[str]: ...
 
     def map_event(self, name: str, body: Any) -> MappedEvent | None:
-        """Return the event as mapped; None if no entry takes it. Raises PayloadError."""
+        """Return None if no entry takes the event. Raises PayloadError."""
         ...
 
     @property
     def unusable(self) -> str:
-        """Why no alert is accepted. Empty if the map was loaded."""
+        """Why no alert is accepted, "" if the map was loaded."""
         ...
 
 

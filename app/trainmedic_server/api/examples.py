@@ -1,4 +1,4 @@
-"""Examples for the OpenAPI document: the cooling of a hot GPU."""
+"""Examples for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``POST /explain``: what the server would do about an alert, and why."""
+"""``POST /explain``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ NDJSON = "application/x-ndjson"
 CSV = "text/csv"
 _TEXT = {"schema": {"type": "string"}}
 AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}}
-"""OpenAPI declaration of an answer that can be a stream."""
 _CHUNK_BYTES = 16 * KIB  # written at once; other requests run between two chunks
 Item = TypeVar("Item")
 
@@ -36,8 +35,9 @@ class Exports(Generic[Item]):
         self._turns = ReadTurns(limits.exports, 0, "exports")
 
     async def response(self, items: AsyncIterator[Item], media_type: str) -> Response:
-        """Return the stream of `items`. Raises Saturated, StoreUnavailable. The first item is fetched before anything
-        is sent, so that a store failure becomes a 503.
+        """Return the stream of `items`. Raises Saturated, StoreUnavailable.
+
+        The first item is fetched before anything is sent, so that a store failure becomes a 503.
         """
         write = {NDJSON: self._ndjson, CSV: self._csv}[media_type]
         async with AsyncExitStack() as until_closed:
@@ -66,7 +66,7 @@ class Exports(Generic[Item]):
 async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the header and the items in chunks. Pause after each for as long as it took, for the sake of deliveries."""
+    """Pause after each chunk for as long as it took, for the sake of deliveries."""
     buffer = [write(None), write(first)]
     size, began = 0, time.monotonic()
     async for item in others:

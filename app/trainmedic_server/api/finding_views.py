@@ -1,4 +1,4 @@
-"""Models of findings in the API."""
+"""API models of findings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ class FindingAlertView(View):
 
 
 class FindingView(View):
-    """Lines that match a log rule, about one target."""
-
     id: str
     rule: str
     role: Role
@@ -71,8 +69,6 @@ class FindingPage(View):
 
 
 class ExcerptView(View):
-    """Context of the first line in one stream."""
-
     node: str
     source: str
     stream: str
@@ -89,8 +85,6 @@ class FindingDetail(FindingView):
 
 
 class RunFinding(FindingView):
-    """A finding behind a run, with the context of its first line."""
-
     excerpt: ExcerptView | None
 
 
@@ -108,7 +102,7 @@ def detail(record: FindingRecord) -> FindingDetail:
 
 
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
-    """Return the first findings that raised these alerts, with excerpts for at most `_MOST_OF_RUN`."""
+    """Only `_MOST_OF_RUN` findings have excerpts."""
     began = {record.alert.fingerprint: record.alert.starts_at for record in alerts}
     of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get(SOURCE) == LOG]
     views: list[RunFinding] = []

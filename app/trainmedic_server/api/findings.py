@@ -1,4 +1,4 @@
-"""``GET /findings``, findings of a job, and kept jobs."""
+"""Routes of findings and of kept jobs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="T
 
 
 class KeepBody(ApiModel):
-    """The attempt, and the reason to keep it."""
-
     model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3, "note": "for the vendor"}]})
 
     attempt: int | None = Field(None, ge=1, le=1_000_000, strict=True, description="null for all of them.")
@@ -50,8 +48,6 @@ class KeepBody(ApiModel):
 
 
 class ReleaseBody(ApiModel):
-    """The attempt to release."""
-
     model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3}]})
 
     attempt: int | None = Field(
@@ -105,7 +101,7 @@ def reading(
         cursor: PageCursor = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Response:
-        """A page of findings. A rule makes one finding per target, however many ranks print the line.
+        """A rule makes one finding per target, however many ranks print the line.
 
         With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered result; `limit` and `cursor` are
         ignored.
@@ -127,7 +123,6 @@ def reading(
         responses=responses(401, 403, 404, 422, 503),
     )
     async def one(finding_id: FindingId) -> Response:
-        """The finding and, for up to a limited number of streams, its first line in context."""
         async with reads.take():
             record = await history.finding(finding_id)
             if record is None:
@@ -151,9 +146,7 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
         limit: PageLimit = 100,
         cursor: PageCursor = None,
     ) -> Response:
-        """A page of the findings known to be the job's. Findings that only a log file attributes to it are excluded. A
-        token with `jobs` may read it.
-        """
+        """Findings that only a log file attributes to the job are excluded. A token with `jobs` may read the page."""
         async with reads.take():
             try:
                 newest_first, next_cursor = await history.findings_page(replace(conditions, job=job), limit, cursor)
@@ -168,7 +161,7 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
         responses=responses(401, 403, 404, 422, 503),
     )
     async def one(job: JobName, finding_id: FindingId) -> Response:
-        """One finding that is known to be the job's, as in `GET /findings/{finding_id}`."""
+        """As `GET /findings/{finding_id}`, for a finding that is known to be the job's."""
         async with reads.take():
             record = await history.finding(finding_id)
             if record is None or job != (record.finding.target.job or record.finding.origin.job):
@@ -221,7 +214,7 @@ def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) ->
         openapi_extra=body_schema(ReleaseBody),
     )
     async def release(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobList:
-        """Remove one lock. The answer has the job's remaining locks."""
+        """The answer has the job's remaining locks."""
         body = await read_body(bodies, request, ReleaseBody)
         await kept_jobs.release(job, body.attempt, actor.name)
         return KeptJobList(items=[_view(each) for each in await kept_jobs.all() if each.job == job])

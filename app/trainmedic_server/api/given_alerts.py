@@ -1,8 +1,8 @@
-"""Parser of alerts in any common form: a webhook's body or one alert of it; Alertmanager's ``GET /api/v2/alerts`` (also
-``amtool alert query -o json``); Prometheus's ``GET /api/v1/alerts``; items of ``GET /alerts``; runs of the history,
-whose alerts count as firing, as at their decision; the time of a schedule.
+"""Parser of alerts in any common form.
 
-Each is converted to the webhook's form and checked like a delivery.
+These are a webhook's body or one alert of it; Alertmanager's ``GET /api/v2/alerts`` (also ``amtool alert query -o
+json``); Prometheus's ``GET /api/v1/alerts``; items of ``GET /alerts``; runs of the history, whose alerts count as
+firing, as at their decision; the time of a schedule.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ _UNKNOWN = (
 
 
 def read(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts in `document`, parsed JSON. Raises PayloadError. By default, an alert is firing and began at
-    `now`.
-    """
+    """Return the alerts in parsed JSON, by default firing since `now`. Raises PayloadError."""
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return _all_sound(document, now)
     if (beginning := _beginning(document, now)) is not None:
@@ -48,9 +46,7 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def _beginning(document: Any, now: datetime) -> Alert | None:
-    """Return the stand-in of a beginning without an alert: ``{"schedule": PLAYBOOK}``, or ``{"event": NAME, "labels":
-    {…}}``.
-    """
+    """Return the stand-in of ``{"schedule": PLAYBOOK}`` or ``{"event": NAME, "labels": {…}}``."""
     if isinstance(document, dict) and set(document) == {"event", "labels"} and isinstance(document["event"], str):
         labels = document["labels"]
         if isinstance(labels, dict):
@@ -61,7 +57,6 @@ def _beginning(document: Any, now: datetime) -> Alert | None:
 
 
 def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts of a webhook's body. A malformed one is an error here."""
     delivery = payload.delivery(document, "explained", now)
     if delivery.rejected:
         raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])
@@ -129,7 +124,7 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
 
 
 def _status(entry: Mapping[str, Any], now: datetime) -> Any:
-    """Return the webhook's status: resolved once the end is past, as in Alertmanager's API."""
+    """An alert is resolved once its end is past, as in Alertmanager's API."""
     status = entry.get("status")
     if isinstance(status, str):
         return status

@@ -1,4 +1,4 @@
-"""``GET /history`` and ``GET /jobs/{job}/history``: pages and exports of runs, and single runs."""
+"""Routes of the history: pages and exports of runs, and single runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="
 _PIECE = 100  # runs read at once for a page
 
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
-"""Decisions without an item: events of the joined run record them."""
+"""Events of the joined run record these decisions."""
 FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
 
 
@@ -71,7 +71,7 @@ def _router_of_runs(
         cursor: PageCursor = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Any:
-        """A page of runs and of decisions not to start one.
+        """Decisions not to start a run are included.
 
         With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered result; `limit` and `cursor` are
         ignored.
@@ -108,7 +108,6 @@ def _router_of_one(
         responses=responses(401, 403, 404, 409, 422, 503),
     )
     async def run(run_id: RunId) -> Response:
-        """The run with its alerts, findings, steps, events in order, and operator commands."""
         async with reads.take():
             record = await history.record(await run_ids.whole(now.present, run_id))
             if record is None:
@@ -149,7 +148,7 @@ def _router_of_job(
         limit: PageLimit = 100,
         cursor: PageCursor = None,
     ) -> Response:
-        """A page of the runs whose target is the job. A token with `jobs` may read it."""
+        """A token with `jobs` may read it."""
         own = replace(conditions, target=(f"job:{job}",))
         async with reads.take():
             try:
@@ -165,7 +164,7 @@ def _router_of_job(
         responses=responses(401, 403, 404, 422, 503),
     )
     async def run(job: JobName, run_id: WholeRunId) -> Response:
-        """One run whose target is the job, as in `GET /history/{run_id}`. The ID must be complete."""
+        """As `GET /history/{run_id}`. The ID must be complete."""
         async with reads.take():
             record = await history.record(run_id)
             target = record.run.target if record is not None else None
@@ -268,7 +267,8 @@ def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:
 async def _page(
     history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
 ) -> tuple[list[Run], str | None]:
-    """Return up to `limit` runs and the next cursor; fewer if `most_bytes` or the search's time limit is reached.
+    """Return runs and the next cursor; fewer runs if `most_bytes` or the search's time limit is reached.
+
     Raises ValueError for an invalid cursor.
     """
     runs: list[Run] = []

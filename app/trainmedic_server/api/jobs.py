@@ -1,4 +1,4 @@
-"""``GET /jobs`` and ``GET /agents``: connected jobs with their locations, and agents."""
+"""``GET /jobs`` and ``GET /agents``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PodPlace(ApiModel):
 
 
 class JobView(PresenceView):
-    """A job, its own report, and its location. Unknown lists are omitted."""
+    """Lists that are unknown are omitted."""
 
     connected: bool | None = Field(None, description="False, and present, if only the cluster knows the job.")
     nodes: list[str] | None = None
@@ -118,7 +118,7 @@ def _router(
             False, description="Also jobs that only the Kubernetes cluster knows, after the others of the last page."
         ),
     ) -> Response:
-        """By name, each with its own report (at most some seconds old) and its known nodes, GPUs and pods."""
+        """By name, at most some seconds old."""
         listed = await lists.jobs()
         directory = JobDirectory(listed.agents, cluster_topology())
 
@@ -145,15 +145,13 @@ def _router(
 
 
 class JobDirectory:
-    """Locations of jobs at one moment."""
-
     def __init__(self, agents: AgentTopology, cluster: ClusterTopology) -> None:
         self._agents = agents
         self._cluster = cluster
 
     def connected(self, job: Presence, members: Mapping[str, Any]) -> JobView:
-        """Return the view of a connected job. Its pods are those that agents see on its ranks' GPUs, else those
-        labelled with its name.
+        """Return the view of a job. Its pods are those that agents see on its ranks' GPUs, else those labelled with its
+        name.
         """
         ranks = ranks_in(job.name, job.details)
         gpus = {gpu_names.key(rank.gpu, rank.node): (rank.node, rank.gpu) for rank in ranks if rank.gpu}

@@ -1,4 +1,4 @@
-"""``GET /agents/log-cuts``: log data excluded because a job's or user's budget was used up."""
+"""``GET /agents/log-cuts``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ NodeNames = Annotated[Names, Query(description="Only cuts on these nodes; repeat
 
 
 class LogCutView(ApiModel):
-    """Data that one budget of log reading excluded."""
-
     node: str
     job: str | None = Field(description="Name of the job's directory or pod. Null if the cut is about a user.")
     uid: int | None = Field(description="Owner of the directory or file.")
@@ -48,7 +46,7 @@ def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
         responses=responses(401, 403, 422, 503),
     )
     async def log_cuts(limit: PageLimit = 1000, job: JobNames = None, node: NodeNames = None) -> Response:
-        """Reports of agents from the last ten minutes: a budget of a job or user was used up."""
+        """Reports from the last ten minutes."""
         listed = await lists.agents()
         return await asyncio.to_thread(lambda: AsciiJson.of(_listed(listed.presences, limit, job, node)))
 

@@ -1,4 +1,4 @@
-"""Operator commands for runs, and the list of playbooks."""
+"""Routes of operator commands for runs, and of playbooks."""
 
 from __future__ import annotations
 
@@ -39,15 +39,13 @@ CountsOfLate: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
 
 
 class OrderBody(ApiModel):
-    """Note, recorded with the command."""
-
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the fan was replaced"}]})
 
     note: str = Field("", max_length=2000, pattern=r"^[^\x00]*$")
 
 
 class EndingBody(OrderBody):
-    """Note, and whether to revert the run's changes at once. Both are recorded with the command."""
+    """Note, and whether to revert the run's changes at once."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "we look at it ourselves", "undo": True}]})
 
@@ -59,7 +57,7 @@ class EndingBody(OrderBody):
 
 
 class CloseBody(ApiModel):
-    """Why no undo is needed any more; recorded with the command."""
+    """Why no undo is needed any more."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the node is gone, and the card with it"}]})
 
@@ -67,8 +65,6 @@ class CloseBody(ApiModel):
 
 
 class EndBody(ApiModel):
-    """Note on who ended the job, and why; recorded."""
-
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "ended by scancel, its node was needed"}]})
 
     note: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00]*\S[^\x00]*$")
@@ -222,9 +218,7 @@ def overview(
         responses=responses(401, 403, 422, 503),
     )
     async def playbooks(counted: Counted = True) -> PlaybookList:
-        """Each with its source, version and outcomes of its runs; and why files were not loaded, those of the alert map
-        included.
-        """
+        """Files that were not loaded are included with their errors."""
         async with reads.take():
             counts = await counts_of_late() if counted else {}
         problems = (*catalog.problems, *(alert_map.problems if alert_map is not None else ()))

@@ -1,8 +1,7 @@
 """Verification of Trainmedic's own alerts that Alertmanager sends back.
 
-Playbooks trust the label ``source``, which anyone who posts alerts can write. So an alert with it must equal one in the
-run store; otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come from the
-store.
+Playbooks trust the label ``source``, which anyone who posts alerts can write. So an alert with it must equal a stored
+one. Otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come from the store.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class OwnAlerts:
         self._runbooks = runbooks
 
     async def checked(self, delivery: Delivery) -> Delivery:
-        """Return the delivery with only verified alerts marked as own. Raises StoreUnavailable."""
+        """Mark only verified alerts as own. Raises StoreUnavailable."""
         claims = [alert for alert in delivery.alerts if alert.labels.get(SOURCE) in (LOG, DIAGNOSIS)]
         if not claims:
             return delivery
@@ -70,7 +69,7 @@ def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
 
 
 def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
-    """Return the alert as its verdict states it. None if it is of none."""
+    """Return the alert as its verdict states it, None without a verdict."""
     for known in made:
         if known.labels is not None and _given(known.labels) == _given(alert.labels):
             annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}

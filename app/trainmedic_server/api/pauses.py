@@ -1,4 +1,4 @@
-"""Routes for pauses: ``/pause``, ``/pauses``, ``/resume``, and a playbook's temporary mode."""
+"""Routes for pauses and a playbook's temporary mode."""
 
 from __future__ import annotations
 
@@ -125,8 +125,6 @@ class ResumeBody(_ScopeBody):
 
 
 class PauseView(View):
-    """A pause, or a temporary observe mode of a playbook."""
-
     id: str
     by: str
     at: datetime = Field(description="When it was created.")
@@ -193,7 +191,6 @@ def _standing(
         dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
     )
     async def pauses() -> PauseList:
-        """Each with its author, scope, end and note."""
         return PauseList(items=pause_views(engine.controls, clock.now()))
 
     @routes.post(
@@ -253,7 +250,7 @@ def _switching(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """Execute the command. A playbook's name is no pattern. Raises NotFound, Conflict, StoreUnavailable."""
+    """A playbook's name is no pattern. Raises NotFound, Conflict, StoreUnavailable."""
     now = clock.now()
     orders = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
@@ -291,7 +288,7 @@ def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now:
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
-    """Return a warning if no loaded playbook has this name. The pause holds all the same."""
+    """Warn if no loaded playbook has this name. The pause holds all the same."""
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
         return ""

@@ -1,8 +1,8 @@
-"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`. Hand-written, to bound the reported
-problems and the work for a hostile body. `schemas.AlertmanagerPayload` documents the same contract; a test compares
-both.
+"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`.
 
-Alertmanager never retries a 4xx, so a malformed alert becomes a `RejectedAlert` and does not refuse its group.
+It is hand-written, to bound the reported problems and the work for a hostile body. `schemas.AlertmanagerPayload`
+documents the same contract; a test compares both. Alertmanager never retries a 4xx, so a malformed alert becomes a
+`RejectedAlert` and does not refuse its group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
 MOST_REJECTED = 10_000
-"""Most malformed alerts; more refuse the delivery. 8 MiB hold 8,000 real alerts."""
+"""More malformed alerts refuse the delivery. 8 MiB hold 8,000 real alerts."""
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
@@ -35,9 +35,11 @@ _MISSING: Any = object()
 
 
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
-    """Return the delivery in `document`, parsed JSON. Raises PayloadError with up to 20 problems if nothing is usable:
-    not version "4", no list ``alerts``, or only malformed alerts without an end. All but ``version``, ``status``,
-    ``labels`` and ``startsAt`` may be absent or null. A missing ``fingerprint`` is computed as in Alertmanager.
+    """Return the delivery in parsed JSON. All but ``version``, ``status``, ``labels`` and ``startsAt`` may be absent or
+    null.
+
+    Raises PayloadError with up to 20 problems if nothing is usable: not version "4", no list ``alerts``, or only
+    malformed alerts without an end. A missing ``fingerprint`` is computed as in Alertmanager.
     """
     if not isinstance(document, dict):
         raise PayloadError.at([("", "the body must be a JSON object")])
@@ -64,7 +66,7 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
 
 
 def alerts_only(delivery: Delivery) -> Delivery:
-    """Return the delivery with alerts that cannot pass for stand-ins: theirs is Alertmanager's fingerprint then."""
+    """Replace the fingerprints by which alerts could pass for stand-ins."""
     if not any(alert.is_stand_in for alert in delivery.alerts):
         return delivery
     alerts = (
@@ -75,7 +77,7 @@ def alerts_only(delivery: Delivery) -> Delivery:
 
 
 def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels of an event. Raises PayloadError if they exceed an alert's limits."""
+    """Raise PayloadError if an event's labels exceed an alert's limits."""
     problems = _Problems()
     sound = _labels(dict(labels), "labels", problems)
     problems.raise_any()
@@ -105,7 +107,7 @@ class _Problems:
 
 
 def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
-    """Return the valid and the malformed alerts. Raises PayloadError if none can be used."""
+    """Raises PayloadError if no alert can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()
@@ -211,7 +213,7 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
 
 
 def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str] | None:
-    """Return the annotations, truncated if too long; None if they are not texts."""
+    """Return the annotations, truncated if too long, None if they are not texts."""
     if value is None:
         return {}
     if type(value) is not dict:

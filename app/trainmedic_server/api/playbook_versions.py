@@ -1,4 +1,4 @@
-"""``GET /playbooks/{name}/versions`` and ``POST /playbooks/{name}/test``."""
+"""Routes of a playbook's versions and tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _MOST_RUNS = 20_000
 _MOST_LINES = 5_000
-"""Most lines of compared texts: a diff takes up to quadratic time."""
+"""A diff takes up to quadratic time."""
 
 PartOfVersion = Annotated[
     str | None,
@@ -63,7 +63,7 @@ class VersionList(View):
 
 
 class PlayBody(ApiModel):
-    """Empty: the tests are those next to the playbook."""
+    """The tests are those next to the playbook."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
 
@@ -105,7 +105,7 @@ def router(
         dependencies=[Depends(viewer)],
     )
     async def listed(name: str, before: PartOfVersion = None, after: PartOfVersion = None) -> VersionList:
-        """Each with the runs that used it. With `before`, also the difference to `after`, or to the loaded version."""
+        """With `before`, also the difference to `after`, or to the loaded version."""
         loaded = catalog.get(name)
         async with reads.take():
             used = await texts.versions.used_versions(name, _MOST_RUNS)
@@ -126,8 +126,8 @@ def router(
         openapi_extra=body_schema(PlayBody),
     )
     async def play(request: Request, name: str, _: Principal = Depends(operator)) -> PlayedTestsView:
-        """Like `trainmedic playbook test`: the present files, in virtual time, in a separate process without external
-        effects. Takes up to a minute. One runs at a time, and a few wait.
+        """Run the present files in virtual time, in a separate process without external effects. Takes up to a minute.
+        One runs at a time, and a few wait.
         """
         await read_body(bodies, request, PlayBody)
         loaded = catalog.get(name)

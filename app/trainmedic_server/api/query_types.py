@@ -1,4 +1,4 @@
-"""Query parameters that several routes share. Times are in ``times``."""
+"""Query parameters that several routes share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from trainmedic_server.http.problems import HttpProblem
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 MOST_VALUES = 20
-"""Most values of one filter."""
 Value = TypeVar("Value")
 Few = Annotated[list[Value], Field(max_length=MOST_VALUES)]
-"""Type of repeatable filters."""
 Names = Few[Name] | None
-"""Names, of which any matches. A route adds its meaning: ``Annotated[Names, Query(description=…)]``."""
+"""Any of these matches. A route adds its meaning: ``Annotated[Names, Query(description=…)]``."""
 PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
 PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")]
 

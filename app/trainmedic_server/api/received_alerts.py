@@ -82,8 +82,6 @@ class SuggestionView(View):
 
 
 class HeardAlertView(View):
-    """A received alert and the reactions to it."""
-
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -140,7 +138,7 @@ class HeardAlertView(View):
 
 
 class HeardAlertPage(View):
-    """Alerts, newest first. ``next`` is the cursor of the next page; null on the last."""
+    """``next`` is the cursor of the next page, null on the last."""
 
     items: list[HeardAlertView]
     next: str | None
@@ -154,9 +152,7 @@ async def page(
     cursor: str | None = None,
     most_bytes: int = 8 * MIB,
 ) -> HeardAlertPage:
-    """Return a page of received alerts; fewer than `limit` if `most_bytes` is reached. Raises ValueError for an invalid
-    cursor.
-    """
+    """Stop early at `most_bytes`. Raises ValueError for an invalid cursor."""
     newest_first: list[AlertRecord] = []
     size = 0
     while True:
@@ -215,11 +211,10 @@ def _reaction(reaction: Reaction, statuses: Mapping[str, Status]) -> ReactionVie
 
 
 _MISSPELT = 0.8
-"""Similarity of names that suggests a misspelling."""
 
 
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
-"""Playbooks by alertname, in alphabetical order."""
+"""By alertname, in alphabetical order."""
 
 
 def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
@@ -300,11 +295,10 @@ def router(
         cursor: PageCursor = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Response:
-        """A page of alerts by the time of first receipt, with each playbook's reaction and its reason.
+        """By the time of first receipt. Alerts without a reaction are included; `reacted=false` selects only those.
 
-        Alerts without a reaction are included; `reacted=false` selects only those. A repeated alert with the same start
-        is one item with a higher count. With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered
-        result; `limit` and `cursor` are ignored.
+        A repeated alert with the same start is one item with a higher count. With `Accept: application/x-ndjson` or
+        `text/csv`, stream the whole filtered result; `limit` and `cursor` are ignored.
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":

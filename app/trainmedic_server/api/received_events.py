@@ -24,7 +24,7 @@ _Read = Callable[[bytearray, datetime], Delivery]
 
 
 def reader(alert_map: AlertMapPort | None) -> Callable[[Request], _Read]:
-    """Return a function that returns the parser of a request's body. Raises NotFound for an unknown event."""
+    """Return a function that selects a request's parser. Raises NotFound for an unknown event."""
 
     def of(request: Request) -> _Read:
         name = request.path_params["name"]

@@ -22,7 +22,7 @@ _SHOWN = 8
 
 
 async def whole(present: Present, part: str) -> str:
-    """Return the complete ID of `part`; `part` itself if nothing matches. Raises Conflict, naming several matches, and
+    """Return the complete ID, `part` itself if nothing matches. Raises Conflict, naming several matches, and
     StoreUnavailable.
     """
     if not _SHORTEST <= len(part) < _WHOLE:

@@ -1,4 +1,4 @@
-"""Models of the webhook's body and reply, for OpenAPI only. A test compares them with `payload` and `webhook`."""
+"""OpenAPI models of the webhook's body and reply. A test compares them with `payload` and `webhook`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ Strings = Annotated[dict[Text, Text], Field(max_length=LABELS_PER_ALERT)]
 
 
 class PayloadAlert(ApiModel):
-    """One entry of ``alerts``."""
-
     model_config = ConfigDict(extra="allow")
 
     status: Literal["firing", "resolved"]

@@ -42,8 +42,6 @@ Key = Annotated[
 
 
 class RetryBody(ApiModel):
-    """Note, recorded with the run."""
-
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"note": "the agent is back"}]})
 
     note: str = Field("", max_length=2000, pattern=r"^[^\x00]*$")
@@ -111,7 +109,7 @@ def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
         openapi_extra=body_schema(RetryBody),
     )
     async def retry(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> StartedView:
-        """Start another run for this one's alert, which still fires, with the present playbook."""
+        """The alert must still fire. The present playbook applies."""
         body = await read_body(bodies, request, RetryBody)
         whole_id = await run_ids.whole(present, run_id)
         by = ByHand(actor.name, body.note.strip(), repeats=whole_id, key=body.key, groups=actor.groups)

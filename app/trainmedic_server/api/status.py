@@ -214,7 +214,7 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
 
 
 def _playbooks(catalog: CatalogPort) -> Dependency:
-    """Return the entry. It fails only if there are files and none could be loaded."""
+    """Fail only if there are files and none could be loaded."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
     return Dependency(ok=loaded > 0 or failed == 0, detail=detail)

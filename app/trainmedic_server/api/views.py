@@ -1,4 +1,4 @@
-"""Models of runs, their alerts and events in the API."""
+"""API models of runs, their alerts and events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GroupView(View):
 
 
 class HistoryItem(View):
-    """A run, or a decision not to start one, in one line."""
+    """A run, or a decision not to start one."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.ITEM]})
 
@@ -93,15 +93,13 @@ class HistoryItem(View):
 
 
 class HistoryPage(View):
-    """Runs, newest first. ``next`` is the cursor of the next page; null on the last."""
+    """``next`` is the cursor of the next page, null on the last."""
 
     items: list[HistoryItem]
     next: str | None
 
 
 class AlertView(View):
-    """An alert that started or joined the run."""
-
     fingerprint: str
     status: AlertStatus
     labels: dict[str, str]
@@ -130,8 +128,6 @@ class AttemptView(View):
 
 
 class UndoView(View):
-    """The recorded inverse of the step's action."""
-
     trigger: UndoTrigger
     action: str
     params: dict[str, Any]
@@ -205,9 +201,7 @@ class EffectView(View):
 
 
 def effect_view(run: Run, effect: Effect | None, are_measured: bool) -> EffectView | None:
-    """Return the run's effect, or why it is missing; None if the run changed nothing or belongs to a group.
-    `are_measured`: this server measures effects.
-    """
+    """Return None if the run changed nothing or belongs to a group. `are_measured`: this server measures effects."""
     if run.acted_at is None or run.is_group or run.parent is not None:
         return None
     if effect is not None:
@@ -218,8 +212,6 @@ def effect_view(run: Run, effect: Effect | None, are_measured: bool) -> EffectVi
 
 
 class HeldByView(View):
-    """Run for which another one waits, because both work on the same thing."""
-
     run_id: str
     playbook: str
     target: str
@@ -233,8 +225,6 @@ class HeldByView(View):
 
 
 class NextView(View):
-    """Next activity of a run, as far as known."""
-
     now: str | None = Field(description="The present step; null if it is at none.")
     waits_for: str | None = Field(description="What it waits for, for people; null if it does not wait.")
     holder: str | None = Field(description="The run that holds the target it waits for.")
@@ -255,8 +245,6 @@ class NextView(View):
 
 
 class RunView(HistoryItem):
-    """All data of a run."""
-
     model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
 
     ended_at: datetime | None
@@ -366,7 +354,7 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _deadline_of(run: Run) -> datetime | None:
-    """Return when the present step of an open run ends by itself. None if there is no such time."""
+    """Return None for a step that does not end by itself."""
     if not run.is_open:
         return None
     at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)

@@ -1,5 +1,6 @@
-"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable. Deliveries bypass FastAPI's
-middleware, routing and validation, which cost more than an admission.
+"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable.
+
+Deliveries bypass FastAPI's middleware, routing and validation, which cost more than an admission.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PATH = "/webhook"
 
 
 class RefusalReason(StrEnum):
-    """Why a delivery was answered with a 4xx. Alertmanager does not send it again."""
+    """Cause of a final 4xx reply to a delivery."""
 
     UNAUTHORIZED = "unauthorized"
     """No token, or an unknown one (401)."""
@@ -65,8 +66,6 @@ _Read = Callable[[bytearray, datetime], Delivery]
 
 
 class _PlainRoute(APIRoute):
-    """A route that calls its endpoint with the request directly."""
-
     def get_route_handler(self) -> _Handler:
         handler: _Handler = self.endpoint
         return handler
@@ -81,7 +80,6 @@ def endpoint(
     metrics: telemetry.Metrics,
     reader: Callable[[Request], _Read] = lambda _: _read,
 ) -> _Handler:
-    """Return the handler of deliveries. `reader` returns the parser of a request's body."""
     outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
     refusals = {reason: metrics.refused_deliveries.labels(reason) for reason in RefusalReason}
 
@@ -118,16 +116,12 @@ def endpoint(
 
 
 class WebhookApp:
-    """The endpoint as an ASGI application, for deliveries only."""
-
     def __init__(self, handle: _Handler) -> None:
         self._handle = handle
 
     @staticmethod
     def takes(scope: Scope) -> bool:
-        """Return whether the request is a delivery. Slashes around the path are ignored: Alertmanager never retries a
-        404, so ``…//webhook`` would lose alerts.
-        """
+        """Ignore slashes around the path: Alertmanager never retries a 404, so ``…//webhook`` would lose alerts."""
         return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

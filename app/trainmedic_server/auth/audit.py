@@ -44,7 +44,7 @@ class AuditLine(View):
 
 
 class ActPage(View):
-    """A page of actions, newest first. ``next`` is the `before` of the next page; null on the last."""
+    """``next`` is the `before` of the next page, null on the last."""
 
     items: list[views.EventView]
     next: int | None
@@ -74,7 +74,7 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         limit: PageLimit = 100,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Any:
-        """Approvals, operator commands, pauses, sign-ins: every event whose actor is not the server.
+        """Every event whose actor is not the server: approvals, operator commands, pauses, sign-ins.
 
         With `Accept: application/x-ndjson` or `text/csv`, all matches, newest first. Each line has a SHA-256 over
         itself and the hash of the line before.
@@ -92,7 +92,6 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
 
 
 def line_hash(previous: str, entry: dict[str, Any]) -> str:
-    """Return SHA-256 of the previous hash and of `entry` as JSON with sorted names."""
     ordered = {name: entry[name] for name in sorted(entry)}
     return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
 

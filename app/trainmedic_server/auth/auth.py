@@ -1,6 +1,6 @@
 """Authentication of requests: by a token (Bearer, or the password of Basic), a browser session, or a trusted proxy.
-Without tokens and proxies, every client is ``anonymous`` and may do everything, by default on loopback only
-(`check_exposure`).
+
+Without tokens and proxies, every client is ``anonymous`` and may do everything, by default on loopback only.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ class Principal(Struct, frozen=True):
     jobs: tuple[str, ...] | None = None
     """Shell patterns: only paths below ``/jobs/{job}`` of matching jobs are allowed. None: no such limit."""
     groups: frozenset[str] = frozenset()
-    """Groups that playbooks name as approvers."""
 
     def may_ask_of(self, job: str | None) -> bool:
-        """Return whether it may use a path with this job; `job` is None if the path has none."""
         if self.jobs is None:
             return True
         return job is not None and any(fnmatch.fnmatchcase(job, pattern) for pattern in self.jobs)
@@ -62,8 +60,8 @@ ANONYMOUS = Principal("anonymous", frozenset(TokenRole))
 
 
 class Authenticator:
-    """Checks the tokens' file for changes every 5 s at most. If it becomes invalid, the earlier tokens stay valid and
-    an error is logged. `monotonic` is a clock in seconds.
+    """Checks the tokens' file every 5 s at most. If it becomes invalid, the earlier tokens stay valid. `monotonic` is
+    in seconds.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class Authenticator:
     ) -> None:
         self.proxies = proxies
         self.sessions: Sessions | None = None
-        """Set by wiring if browsers can sign in."""
+        """Set if browsers can sign in."""
         self._tokens = tuple(accepted)
         self._file = file
         self._monotonic = monotonic
@@ -88,11 +86,10 @@ class Authenticator:
 
     @property
     def has_tokens(self) -> bool:
-        """True if clients must authenticate, by a token or a trusted proxy."""
         return bool(self._tokens) or self.proxies.are_set
 
     def require(self, request: HTTPConnection, role: TokenRole, *, acts: bool | None = None) -> Principal:
-        """Return the principal. Raises HttpProblem (401 or 403) if it may not act as `role`.
+        """Raise HttpProblem (401 or 403) if the principal may not act as `role`.
 
         `acts`: the request changes something, which pages of other sites may not do. Default: all roles except viewer.
         """
@@ -116,7 +113,7 @@ class Authenticator:
         return principal
 
     def allows(self, request: HTTPConnection, role: TokenRole) -> bool:
-        """Return whether the request may still act as `role`; for long streams."""
+        """Return whether a long stream may still act as `role`."""
         try:
             self.require(request, role)
         except HttpProblem:
@@ -152,7 +149,7 @@ class Authenticator:
         return Principal(match.name, match.roles, match.jobs, match.groups)
 
     def _in_session(self, request: HTTPConnection) -> Principal | None:
-        """Return the signed-in user: its token's present rights without deliveries, which no browser sends."""
+        """Return the token's present rights without deliveries, which no browser sends."""
         session = self.sessions.of(request.headers.get("cookie")) if self.sessions else None
         token = next((each for each in self._tokens if session and each.digest.hex() == session.token), None)
         if token is None or token.jobs is not None:
@@ -235,7 +232,6 @@ def _unauthenticated(detail: str) -> HttpProblem:
 
 
 def _presented(authorization: str | None) -> bytes | None:
-    """Return the header's token; None if it is absent or malformed."""
     scheme, _, value = (authorization or "").partition(" ")
     value = value.strip()
     match scheme.lower():

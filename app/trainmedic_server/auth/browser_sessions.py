@@ -1,6 +1,4 @@
-"""Browser sessions. Only the browser has the secret; the store has its hash. All are in memory. Only the leader begins
-and ends them.
-"""
+"""Browser sessions, all in memory. The store has only hashes of their secrets. Only the leader begins and ends them."""
 
 from __future__ import annotations
 
@@ -20,21 +18,19 @@ from trainmedic_server.ports.store import Transaction
 
 COOKIE = "trainmedic_session"
 SECURE_COOKIE = f"__Host-{COOKIE}"
-"""Name of the cookie over TLS. Browsers accept it from this very host only, not from others of the domain."""
+"""Cookie over TLS. Browsers accept it from this very host only, not from others of the domain."""
 BASE_COOKIE = f"__Secure-{COOKIE}"
-"""Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
+"""Cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
 _SKEW = timedelta(minutes=5)
 """Largest clock difference between servers. A session from further in the future has ended."""
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
-"""Most sessions of one token. The oldest ends when another begins."""
+"""The oldest session of a token ends when another begins."""
 T = TypeVar("T")
 
 
 class SessionStore(Protocol):
-    """The part of the run store that sessions need."""
-
     async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 
 
@@ -49,7 +45,7 @@ class Sessions:
         self._by_digest = {session.digest: session for session in stored}
 
     def of(self, cookie_header: str | None) -> Session | None:
-        """Return the session of a ``Cookie`` header. None if it has none, or it is over."""
+        """Return None if the cookie has no session, or it is over."""
         now = self._clock.now()
         found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
         return next((session for session in found if session is not None and _lasts(session, now)), None)
@@ -98,7 +94,7 @@ def _hash(secret: str) -> str:
 
 
 def _secrets_in(cookie_header: str) -> list[str]:
-    """Return the possible secrets. A cookie under a name that only this host can set overrules the plain name."""
+    """A cookie under a name that only this host can set overrules the plain name."""
     pairs = [piece.strip().partition("=")[::2] for piece in cookie_header.split(";")]
     secure = [value for name, value in pairs if name in (SECURE_COOKIE, BASE_COOKIE)]
     return secure or [value for name, value in pairs if name == COOKIE]

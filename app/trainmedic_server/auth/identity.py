@@ -1,5 +1,6 @@
-"""Users authenticated by a proxy (oauth2-proxy and others), from ``X-Forwarded-User`` and ``X-Forwarded-Groups``. Any
-client can send these: they count only from ``--trusted-proxy`` networks.
+"""Users authenticated by a proxy, from ``X-Forwarded-User`` and ``X-Forwarded-Groups``.
+
+Any client can send these headers: they count only from ``--trusted-proxy`` networks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TrustedProxies:
         return any((mapped or address) in network for network in self._networks)
 
     def user_of(self, request: HTTPConnection) -> tuple[str, frozenset[TokenRole], frozenset[str]] | None:
-        """Return name, roles and groups of the user. None if no trusted proxy names one, or the name is invalid."""
+        """Return name, roles and groups. None if no trusted proxy names a user, or the name is invalid."""
         users = request.headers.getlist(USER_HEADER)
         if len(users) != 1 or not self.speak_for(request):
             return None

@@ -1,4 +1,4 @@
-"""``GET /sessions`` and ``DELETE /sessions/{id}``: signed-in browsers."""
+"""Routes of browser sessions."""
 
 from __future__ import annotations
 

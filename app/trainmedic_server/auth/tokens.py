@@ -1,4 +1,4 @@
-"""Reader of the tokens file, a YAML list of ``{name, sha256, roles}``, optionally with ``groups`` and ``jobs``."""
+"""Tokens file: a YAML list of ``{name, sha256, roles}``, optionally with ``groups`` and ``jobs``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenRole(StrEnum):
 
 
 class Token(Struct, frozen=True):
-    """One entry. ``digest`` is the SHA-256 of the token's UTF-8 bytes."""
+    """``digest`` is the SHA-256 of the token's UTF-8 bytes."""
 
     name: str
     digest: bytes
@@ -39,7 +39,6 @@ class Token(Struct, frozen=True):
     jobs: tuple[str, ...] | None = None
     """Shell patterns: valid only below ``/jobs/{job}`` of matching jobs. None: no such limit."""
     groups: frozenset[str] = frozenset()
-    """Groups of the token's owner, which playbooks name as approvers."""
 
 
 def read(path: Path) -> tuple[Token, ...]:
@@ -52,7 +51,6 @@ def read(path: Path) -> tuple[Token, ...]:
 
 
 def parse(text: str, source: str) -> tuple[Token, ...]:
-    """Return the tokens in `text`. `source` is the file's name for messages."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         # The reader's message contains keys and positions; text in braces is a value, possibly a token.
@@ -77,7 +75,7 @@ class _Location(Struct, frozen=True):
     index: int
 
     def error(self, member: str, problem: str) -> ConfigurationError:
-        """Return the error with file, line and field; for the whole entry if `member` is empty."""
+        """Return the error for a field, for the whole entry if `member` is empty."""
         line = self.document.problem((self.index, member), problem, at_key=True).line
         field = f"{self.index}.{member}" if member else str(self.index)
         return ConfigurationError(f"{self.source}:{line}: {field} {problem}")

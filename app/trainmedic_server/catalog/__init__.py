@@ -1,1 +1,1 @@
-"""Playbooks and alert maps. All errors of a file are reported at once, as values (``trainmedic_core.problems``)."""
+"""Playbooks and alert maps. All errors of a file are reported at once, as values."""

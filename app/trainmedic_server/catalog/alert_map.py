@@ -1,6 +1,4 @@
-"""Compiled alert map: the accepted alerts and their renames, applied before any playbook (`ports.alert_map.AlertMap`).
-Pure.
-"""
+"""Compiled alert map: the accepted alerts and their renames, applied before any playbook. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +32,6 @@ class Rename(Struct, frozen=True):
     column: int
     alertnames: tuple[str, ...]
     name: str | None = None
-    """None if the alert keeps its name."""
     matchers: tuple[Matcher, ...] = ()
     labels: tuple[tuple[str, LabelValue], ...] = ()
     drop: frozenset[str] = frozenset()
@@ -44,14 +41,13 @@ class Rename(Struct, frozen=True):
         return {label: value for label, value in self.labels if isinstance(value, str)}
 
     def takes(self, labels: Mapping[str, str]) -> bool:
-        """A value that is too long does not match."""
         try:
             return all(matcher.matches(labels) for matcher in self.matchers)
         except ValueTooLong:
             return False
 
     def renamed(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return the alert's labels after the entry's changes. Templates see the labels before any is dropped."""
+        """Templates see the labels before any is dropped."""
         made = {label: value for label, value in labels.items() if label not in self.drop}
         scope = {"labels": dict(labels)}
         for label, value in self.labels:
@@ -78,14 +74,11 @@ class Accept(Struct, frozen=True):
 
 
 class CompiledAlertMap(Struct, frozen=True):
-    """All files together."""
-
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
     events: Mapping[str, Sequence[EventEntry]] = field(default_factory=dict)
-    """By name of the event."""
     unusable: str = ""
-    """Reason to accept no alert: a file that was never loaded may have conditions."""
+    """A file that was never loaded may have conditions, so no alert is accepted."""
 
     @classmethod
     def of(
@@ -122,7 +115,6 @@ class CompiledAlertMap(Struct, frozen=True):
         return MappedAlert(mapped, self._refusal(sent))
 
     def map_event(self, name: str, body: Any) -> MappedEvent | None:
-        """Return the event as mapped; None if no entry takes it. Raises PayloadError."""
         return event_map.map_event(self.events.get(name, ()), body)
 
     def rename_of(self, labels: Mapping[str, str]) -> Rename | None:

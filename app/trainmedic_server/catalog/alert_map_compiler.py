@@ -1,4 +1,4 @@
-"""Compiler of alert maps from YAML. Errors have line, column and the nearest valid names."""
+"""Compiler of alert maps. Errors have line, column and the nearest valid names."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class _Compilation:
         names: tuple[str, ...],
         parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
     ) -> Expression | TextTemplate | None:
-        """Return the compiled text; None after reporting wrong syntax."""
+        """Return None after reporting wrong syntax."""
         try:
             tree = parse(text)
             self.allowance.spend_on_template(len(tree.every))

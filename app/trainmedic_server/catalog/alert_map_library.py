@@ -1,5 +1,6 @@
-"""Alert map of some files, kept up to date. A missing or invalid file keeps its last valid content; if it was never
-valid, no alert is accepted.
+"""Alert map of some files, kept up to date.
+
+A missing or invalid file keeps its last valid content. If it was never valid, no alert is accepted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_compiler import CompiledFile
 
 RESCAN = 2.0
-"""Seconds. The few small files are read each time."""
+"""Seconds."""
 
 log = telemetry.logger(__name__)
 

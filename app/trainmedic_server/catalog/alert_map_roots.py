@@ -1,4 +1,4 @@
-"""Paths of alert maps: files and folders, and the shipped maps by their names."""
+"""Paths of alert maps: files, folders, and names of shipped maps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Files that playbook steps name by ``template:``. They become part of the playbook's version under ``files``, so a run
-keeps its manifest.
+"""Files that playbook steps name by ``template:``.
+
+They become part of the playbook's version under ``files``, so a run keeps its manifest.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ def paths(document: YamlDocument) -> list[Path]:
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """Add the files that a playbook names to its document, so that its text contains them. Return the problems if one
-    is missing.
-    """
+    """Add the named files to the document, so that its text contains them. Return the problems if one is missing."""
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # It contains its files already.
     added: dict[str, str] = {}
@@ -75,7 +74,6 @@ def length(document: YamlDocument, name: str) -> int:
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
-    """Return the attached file `name` as a mapping, or its problems."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):

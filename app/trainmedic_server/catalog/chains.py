@@ -1,4 +1,4 @@
-"""Checks of playbooks that the ends of other playbooks' runs start."""
+"""Playbooks that the ends of other playbooks' runs start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 
 
 def ring_from(name: str, playbooks: Mapping[str, YamlPlaybook]) -> Sequence[str]:
-    """Return a shortest chain of runs from the playbook back to itself, by name; empty if there is none."""
+    """Return a shortest chain of runs from the playbook back to itself, empty if there is none."""
     before: dict[str, str] = {}
     waiting = [name]
     for each in waiting:
@@ -26,7 +26,7 @@ def ring_from(name: str, playbooks: Mapping[str, YamlPlaybook]) -> Sequence[str]
 
 
 def cycles(playbooks: Mapping[str, YamlPlaybook]) -> Iterator[tuple[YamlPlaybook, FileProblem]]:
-    """Yield each playbook whose run's end starts its own run again, directly or by way of others."""
+    """Yield each playbook whose run's end starts its own run again."""
     for name, playbook in playbooks.items():
         ring = ring_from(name, playbooks) if playbook.definition.on.run is not None else ()
         if ring:
@@ -35,7 +35,6 @@ def cycles(playbooks: Mapping[str, YamlPlaybook]) -> Iterator[tuple[YamlPlaybook
 
 
 def warnings(playbooks: Sequence[YamlPlaybook]) -> Iterator[FileProblem]:
-    """Warn of ``on.run`` with playbooks that are not among these."""
     names = {playbook.definition.name for playbook in playbooks}
     for playbook in playbooks:
         for cause in _causes(playbook):

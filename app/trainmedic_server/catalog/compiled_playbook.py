@@ -1,4 +1,4 @@
-"""Compiled playbook: `ports.playbooks.CompiledPlaybook` without further reading or parsing."""
+"""Compiled playbook, evaluated without further reading or parsing."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ class CompiledStep(Struct, frozen=True):
     """None if the parameters contain templates."""
     message: Expression | TextTemplate | str = ""
     undo: CompiledStep | None = None
-    """The step's own undo. Its parameters may use ``output``, that of the step."""
+    """Its parameters may use ``output``, that of the step."""
     uses_output: bool = False
     queries: Mapping[str, QuotedQuery] = field(default_factory=dict)
-    """Parameters that are PromQL."""
     until: Expression | None = None
 
 
 class CompiledUse(Struct, frozen=True):
-    """A fragment in a playbook: its steps see its inputs and one another only."""
+    """A fragment in a playbook: its steps see only its inputs and one another."""
 
     id: str
     fragment: str
@@ -60,7 +59,7 @@ class CompiledUse(Struct, frozen=True):
     values: ValueTemplate | None
 
     def inside(self, scope: Scope) -> Scope:
-        """Return the names of its steps. Raises ExpressionError."""
+        """Return the names that its steps see. Raises ExpressionError."""
         steps = {name: scope["steps"][full] for name in self.ids if (full := f"{self.id}.{name}") in scope["steps"]}
         return {**{name: value for name, value in scope.items() if name != "vars"}, "steps": steps} | {
             "inputs": self._read(scope)
@@ -88,13 +87,11 @@ class YamlPlaybook(Struct, frozen=True):
     condition: Expression | None = None
     parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)
     selectors: Mapping[str, tuple[Expression | TextTemplate | str, ...]] = field(default_factory=dict)
-    """Of a group, by attribute."""
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: QuotedQuery | None = None
     remembers: Mapping[str, timedelta] | None = None
     uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)
-    """By step of a fragment."""
 
     def effect_query(self, run: Run) -> str | None:
         """Return None to use the alert's rule. Raises ExpressionError."""
@@ -121,7 +118,7 @@ class YamlPlaybook(Struct, frozen=True):
         return Match(False, missing, unproven=True) if missing else Match(True)
 
     def _refusal_of_name(self, alert: Alert) -> str:
-        """Return why the alert does not begin the playbook, before its conditions; empty if it does."""
+        """Return why the alert does not begin the playbook, "" if it does."""
         trigger, names = self.definition.on, self.definition.begins_with
         if trigger.manual is not None:
             return "people start it, no alert does"
@@ -247,7 +244,7 @@ class YamlPlaybook(Struct, frozen=True):
 
 
 def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
-    """Rendered numbers are written out where text is required. Raises ValidationError."""
+    """Write out rendered numbers where text is required. Raises ValidationError."""
     try:
         return model.model_validate(rendered)
     except ValidationError as error:
@@ -258,7 +255,7 @@ def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
 
 
 def _write_out(rendered: Any, path: DocumentPath) -> bool:
-    """Make the number at `path` text. Return False for other values."""
+    """Return False for values other than numbers."""
     for part in path[:-1]:
         rendered = rendered[part]
     value = rendered[path[-1]] if path else None

@@ -1,6 +1,4 @@
-"""Compiler from a YAML document to a playbook, or to all its errors. The parts are checked one by one, so that one
-error does not hide others.
-"""
+"""Compiler of playbooks. The parts are checked one by one, so that one error does not hide others."""
 
 from __future__ import annotations
 
@@ -61,9 +59,8 @@ from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
 _ALONE = ("steps", CHECK, ON_LIMITED)
-"""Phases whose steps see no other phase's."""
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
-"""Keys with text for people, in which a ``#3`` is hardly a comment."""
+"""Texts for people, in which a ``#3`` is hardly a comment."""
 
 
 def compile_document(
@@ -203,7 +200,7 @@ class _Compilation:
         }  # fmt: skip
 
     def _kind_in(self, phase: str) -> TargetKind | None:
-        """Return the kind of target of a phase's steps: those at the end of a group are its parent run's."""
+        """Steps at the end of a group have its parent run's target."""
         return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
     def _effect(self, written: Any) -> quoted_query.QuotedQuery | None:
@@ -220,7 +217,6 @@ class _Compilation:
         return query
 
     def _constants(self, value: Any, path: DocumentPath) -> None:
-        """Report templates in variables, because they would not be rendered."""
         if isinstance(value, dict):
             for key, each in value.items():
                 self._constants(each, (*path, key))
@@ -274,7 +270,7 @@ class _Compilation:
     def _inside(
         self, use: Use, index: int, outer: VisibleNames, outputs: Mapping[str, Mapping[str, Shape]]
     ) -> VisibleNames:
-        """Return the names in a step of a fragment. At its first step, compile what is given."""
+        """At its first step, also compile the inputs that are given."""
         if index == use.first:
             values = self._template(use.values, use.place, outer, f"inputs of fragment {use.fragment}")
             made = CompiledUse(use.id, use.fragment, use.ids, use.declared, values)
@@ -375,7 +371,6 @@ class _Compilation:
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath, step: CompiledStep,
         names: VisibleNames,
     ) -> CompiledStep:  # fmt: skip
-        """Return the step with its parameters."""
         queries: dict[str, quoted_query.QuotedQuery] = {}
         for name in getattr(action, "promql", ()):
             if evaluation.is_template(raw.get(name)) and (query := self._query(raw[name], (*path, name), names)):
@@ -404,7 +399,6 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _choose_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        """Note a step on jobs."""
         kind, written = self._kind_in(_phase_at(path)), entry.get("target")
         if kind is None:
             return
@@ -462,7 +456,7 @@ class _Compilation:
             self._problem((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], place: DocumentPath) -> BaseModel | None:
-        """Report the certain errors. Return the parameters if all are constants and valid, otherwise None."""
+        """Report the certain errors. Return None unless all parameters are constants and valid."""
         templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
         unknown = [inner for inner, text in _texts(filled, ()) if evaluation.is_template(text)]
@@ -525,7 +519,7 @@ class _Compilation:
         name: str,
         parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
     ) -> Expression | TextTemplate | None:
-        """Return the compiled text; None after reporting wrong syntax or names."""
+        """Return None after reporting wrong syntax or names."""
         self.place = path
         try:
             tree = parse(text)
@@ -576,7 +570,6 @@ def _of_input(kind: Any) -> Shape:
 
 
 def _names_output(text: str) -> bool:
-    """Return whether a template uses ``output``."""
     if not evaluation.is_template(text):
         return False
     try:

@@ -1,6 +1,4 @@
-"""Words of other systems in playbooks, and how it is written here. Only texts of errors: this module neither accepts
-nor refuses anything.
-"""
+"""Advice in errors for words of other systems in playbooks. It neither accepts nor refuses anything."""
 
 from __future__ import annotations
 
@@ -31,7 +29,6 @@ _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
 def _table(words: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the cure by word, from the words by cure."""
     return {word: cure for cure, written in words.items() for word in written.split()}
 
 
@@ -296,7 +293,7 @@ _MALFORMED: Sequence[tuple[str, str]] = (
 
 
 def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
-    """Return how the value at `path`, refused with pydantic's error type `kind`, is written. None if unknown."""
+    """Return None if no advice is known. `kind` is pydantic's error type."""
     if path[:2] == place_of(ON_LIMITED):
         return _of_limited(path[1:], kind, value)
     if path[:2] == place_of(CHECK):
@@ -377,7 +374,7 @@ def of_parameter(action: str, path: DocumentPath, kind: str) -> str | None:
 
 
 def of_expression(text: str) -> str:
-    """Return how a malformed expression is written, as the end of an error. Empty if unknown."""
+    """Return "" if no advice is known."""
     return next((f"; {cure}" for pattern, cure in _MALFORMED if re.search(pattern, text)), "")
 
 

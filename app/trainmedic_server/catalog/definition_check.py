@@ -132,7 +132,6 @@ def _inputs(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
 
 
 def _without_alert(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    """Check that nothing needs the alert of a playbook that has none."""
     starter = definition.on.starter
     if not starter:
         return

@@ -1,4 +1,4 @@
-"""Compiled entries of an alert map for events: JSON bodies to labels, or to alerts. Pure."""
+"""Compiled entries of an alert map for events: JSON bodies to labels or alerts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from trainmedic_server.errors import PayloadError
 from trainmedic_server.ports.alert_map import MappedEvent
 
 Value = Expression | TextTemplate | str
-"""A template over ``body``, or a constant."""
 
 
 class EventEntry(Struct, frozen=True):
@@ -25,7 +24,7 @@ class EventEntry(Struct, frozen=True):
     labels: tuple[tuple[str, Value], ...] = ()
     key: Value | None = None
     alerts: Value | None = None
-    """List of alerts in Alertmanager's form. None for an event."""
+    """None for an event."""
 
     def takes(self, scope: Mapping[str, Any]) -> bool:
         """Raises PayloadError."""
@@ -54,7 +53,7 @@ class EventEntry(Struct, frozen=True):
 
 
 def map_event(entries: Sequence[EventEntry], body: Any) -> MappedEvent | None:
-    """Return the result of the first entry whose ``when`` holds; None if none does. Raises PayloadError."""
+    """Return the first entry's result, None if none takes the event. Raises PayloadError."""
     scope = {"body": body}
     return next((entry.mapped(scope) for entry in entries if entry.takes(scope)), None)
 
@@ -70,7 +69,7 @@ def _value(field: str, value: Value, scope: Mapping[str, Any], problems: list[tu
 
 
 def _text(field: str, value: Value, scope: Mapping[str, Any], problems: list[tuple[str, str]]) -> str:
-    """Return the value as text; empty for null."""
+    """Return "" for null."""
     made = _value(field, value, scope, problems)
     if isinstance(made, bool):
         return str(made).lower()

@@ -1,4 +1,4 @@
-"""Check of the types in conditions and templates: what can never be true, or is always true, is reported."""
+"""Check of types in conditions and templates: what is never or always true is reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from trainmedic_core.problems import did_you_mean
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Each, Shape, member
 
 METHODS = ("get", "items", "keys", "values")
-"""Of mappings, usable in expressions."""
 
 _SIGNS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
 _ORDERS = ("gt", "gteq", "lt", "lteq")
@@ -49,7 +48,6 @@ def check(tree: SyntaxTree, scope: Mapping[str, Shape]) -> Iterator[str]:
 
 
 def is_list(tree: SyntaxTree, scope: Mapping[str, Shape]) -> bool:
-    """Return whether the text is one expression, for a list."""
     shape = _Checking(scope).shape_of(tree.expression) if tree.expression is not None else ANY
     return isinstance(shape, Each) and shape.is_list
 
@@ -92,7 +90,7 @@ class _Checking:
         return ANY
 
     def _of_duration(self, inner: nodes.Node) -> Shape:
-        """Return what ``duration`` makes: a text of seconds, seconds of a text such as 10m."""
+        """``duration`` makes a text of seconds, and seconds of a text such as 10m."""
         if isinstance(inner, nodes.Const) and isinstance(inner.value, str):
             return ANY if _is_number(inner.value) else NUMBER
         return TEXT if self.shape_of(inner) is NUMBER else ANY
@@ -104,7 +102,6 @@ class _Checking:
         return member(owner, name)
 
     def unknown_output(self, node: nodes.Node) -> Iterator[str]:
-        """Yield the error of a member that the output of a step cannot have."""
         owner, name = _owner_and_name(node)
         if owner is None or not _is_of_output(owner):
             return
@@ -169,7 +166,6 @@ class _Checking:
             yield f"{_written(left)} is text and the list has numbers; put them in quotes"
 
     def truth(self, node: nodes.Node) -> Iterator[str]:
-        """Yield the error of a part of a condition that is always true."""
         parts = names.chain(node)
         if isinstance(node, nodes.Const) and isinstance(node.value, str) and node.value:
             yield (
@@ -201,14 +197,12 @@ _EXAMPLES = {
 
 
 def always_true(name: str, value: Any) -> str | None:
-    """Return the error if a variable that a condition uses alone is a text that means false."""
     if isinstance(value, str) and value.lower() in _FALSE_WORDS:
         return f"vars.{name} is the text {value!r}, which counts as true; write {name}: false"
     return None
 
 
 def bare_variables(tree: SyntaxTree) -> Iterator[str]:
-    """Yield the variables that decide alone about a condition or a part of it."""
     for node in _conditions(tree):
         parts = names.chain(node)
         if parts is not None and len(parts) == 2 and parts[0] == "vars":
@@ -248,7 +242,6 @@ def _is_of_output(node: nodes.Node) -> bool:
 
 
 def _elsewhere(shape: Mapping[str, Shape], name: str) -> str:
-    """Return where a member of this name is, or the names there are."""
     for key, inner in shape.items():
         if isinstance(inner, Mapping) and name in inner:
             return f"; did you mean '{key}.{name}'?"

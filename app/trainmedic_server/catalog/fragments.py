@@ -1,5 +1,6 @@
-"""Fragments: their steps take the place of ``use`` before a playbook is checked. Their texts become part of the
-playbook's version under ``fragments``, so a run keeps its steps.
+"""Fragments, whose steps take the place of ``use`` before a playbook is checked.
+
+Their texts become part of the playbook's version under ``fragments``, so a run keeps its steps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from trainmedic_server.domain.playbook import MOST_STEPS, PHASES, default_id, pl
 
 KEY = "fragment"
 INSERTED = "fragments"
-"""Key of a playbook with the texts of its fragments."""
 _USES = re.compile(r"""\buse["']?\s*:""")
 _Fragments = Mapping[str, YamlDocument]
 _V = TypeVar("_V")
@@ -60,7 +60,6 @@ class FragmentFolders:
         self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
 
     def named_in(self, text: str, path: Path) -> _Fragments:
-        """Return fragments of the folder's other files."""
         if not _USES.search(text):
             return {}
         documents, _ = yaml_text.read(text, str(path))
@@ -108,7 +107,7 @@ def places(text: str, source: str) -> tuple[FragmentPlace, ...]:
 
 
 def check(document: YamlDocument, of_file: _Fragments) -> list[FileProblem]:
-    """Return problems of form. Steps are checked where they are used."""
+    """Check the form only. Steps are checked where they are used."""
     first = of_file.get(str(document.value[KEY]), document)
     if first is not document:
         line = first.marks[()].line
@@ -135,7 +134,6 @@ def _form(document: YamlDocument) -> Fragment | list[FileProblem]:
 
 
 def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FileProblem]:
-    """Insert the steps and the texts of fragments."""
     raw = document.value
     if not isinstance(raw, dict) or not any(_named(document)):
         return Expanded(document)
@@ -283,8 +281,6 @@ class _Expansion:
 
 
 class _Entries:
-    """Positions by the first two parts of their path."""
-
     def __init__(self, document: YamlDocument) -> None:
         self.marks = _by_entry(document.marks)
         self.keys = _by_entry(document.keys)

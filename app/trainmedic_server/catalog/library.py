@@ -1,5 +1,6 @@
-"""Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`. An invalid file keeps its last
-valid playbooks; a deleted file removes its playbooks.
+"""Playbooks of some directories, kept up to date.
+
+An invalid file keeps its last valid playbooks; a deleted file removes its playbooks.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ log = telemetry.logger(__name__)
 
 
 class _MatcherIndex:
-    """Index by one ``=`` matcher of each playbook, the one shared with the fewest others. An alert without this label
-    and value cannot match.
+    """Index by the ``=`` matcher of each playbook that fewest others share. An alert without this label and value
+    cannot match.
     """
 
     def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:
@@ -109,7 +110,7 @@ class _ReloadLimits:
 
 
 class StaticCatalog:
-    """Catalog of given playbooks, for simulations and tests."""
+    """Catalog for simulations and tests."""
 
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
@@ -142,7 +143,7 @@ class StaticCatalog:
 
 
 class Library(StaticCatalog):
-    """Catalog of directories or files. Empty until the first `reload`."""
+    """Empty until the first `reload`."""
 
     def __init__(
         self,
@@ -169,9 +170,7 @@ class Library(StaticCatalog):
         return self._snapshot.fragments
 
     def reload(self) -> bool:
-        """Return whether anything changed. Raises nothing: a failure is added to `problems`, and the loaded playbooks
-        stay.
-        """
+        """Return whether anything changed. Failures are added to `problems`, and the loaded playbooks stay."""
         with self._reloading:
             try:
                 return self._reload()
@@ -262,7 +261,7 @@ class Library(StaticCatalog):
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """Return all loaded playbooks and problems. If two playbooks have one name, the one already loaded stays."""
+    """If two playbooks have one name, the one already loaded stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]
@@ -281,7 +280,7 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
 def _without_cycles(
     chosen: Mapping[str, YamlPlaybook], problems: list[FileProblem], before: _Snapshot
 ) -> Mapping[str, YamlPlaybook]:
-    """Refuse playbooks that start each other without end. Of a changed one, the loaded version stays."""
+    """Refuse playbooks that start each other without end. The loaded version of a changed one stays."""
     kept, cycles = dict(chosen), list(chains.cycles(chosen))
     problems.extend(problem for _, problem in cycles)
     for playbook, _ in cycles:

@@ -29,7 +29,7 @@ Attached = Mapping[Path, str | FileProblem]
 class LoadedFile(Struct, frozen=True):
     path: Path
     digest: str
-    """SHA-256 of its bytes and its attached files. Empty if they could not be read."""
+    """SHA-256 of its bytes and its attached files, "" if unreadable."""
     playbooks: tuple[YamlPlaybook, ...] = ()
     problems: tuple[FileProblem, ...] = ()
     fragments: tuple[FragmentPlace, ...] = ()
@@ -45,7 +45,7 @@ def load(
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
     """Return the playbooks and the first 100 problems.
 
-    `attached` has the texts of named files. None if the text is complete. `others` are fragments of other files.
+    `attached` has the texts of named files, None if the text is complete. `others` are fragments of other files.
     """
     documents, problems = yaml_text.read(text, source)
     if len(documents) > yaml_files.MOST_DOCUMENTS:
@@ -120,9 +120,7 @@ def load_file(
     before: LoadedFile | None = None,
     folders: FragmentFolders | None = None,
 ) -> LoadedFile:
-    """Read the playbooks of a file and what they name. Returns `before` if nothing has changed. Problems are in the
-    result. `folders` are shared by files of one reload.
-    """
+    """Return `before` if nothing has changed. `folders` are shared by files of one reload."""
     raw = yaml_files.read(path)
     if isinstance(raw, FileProblem):
         return LoadedFile(path, "", (), (raw,))

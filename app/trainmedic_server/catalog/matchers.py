@@ -1,5 +1,4 @@
-"""Alertmanager's matchers, in the syntax of its UTF-8 mode: ``severity=~"warning|critical"``, ``team!=infra``,
-``{a="1",b!~"x.*"}``.
+"""Alertmanager's matchers, in the syntax of its UTF-8 mode: ``severity=~"warning|critical"``, ``team!=infra``.
 
 A missing label has the empty value. Regular expressions match the whole value.
 """
@@ -29,8 +28,6 @@ _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
 class Matcher(Struct, frozen=True):
-    """``pattern`` is set for the operators ``=~`` and ``!~``."""
-
     label: str
     operator: str
     value: str
@@ -47,7 +44,6 @@ class Matcher(Struct, frozen=True):
             raise ValueTooLong(f"label {self.label}: {error}") from None
 
     def refusal(self, labels: Mapping[str, str]) -> str:
-        """Explain to users why it does not hold."""
         wish = "match" if self.pattern is not None else "be"
         wanted = self.value if self.pattern is not None else repr(self.value)
         no = " not" if self.operator.startswith("!") else ""
@@ -94,7 +90,7 @@ _PATTERN = re.compile(r"[\w.-]+(\|[\w.-]+)+|.*\.[*+].*|\^.*|.*\w\*|\*")
 
 
 def meant_as_pattern(matcher: Matcher) -> str | None:
-    """Return the error of a value that is compared as it is but looks like a pattern or template."""
+    """Return the error of a literal value that looks like a pattern or template."""
     if matcher.pattern is not None:
         return None
     if "{{" in matcher.value:

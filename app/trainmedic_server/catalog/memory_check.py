@@ -1,4 +1,4 @@
-"""Check at load time of what expressions read of earlier runs."""
+"""Check of what expressions read of earlier runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes file (``--modes``): the server's mode by part of the cluster, for ``domain.target_modes``."""
+"""Modes file (``--modes``): the server's mode by part of the cluster."""
 
 from __future__ import annotations
 
@@ -74,6 +74,5 @@ def _listed(values: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _names(written: Selected | None) -> Iterator[str]:
-    """Yield the host lists under ``name``."""
     if isinstance(written, dict) and selectors.NAME in written:
         yield from _listed(written[selectors.NAME])

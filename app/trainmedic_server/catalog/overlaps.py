@@ -1,5 +1,6 @@
-"""Detection of playbooks that would both act on one alert, by alertnames and written matcher values. Conditions in
-``on.when`` are not judged; the warning mentions them.
+"""Detection of playbooks that would both act on one alert.
+
+Alertnames and written matcher values decide. Conditions in ``on.when`` are not judged; the warning mentions them.
 """
 
 from __future__ import annotations
@@ -44,13 +45,12 @@ def _order(first: YamlPlaybook, second: YamlPlaybook) -> str:
 
 
 def _is_alone(first: YamlPlaybook, second: YamlPlaybook) -> bool:
-    """Return whether one of them is exclusive where the other has the same target."""
     is_exclusive = first.definition.exclusive or second.definition.exclusive
     return is_exclusive and first.definition.target_kind is second.definition.target_kind
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
-    """Return whether a playbook changes anything. Unknown actions do not count."""
+    """Unknown actions do not count."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False
     classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))

@@ -24,7 +24,7 @@ class QuotedQuery(Struct, frozen=True):
     pieces: Sequence[Template]
 
     def of_effect(self, run: Run, variables: Mapping[str, Any]) -> str:
-        """Return the query of ``effect``. Raises ExpressionError."""
+        """Raises ExpressionError."""
         target = run.target
         members = {name: str(value) for name in _TARGET if (value := getattr(target, name, None)) is not None}
         return self.rendered({"labels": dict(run.alert_labels), "target": members, "vars": variables})
@@ -41,7 +41,7 @@ class QuotedQuery(Struct, frozen=True):
 
 
 def compiled(text: str, compile_template: Callable[[str], Template]) -> QuotedQuery | str:
-    """`compile_template` compiles ``{{ … }}`` and reports its errors. Return an error as text."""
+    """Return an error as text. `compile_template` compiles ``{{ … }}`` and reports its errors."""
     pieces: list[Template] = []
     before = ""
     for place, piece in enumerate(_TEMPLATE.split(text)):

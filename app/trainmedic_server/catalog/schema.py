@@ -1,6 +1,4 @@
-"""JSON Schema of playbooks for editors, from the validating models, without checks of template names, matchers and
-later steps.
-"""
+"""JSON Schema of playbooks for editors, without checks of template names, matchers and later steps."""
 
 from __future__ import annotations
 

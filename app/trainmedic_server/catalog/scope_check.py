@@ -1,4 +1,4 @@
-"""Check at load time that expressions use only existing names."""
+"""Check that expressions use only existing names."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXT_LIST, T
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 INPUTS = "inputs"
-"""Only in playbooks that declare inputs."""
 ENDED_RUN = "ended_run"
-"""Only in playbooks that the end of a run starts."""
 OUTPUT = "output"
-"""Only in ``until`` of a polled wait."""
 RUNS = "runs"
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", RUNS, "now")
 
 GROUP_NAMES = (*STEP_NAMES, "group")
-"""In the steps of a group's parent run."""
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 _STEP = ("status", "params", "output", "error", "attempts")
@@ -59,20 +55,18 @@ class VisibleNames(Struct, frozen=True):
     later: Collection[str] = ()
     inputs: Mapping[str, Shape] = field(default_factory=dict)
     output: Mapping[str, Shape] = field(default_factory=dict)
-    """Of the step itself, in its own undo and in the condition of its wait."""
+    """Output of the step itself, in its own undo and in the condition of its wait."""
     has_jobs: bool = False
-    """True if the run has jobs as its second target."""
     owner: str = "playbook"
-    """Or ``fragment``: what has the variables and inputs."""
+    """Or ``fragment``."""
 
 
 def names_of_beginning(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the names that only this ``on`` provides."""
     return tuple(name for key, name in (("manual", INPUTS), ("run", ENDED_RUN)) if key in trigger)
 
 
 def names_before_run(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the names in ``on`` and ``target``. A schedule has no labels."""
+    """A schedule has no labels."""
     return ("vars",) if "schedule" in trigger else ALERT_NAMES
 
 
@@ -111,7 +105,7 @@ def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
 
 
 def is_list(text: str, scope: VisibleNames) -> bool:
-    """Return whether a template is one expression, for a list. Raises Malformed."""
+    """Raises Malformed."""
     return expression_types.is_list(template_syntax.parse_template(text), _shapes(scope))
 
 
@@ -156,7 +150,6 @@ def _unknown_name(name: str, scope: VisibleNames, text: str, is_compared: Collec
 
 
 def _compared(tree: SyntaxTree) -> Iterator[str]:
-    """Yield the names on the right of comparisons, also in lists."""
     for compare in tree.all_of(nodes.Compare):
         for operand in compare.ops:
             listed = operand.expr.items if isinstance(operand.expr, (nodes.List, nodes.Tuple)) else [operand.expr]
@@ -213,7 +206,7 @@ def _missing(prefix: str, member: str, members: Collection[str] | None, otherwis
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
-    """Return the keys of the mapping at `path`; None if unknown."""
+    """Return None if unknown."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None

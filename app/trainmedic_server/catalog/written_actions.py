@@ -1,4 +1,4 @@
-"""Actions of steps, as a playbook's document has them."""
+"""Actions of steps in a playbook's document."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def has_own_undo(entry: Mapping[str, Any]) -> bool:
 
 
 def outputs_of(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:
-    """Return the types in the output of a step. Empty if unknown, as for a job's nodes, whose outputs are merged."""
+    """Return an empty mapping if unknown, as for a job's nodes, whose outputs are merged."""
     step = entry if isinstance(entry, dict) else {}
     polled = step["wait_for"] if isinstance(step.get("wait_for"), dict) else {}
     name = PROMETHEUS_QUERY if "query" in polled else {**step, **polled}.get("action")

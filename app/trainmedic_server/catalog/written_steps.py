@@ -1,4 +1,4 @@
-"""Lists of steps in a playbook's document, by phase."""
+"""Lists of steps in a playbook's document."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from trainmedic_server.domain.playbook import default_id, place_of
 
 
 def of(raw: Any, phase: str) -> Sequence[Any]:
-    """Return a phase's steps as written; empty if there is no list."""
     for key in place_of(phase):
         raw = raw.get(key) if isinstance(raw, dict) else None
     return raw if isinstance(raw, list) else ()
 
 
 def with_lists(raw: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the document's value with other steps, by phase."""
     changed = dict(raw)
     for phase, steps in lists.items():
         first, *rest = place_of(phase)

@@ -1,3 +1,3 @@
-"""The server's commands of ``trainmedic``, one module each."""
+"""The server's commands of ``trainmedic``."""
 
 from trainmedic_core.command import main as main

@@ -1,4 +1,4 @@
-"""HTTP client of commands that use a running server. Every failure becomes an exception of `exits`."""
+"""HTTP client of commands. Every failure becomes an exception of `exits`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ServerSentEvent(Struct, frozen=True):
 class Client:
     def __init__(self, url: str, token: str | None) -> None:
         self.url = without_user(url.rstrip("/"))
-        """URL for display, without user and password."""
+        """Without user and password, for display."""
         headers = {"User-Agent": f"trainmedic/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -109,8 +109,6 @@ class Client:
 
 
 def server_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--server`` and ``--token`` to a command, and pass it a `Client` first."""
-
     @click.option(
         "--server",
         metavar="URL",
@@ -202,7 +200,7 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
 
 
 def unknown_job(client: Client, job: str) -> str:
-    """Return a note that the job is unknown, with the most similar connected one. Empty if it is known."""
+    """Return "" for a known job, else a note with the most similar connected one."""
     connected = [str(item["name"]) for item in client.get("jobs", {"cluster": True})["items"]]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
         return ""

@@ -123,7 +123,6 @@ def _job(item: Document, at: str) -> Sequence[object]:
 
 
 def _number(reported: object) -> object:
-    """Return how many members a reported list has, ``-`` if none was reported."""
     return len(reported) if isinstance(reported, list) else "-"
 
 

@@ -99,7 +99,6 @@ class _Show:
         self._stage = stage
         self._shown: dict[str, str] = {}
         self._repaired: set[str] = set()
-        """Jobs and nodes."""
         self._newest: dict[str, str] = {}
 
     def play(self, faults: Sequence[FaultKind], length: timedelta) -> None:
@@ -184,7 +183,7 @@ def _say(text: str) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Yield a function that waits some seconds for a key; None without a terminal."""
+    """Yield a function that waits some seconds for a key, None without a terminal."""
     if not sys.stdin.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""``trainmedic diagnose``, from a folder (``folder_diagnosis``) or a server."""
+"""``trainmedic diagnose``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic playbook explain``, from playbook files or a running server."""
+"""``trainmedic playbook explain``."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _of_files(
 
 
 def _is_given(name: str) -> bool:
-    """Return whether the option was typed. An environment variable does not count."""
+    """An environment variable does not count."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 

@@ -1,4 +1,4 @@
-"""``trainmedic history``. Imports the domain's enums: ``domain.run`` loads no server libraries."""
+"""``trainmedic history``. The module imports the domain's enums: ``domain.run`` loads no server libraries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ _COLUMNS = (
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20
-"""Items read for each table row, at most."""
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -216,7 +215,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
-    """Return the item of the event's run, from `items` or else the server. None if there is none."""
+    """Return None without a run. `items` are known ones."""
     run_id = event.get("run_id")
     if not run_id:
         return None
@@ -229,7 +228,7 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
 
 
 def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
-    """Return whether a run matches. Conditions on variable members (its status) are ignored."""
+    """Conditions on variable members (its status) are ignored."""
     steady = ("playbook", "decision", "job", "target")
     same = all(item.get(name) in conditions[name] for name in steady if name in conditions)
     alertnames = {item.get("alert_name"), item.get("original_alert_name")}

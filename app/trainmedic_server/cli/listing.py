@@ -1,4 +1,4 @@
-"""Long lists from the server, read by pages and streamed."""
+"""Long lists from the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from trainmedic_core.plain_text import csv_cell, json_text
 from trainmedic_server.cli.client import Client
 
 PAGE = 1000
-"""Largest page of the server."""
 
 Item = Mapping[str, Any]
 
@@ -23,7 +22,7 @@ _TAKES: Mapping[str, Collection[str]] = {
     "findings": ("node", "rule", "role", "since", "suspected", "open"),
     "history": ("alertname", "playbook", "status", "decision", "node", "by", "since", "until", "open", "owes_undo"),
 }
-"""Conditions that the lists below a job's path accept."""
+"""Conditions that the lists of one job accept."""
 
 
 def items(

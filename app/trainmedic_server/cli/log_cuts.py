@@ -24,7 +24,7 @@ _MEANS: Mapping[CutKind, str] = {
 
 
 def lines(client: Client, job: str | None = None, node: str | None = None) -> Iterator[str]:
-    """Yield a line for each cut, newest first; none if the server lacks this list or the token may not read it."""
+    """Yield nothing if the server lacks this list or the token may not read it."""
     query = {name: value for name, value in (("job", job), ("node", node)) if value is not None}
     try:
         page = client.get("agents/log-cuts", {**query, "limit": str(_MOST_SHOWN)})

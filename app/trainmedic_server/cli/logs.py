@@ -1,6 +1,4 @@
-"""``trainmedic logs``: lines of a job (``log_lines``), and checks and tests of log rules (``log_rules``) by the
-server's engine.
-"""
+"""``trainmedic logs``."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from trainmedic_server.cli.mcp_results import as_data
 from trainmedic_server.cli.mcp_tools import TOOLS, Reader
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a message. The rest of a longer line is skipped."""
+"""Bytes. The rest of a longer line is skipped."""
 BEGINNING_WITH_INITIALIZE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Protocol revisions that are agreed once, by ``initialize``."""
+"""Protocol revisions agreed once, by ``initialize``."""
 SAYING_IT_EACH_TIME = "2026-07-28"
 """Protocol revision that each request states."""
 REVISION = "io.modelcontextprotocol/protocolVersion"
@@ -66,7 +66,7 @@ def serve(reader: Reader, requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
-    """Return the answer to a message; None for one that wants none."""
+    """Return None for a message that wants no answer."""
     if not line.strip():
         return None
     try:
@@ -98,7 +98,7 @@ def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
 
 
 def _says_revision(params: Mapping[str, Any]) -> bool:
-    """Return whether the request states the revision. Raises Refused for an unsupported one."""
+    """Raise Refused for an unsupported revision."""
     meta = params.get("_meta")
     revision = meta.get(REVISION) if isinstance(meta, dict) else None
     if revision is None:
@@ -126,7 +126,7 @@ def _list_tools(_: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_tool(reader: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a tool. Failures are results too, which the assistant reads."""
+    """Failures are results too, which the assistant reads."""
     name = params.get("name")
     tool = TOOLS.get(name) if isinstance(name, str) else None
     if tool is None:

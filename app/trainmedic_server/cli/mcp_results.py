@@ -1,5 +1,6 @@
-"""Size limit and data marks for results of MCP tools. Pure. External text may be hostile, so each result stands between
-two unguessable marks, after a warning.
+"""Size limit and data marks for results of MCP tools. Pure.
+
+External text may be hostile, so each result stands between two unguessable marks, after a warning.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from typing import Any
 from trainmedic_core.plain_text import json_text
 
 LONGEST = 40_000
-"""Characters of a result without its marks: some 10,000 tokens."""
+"""Characters without marks: some 10,000 tokens."""
 _SIZES = ((100, 4_000), (50, 2_000), (20, 1_000), (10, 500), (5, 200), (2, 100), (1, 50))
 """Limits for list entries and text characters. The first pair that fits is used."""
 
 
 def as_data(document: Any, source: str) -> str:
-    """Return the text with `document` as JSON, marked as data, with its source and omissions."""
     text, is_cut = bounded(document)
     mark = secrets.token_hex(8)
     note = (
@@ -29,7 +29,7 @@ def as_data(document: Any, source: str) -> str:
 
 
 def bounded(document: Any) -> tuple[str, bool]:
-    """Return `document` as JSON of at most `LONGEST` characters, and whether it was cut."""
+    """Return JSON of at most `LONGEST` characters, and whether it was cut."""
     text = json_text(document)
     if len(text) <= LONGEST:
         return text, False

@@ -34,7 +34,7 @@ class Reader:
             return [json.loads(line) for line in islice(filter(None, lines), most)]
 
     def post(self, path: str, body: Any = None) -> Any:
-        """POST to ``explain``. Raises Failure for all other paths."""
+        """Raise Failure for all paths but ``explain``."""
         if path != "explain":
             raise exits.Failure(f"POST /{path} is not available to tools: they change nothing")
         return self._client.post(path, body)
@@ -90,7 +90,6 @@ class Tool(Struct, frozen=True):
     description: str
     answer: Callable[[Reader, Arguments], Any]
     source: str
-    """The API call, for readers of the result."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def listed(self) -> dict[str, Any]:
@@ -194,7 +193,6 @@ _ALERT = Parameter("The alert's name, such as GPUTemperatureHigh.")
 _NAMED_ALERT = Parameter(_ALERT.description, is_required=True)
 _LABELS = Parameter('Some of its labels, such as {"job_name": "llm-1"}.', "labels")
 _FILTERED_LABELS = Parameter(_LABELS.description, "labels", most=20)
-"""The limit of ``GET /alerts``."""
 _JOB = Parameter("The training job's name.")
 _NAMED_JOB = Parameter(_JOB.description, is_required=True)
 _LEVELS = tuple(map(str, LogLevel))

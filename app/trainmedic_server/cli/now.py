@@ -19,7 +19,6 @@ Document = Mapping[str, Any]
 _SHOWN = 20
 _ACTS = "Done, without an undo"
 _OBSERVE = ", observe only"
-"""End of a pause's scope if its runs are only recorded."""
 
 
 @click.command()
@@ -33,7 +32,6 @@ def now(client: Client, output: str) -> None:
 
 
 def _wrapped(line: str, width: int) -> Sequence[str]:
-    """Indent continuations further. Longer words stay whole."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.wrap(
         line, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

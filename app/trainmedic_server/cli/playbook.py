@@ -1,4 +1,4 @@
-"""``trainmedic playbook``, without a server, by the ``simulation``."""
+"""``trainmedic playbook``, without a server."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
 
 
 def _tested(files: Iterable[Path], results: list[FileResult]) -> Iterator[FileResult]:
-    """Yield each file's result at once, to show the progress."""
+    """Yield each result at once, to show the progress."""
     actions = registry.specs_only()
     for file in files:
         results.append(suite.run_file(file, actions))

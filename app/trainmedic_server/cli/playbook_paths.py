@@ -1,4 +1,4 @@
-"""Options and paths of the commands that judge alerts without a server."""
+"""Options of the commands that judge alerts without a server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def playbook_roots(paths: Sequence[Path]) -> list[Path]:
 
 
 def loaded_alert_map(paths: Sequence[Path]) -> CompiledAlertMap:
-    """Return the alert map of these files. Unloadable files are reported on standard error."""
+    """Report unloadable files on standard error."""
     library = AlertMapLibrary(alert_map_roots.roots(paths, {}))
     library.reload()
     for problem in library.problems:

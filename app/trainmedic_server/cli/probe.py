@@ -1,4 +1,4 @@
-"""``trainmedic probe``: starts the SDK's ``trainmedic-probe``, which needs PyTorch."""
+"""``trainmedic probe``, which starts the SDK's ``trainmedic-probe``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic playbook replay``: recorded alerts, decided again with other playbooks."""
+"""``trainmedic playbook replay``."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ def replay(
     limit: int,
     output: str,
 ) -> None:
-    """Show what playbooks would have decided on the alerts that came, beside what was decided.
+    """Show what playbooks would have decided on the alerts that came, next to what was decided.
 
-    Nothing is changed. Guards, matchers and targets are those of the server. What the record does not hold is not
-    assumed: a decision that depends on it is shown as 'not known', or with the possible ones.
+    Nothing is changed. Guards, matchers and targets are those of the server. A decision that depends on something not
+    recorded is shown as 'not known', or with the possible ones.
 
     \b
     trainmedic playbook replay --from history --since 30d --playbooks new/
@@ -161,7 +161,7 @@ def _items(
 
 
 def _of_server(client: Client, begin: datetime | None, library: Library) -> Iterator[Recorded]:
-    """Yield the server's alerts since `begin`, and its runs since a guard's longest period before that."""
+    """Yield the alerts since `begin`, and the runs since a guard's longest period before that."""
     assert begin is not None
     guards = [playbook.definition.guards for playbook in library.all()]
     spans = [span for each in guards for span in (each.cooldown, each.max_runs and each.max_runs.per) if span]
@@ -175,7 +175,7 @@ def _of_server(client: Client, begin: datetime | None, library: Library) -> Iter
 
 
 def _take(replayed: Replay, items: Iterable[Recorded | FileProblem]) -> int:
-    """Give all items to the replay. Print problems, and return their number."""
+    """Print problems, and return their number."""
     numbers = itertools.count()
     for item in items:
         if not isinstance(item, FileProblem):

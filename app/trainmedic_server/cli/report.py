@@ -1,4 +1,4 @@
-"""``trainmedic report``: text of ``GET /jobs/{job}/report`` and ``GET /report``."""
+"""``trainmedic report``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trainmedic serve``. ``wiring.server`` builds its parts."""
+"""``trainmedic serve``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def serve(**flags: Any) -> None:
 
 
 def _check_paths(loaded: settings.ServerSettings, flags: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if a path that a setting names does not exist. An unreadable path can recover."""
+    """Raise ConfigurationError if a named path does not exist. An unreadable path can recover."""
     named = {
         "playbooks": loaded.playbooks,
         "log_rules": loaded.log_rules,

@@ -18,7 +18,6 @@ from trainmedic_server.domain.reaction import NoReaction
 _SHOWN = 10
 _WITHIN = "1d"
 _MOST_ALERTS = 100
-"""Most alerts read for one alertname, newest first."""
 
 
 @click.command()
@@ -56,7 +55,6 @@ def _switches(now: Any) -> dict[str, Any]:
 
 
 def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of pending undos, and the changes whose undo failed."""
     delayed = [
         {name: change[name] for name in ("run_id", "undo_error")} for change in now["changed"] if change["undo_error"]
     ]
@@ -64,7 +62,7 @@ def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _or_reason(ask: Callable[[], Any]) -> Any:
-    """Return the server's answer, or the error, so that other parts are shown."""
+    """Return an error as text, so that other parts are shown."""
     try:
         return ask()
     except (exits.Unreachable, exits.NotAllowed) as error:

@@ -202,7 +202,7 @@ def _terms(terms: Document) -> Iterator[str]:
 
 
 def _results(performed: Document, indent: str) -> Iterator[str]:
-    """Yield the results of a step or undo. Attempts are listed unless one succeeded at once."""
+    """Attempts are listed unless one succeeded at once."""
     attempts = performed.get("attempts", ())
     if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
         for attempt in attempts:

@@ -46,7 +46,7 @@ def why(client: Client, alertname: str, labels: Mapping[str, str], since: str | 
 
 
 class Asking(Protocol):
-    """Interface for queries: a `Client`, or the calls of an assistant."""
+    """A `Client`, or the calls of an assistant."""
 
     def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any: ...
     def post(self, path: str, body: Any = None) -> Any: ...

@@ -1,1 +1,1 @@
-"""The web console: server-rendered pages of API answers, without external scripts."""
+"""The web console: server-rendered pages of API answers."""

@@ -75,7 +75,6 @@ async def explain(page: PageRequest) -> Response:
 
 
 async def why(page: PageRequest) -> Response:
-    """Lead to the page whose title is Why."""
     query = page.request.url.query
     return RedirectResponse(f"/explain{f'?{query}' if query else ''}", HTTPStatus.SEE_OTHER)
 

@@ -62,7 +62,6 @@ class Route(Struct, frozen=True):
 class Parts(Struct, frozen=True):
     api: InnerApi
     api_answers: Callable[[Scope], bool]
-    """Returns whether the API has anything at a request's path."""
     auth: Authenticator
     base: BasePath
     renderer: Renderer
@@ -71,7 +70,7 @@ class Parts(Struct, frozen=True):
 
 
 class ConsoleApp:
-    """`routes` are the pages, `takes_post` answers POSTs, `raw` everything else."""
+    """`raw` answers everything except pages and POSTs."""
 
     def __init__(
         self,

@@ -52,7 +52,6 @@ def console(
     metrics: telemetry.Metrics,
     presences: SharedPresences,
 ) -> ConsoleApp:
-    """Return the console of `api`, below `base`. `api_answers`: see `Parts`."""
     inner, assets, gpus = InnerApi(api), Assets(), GpuIndexes(presences)
     renderer = Renderer(clock, assets, base, index_of=gpus.of)
 

@@ -11,7 +11,7 @@ from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.presentation.rows import Item, Row, Says, folded, refusal
 
 _SEVERAL = ("status", "playbook", "decision")
-"""Filters with comma-separated values."""
+"""Their values are separated by commas."""
 _PAGE = 60
 _FEW_ROWS = 30
 _MORE = 250
@@ -24,9 +24,7 @@ async def read(
     says: Says | None,
     at: str,
 ) -> tuple[list[Row], str]:
-    """Return a page's folded rows from `cursor` on, and the next cursor, empty at the end. Reads about 1,000 items at
-    most. `page_of` takes ``limit`` and ``cursor``.
-    """
+    """Return rows from `cursor` on, and the next cursor, "" at the end. Reads about 1,000 items at most."""
     items: list[Item] = []
     limit = _PAGE
     while True:
@@ -41,7 +39,7 @@ async def read(
 async def runs(
     page: PageRequest, chosen: Mapping[str, str], cursor: str = "", *, each: bool = False
 ) -> tuple[list[Row], str]:
-    """Return rows of the `chosen` runs and the next cursor. With `each`, rows are not folded. Raises HttpProblem."""
+    """Return rows and the next cursor. With `each`, rows are not folded. Raises HttpProblem."""
 
     async def asked(bounds: Mapping[str, str]) -> Any:
         return await page.get("/history", [*_pairs(chosen), *bounds.items()])

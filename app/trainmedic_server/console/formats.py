@@ -1,4 +1,4 @@
-"""Filters and tests of the console's templates. Pure functions."""
+"""Filters and tests of the console's templates. Pure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def precise(value: Any, now: datetime) -> Markup:
 
 
 def local_field(value: Any, up: bool = False) -> str:
-    """Format a time for a form field, in UTC and whole seconds. `up` rounds up."""
+    """Format a time in UTC and whole seconds. `up` rounds up."""
     at = times.read(value)
     if at is None:
         return ""
@@ -124,12 +124,11 @@ def target(key: Any, index_of: IndexOf) -> Markup:
 
 
 def breaks(value: Any) -> Markup:
-    """Return a name that may break between its words: ``GPU|Temperature|High``, ``rack-07.|example``."""
+    """Allow breaks between words: ``GPU|Temperature|High``, ``rack-07.|example``."""
     return Markup("<wbr>").join(_WORDS.split(str(finish(value))))
 
 
 def safe_link(value: Any) -> str | None:
-    """Return `value` if it is a safe http(s) address, otherwise None."""
     text = str(value or "")
     try:
         parts = urlsplit(text)
@@ -172,7 +171,7 @@ def without(value: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def finish(value: Any) -> Any:
-    """Return a value for the page. External text loses invisible characters."""
+    """Remove invisible characters from external text."""
     if value is None:
         return ""
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -209,7 +208,6 @@ def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
 
 
 def coded(value: Any) -> Markup:
-    """Format text of the API's description, with code in backticks."""
     pieces = str(finish(value)).split("`")
     code = Markup("<code>{}</code>")
     return Markup("").join(code.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))

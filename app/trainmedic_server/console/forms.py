@@ -23,7 +23,6 @@ from trainmedic_server.http.problems import HttpProblem
 Fields = Mapping[str, str]
 _RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
 _ENDING = ("reject", "cancel")
-"""Commands that can also revert the run's changes at once."""
 _PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
 _START = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/start")
 _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
@@ -45,7 +44,7 @@ class Forms:
         return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
-        """Return what was done, and the page to show; empty for the form's own."""
+        """Return what was done, and the page to show, "" for the form's own."""
         if match := _RUN.fullmatch(path):
             body = _noted(fields) | ({"undo": True} if fields.get("undo") and match["kind"] in _ENDING else {})
             done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)
@@ -90,7 +89,6 @@ _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] =
 
 
 def _started(done: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the result of a manual start, and its run's page."""
     is_barred = done["run"]["status"] == Status.NOT_STARTED.value
     return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
 

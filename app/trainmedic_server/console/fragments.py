@@ -12,7 +12,7 @@ from trainmedic_server.console.rendering import Renderer
 from trainmedic_server.console.standing import ServerStanding
 
 _MOST_ROWS = 40
-"""Most rows per batch. A page with more changes reloads its list."""
+"""A page with more changes reloads its list."""
 
 
 class Fragments:

@@ -12,7 +12,7 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Presence
 
 _MOST = 400_000
-"""Most GPUs remembered, also of agents that are lost."""
+"""Includes GPUs of lost agents."""
 
 
 class GpuIndexes:
@@ -25,7 +25,7 @@ class GpuIndexes:
         return self._known.get(gpu_names.uuid_key(uuid))
 
     async def refresh(self) -> None:
-        """Read the agents' reports if there are newer ones. Keep what is known while Redis is unavailable."""
+        """Keep the earlier indexes while Redis is unavailable."""
         try:
             agents = await self._presences.recent_agents()
         except BusUnavailable:

@@ -15,7 +15,7 @@ from trainmedic_server.auth.auth import Principal, vouched
 from trainmedic_server.http.problems import HttpProblem
 
 _STREAMED_CHUNKS = 8
-"""Most unread chunks of a streamed answer."""
+"""Unread chunks of a streamed answer."""
 _BROKEN_OFF = "The answer was cut off. The server's log has the cause. Try again."
 Query = Mapping[str, Any] | list[tuple[str, Any]]
 
@@ -50,8 +50,9 @@ class InnerApi:
     async def documents(
         self, principal: Principal, path: str, query: Query | None = None
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """Yield the documents of a streamed answer (NDJSON or server-sent events); None for a heartbeat. Raises
-        HttpProblem for an error. Close the generator to stop.
+        """Yield the documents of a streamed answer (NDJSON or server-sent events), None for a heartbeat.
+
+        Raises HttpProblem for an error. Close the generator to stop.
         """
         answer = _StreamedAnswer()
         serving = asyncio.create_task(answer.serve(self._app, _scope(principal, "GET", path, query, b"")))
@@ -96,7 +97,7 @@ class InnerApi:
 
 
 class _StreamedAnswer:
-    """An answer that is read while the application writes it. The writer waits for the reader."""
+    """The writer waits for the reader."""
 
     def __init__(self) -> None:
         self.status = 500

@@ -1,5 +1,6 @@
-"""Live updates of open pages: HTML fragments as server-sent events, rendered once for all viewers. A reconnecting
-listener gets what it missed, or reloads the page.
+"""Live updates of open pages: HTML fragments as server-sent events, rendered once for all viewers.
+
+A reconnecting listener gets what it missed, or reloads the page.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class LiveBoard:
         self._viewers = 0
         self._pieces: deque[Piece] = deque(maxlen=_KEPT_PIECES)
         self._begins_after = 0
-        """All fragments for events after this one are kept."""
+        """All fragments for later events are kept."""
         self._seq = 0
         """Newest event that was sent completely."""
         self._taken = 0
@@ -73,7 +74,7 @@ class LiveBoard:
             self._since.setdefault(topic, self._taken)
 
     async def leave(self, topics: Collection[str]) -> None:
-        """Remove a listener. The reader ends with the last one."""
+        """The reader ends with the last listener."""
         self._drop(topics)
         if self._viewers == 0 and self._reader is not None:
             reader, self._reader = self._reader, None
@@ -83,7 +84,7 @@ class LiveBoard:
             await self._feed.leave()
 
     async def lines(self, after: int, topics: frozenset[str]) -> AsyncGenerator[bytes, None]:
-        """Yield one listener's stream: the fragments of its topics for events after `after`."""
+        """Yield the fragments of a listener's topics for events after `after`."""
         clock = asyncio.get_running_loop().time
         position, sent_at = after, clock()
         yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()

@@ -1,6 +1,4 @@
-"""One page of lines of a job's log, by bounded searches. The newest are searched backwards, in windows of adaptive
-size.
-"""
+"""One page of lines of a job's log. The newest are searched backwards, in windows of adaptive size."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.live.log_lines import MOST_LINES
 
 Ask = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any] | None, None]]
-"""Calls the API for lines of the view's job with these parameters. Raises HttpProblem."""
+"""Calls the API for lines of the view's job. Raises HttpProblem."""
 PAGE_LINES = 200
 _WINDOW_LINES = 2000
-"""Lines of one window. A window with more is searched in parts."""
+"""A window with more lines is searched in parts."""
 _WINDOW_CHARACTERS = 8_000_000
 _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
@@ -41,7 +39,7 @@ class LogExcerpt(Struct, frozen=True):
     newer: LogPlace | None = None
     """Start of the newer lines, on a page with the oldest first."""
     end: LogPlace | None = None
-    """Place after the newest line. None without lines."""
+    """None without lines."""
 
 
 class _Window(Struct):
@@ -136,7 +134,7 @@ async def _search(
 
 
 def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
-    """Return the document's line. None for a heartbeat, an unknown document, or a note, added to `notes`."""
+    """Return None for a heartbeat, an unknown document, or a note, added to `notes`."""
     if document is None:
         return None
     if "note" in document:
@@ -149,14 +147,14 @@ def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | Non
 
 
 def _before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
-    """Return the place before the oldest of the lines, which are before `place`."""
+    """Return the place before the oldest line."""
     at = shown[0].at
     passed = sum(line.at == at for line in shown)
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 
 
 def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
-    """Return the place after the newest of the lines, which are after `place`."""
+    """Return the place after the newest line."""
     if not shown:
         return place
     at = shown[-1].at

@@ -1,4 +1,4 @@
-"""Stream of new lines of a job's log to an open page. Lines beyond reading speed are dropped, with a note."""
+"""Stream of new lines of a job's log. Lines beyond reading speed are dropped, with a note."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.events import EVENT_STREAM
 
 _MOST_ROWS = 300
-"""Most lines in one event."""
 _BETWEEN_SECONDS = 0.5
 _LONGEST_GAP = timedelta(minutes=10)
 """A reconnecting page gets missed lines of this period."""
@@ -44,18 +43,17 @@ _ENDED = "The server ended the stream. Press Follow to continue."
 
 
 class _Arrived(Struct, frozen=True):
-    """Lines of one event. `count` and `first` include dropped lines."""
+    """`count` and `first` include dropped lines."""
 
     lines: list[ShownLine]
     notes: list[str]
     count: int
     first: datetime | None
     place: LogPlace | None
-    """Place after the newest line."""
 
 
 class _Incoming:
-    """Buffer of the newest lines until they are sent. It skips lines up to `place`, which the page has."""
+    """Buffer of the newest lines. It skips lines up to `place`, which the page has."""
 
     def __init__(self, documents: AsyncGenerator[dict[str, Any] | None, None], place: LogPlace | None) -> None:
         self.woken = asyncio.Event()
@@ -115,7 +113,6 @@ class LogFollower:
         self._pages = 0
 
     async def take(self, request: Request) -> Response:
-        """Return a page's stream for the job and view in the query. Raises HttpProblem."""
         page = self._page_of(request, {})
         view, wrong = LogView.read(page.query.get("job", ""), page.query, page.renderer.now())
         if wrong or not view.job:

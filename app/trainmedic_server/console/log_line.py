@@ -1,6 +1,4 @@
-"""A log line as HTML. Lines are external text: everything is escaped, and invisible characters are shown as their code.
-Pure.
-"""
+"""A log line as HTML. Everything is escaped, and invisible characters are shown as their code. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
-"""Shorter lines of a finding could match other lines, and are not searched."""
+"""Shorter lines of a finding could match other lines."""
 _MARK = Markup("<mark>{}</mark>")
 _TIMES = {
     "guessed": "The line states no time. This is the time of the line before it, or of its file.",
@@ -33,7 +31,6 @@ _TIMES = {
 }
 """Why a time is not the line's own, by the API's `time_source`."""
 _STATED = (None, "line", "node_zone", "arrival_zone")
-"""Values for a time that the line itself states."""
 
 
 class ShownLine(Struct, frozen=True):
@@ -48,7 +45,7 @@ class ShownLine(Struct, frozen=True):
     rank: str = ""
     attempt: str = ""
     time_note: str = ""
-    """Why its time is not its own. Empty if the line states it."""
+    """Why its time is not its own, "" if the line states it."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -80,9 +77,7 @@ class ShownLine(Struct, frozen=True):
 
 
 def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None) -> Markup:
-    """Return a line's text as HTML. A long line is folded to its beginning and first match. `left_out`: characters
-    beyond `text`.
-    """
+    """Fold a long line to its beginning and first match. `left_out`: characters beyond `text`."""
     spans = _spans(text, pattern)
     whole = _marked(text, spans, 0, len(text))
     if len(text) <= FOLDED_FROM and not left_out:
@@ -103,7 +98,6 @@ def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None
 
 
 def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the finding that begins with this line, judged by text and node, or None."""
     for finding in findings:
         text = str(finding.get("line") or "").strip()
         if len(text) >= _LEAST_OF_FINDING and text in line.text and line.node in (finding.get("nodes") or ()):

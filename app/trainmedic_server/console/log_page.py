@@ -20,7 +20,6 @@ from trainmedic_server.ports.findings import FindingFilter
 
 MOST_FINDINGS = 50
 _OF_JOB = tuple(name for name in ("job", "claimed_job") if name in FindingFilter.__struct_fields__)
-"""The API's filters for findings of a job."""
 _WHAT_TO_DO = {
     HTTPStatus.FORBIDDEN: "Remove that filter, or sign in with a token that permits it.",
     HTTPStatus.NOT_FOUND: "Enter the job's node in the field Node to search that node.",
@@ -84,7 +83,7 @@ def pattern_of(view: LogView) -> SearchPattern | None:
 
 
 async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) -> list[Mapping[str, Any]]:
-    """Return the newest findings of a job, and of log files that only name it, newest first. Empty if refused."""
+    """Return findings of a job, and of log files that only name it, newest first. Empty if refused."""
     findings: list[Mapping[str, Any]] = []
     for name in _OF_JOB:
         answer = await _or_none(page, "/findings", {name: job, "limit": most})

@@ -21,7 +21,6 @@ OWN = "own"
 LASTS = ("1m", "5m", "10m", "1h", "24h")
 USUAL_LAST = "10m"
 AROUND = timedelta(minutes=1)
-"""Time before and after the moment of a view."""
 FILTERS = tuple(
     name
     for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
@@ -34,7 +33,7 @@ _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 class LogPlace(Struct, frozen=True):
     at: datetime
     passed: int = 0
-    """Lines of the same time before this place. Many lines can share a time."""
+    """Lines of the same time before this place."""
 
     def __str__(self) -> str:
         return f"{written(self.at)}~{self.passed}"
@@ -52,7 +51,6 @@ class LogView(Struct, frozen=True):
     since: datetime
     until: datetime | None = None
     filters: Mapping[str, str] = field(default_factory=dict)
-    """Values in the API's form."""
     text: str = ""
     is_pattern: bool = False
     last: str = USUAL_LAST
@@ -65,7 +63,7 @@ class LogView(Struct, frozen=True):
 
     @classmethod
     def read(cls, job: str, query: Mapping[str, str], now: datetime) -> tuple[Self, str]:
-        """Return the view, and errors or an empty text. Invalid parameters keep their defaults."""
+        """Return the view, and errors or "". Invalid parameters keep their defaults."""
         wrong: list[str] = []
 
         def of(name: str, read: Any, default: Any = None) -> Any:
@@ -112,7 +110,6 @@ class LogView(Struct, frozen=True):
 
     @property
     def grep(self) -> str:
-        """The RE2 expression for the API."""
         if not self.text or self.is_pattern:
             return self.text
         return f"(?i){re.escape(self.text)}"
@@ -138,7 +135,7 @@ class LogView(Struct, frozen=True):
         return shlex.join(words)
 
     def query(self, **changes: Any) -> str:
-        """Return the page's query with `changes`, where None removes a parameter."""
+        """None removes a parameter."""
         names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
         if self.last == OWN:
             names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
@@ -166,7 +163,7 @@ class LogView(Struct, frozen=True):
 
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
-    """Return the query of the lines around a moment, of a rank, else a node. Empty without a time."""
+    """Return the query of the lines around a moment, of a rank, else a node. "" without a time."""
     point = times.read(at)
     if point is None:
         return ""
@@ -188,7 +185,6 @@ def _point(text: str) -> datetime:
 
 
 def _time(text: str, now: datetime) -> datetime:
-    """Parse a time with a zone, a time in UTC, or a duration before now."""
     try:
         return time_of(text, now)
     except ValueError:

@@ -29,7 +29,7 @@ SENTENCES: Mapping[str, str] = {
 
 
 def leave(response: Response, done: str) -> None:
-    """Set the notice `done`, one of `SENTENCES`, for the next page."""
+    """Set a notice of `SENTENCES` for the next page."""
     response.set_cookie(COOKIE, done, max_age=_SECONDS, httponly=True, samesite="strict")
 
 

@@ -21,11 +21,11 @@ from trainmedic_server.http.limits import MIB
 from trainmedic_server.http.problems import HttpProblem
 
 Fields = list[tuple[str, str]]
-"""In the order of the form. Names can repeat."""
+"""Names can repeat."""
 _PASTED_BYTES = MIB
-"""Limit of a pasted alert. A webhook's body may be large."""
+"""A pasted webhook's body may be large."""
 _LONGEST_LINK = 4000
-"""Shorter input goes into the address, which can be shared; longer input is answered directly."""
+"""Shorter input goes into the address, which can be shared."""
 _MOST_ANSWERS = 50
 _ANSWERED = {"approve": "approve_many", "reject": "reject_many"}
 

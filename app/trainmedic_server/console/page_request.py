@@ -18,14 +18,13 @@ from trainmedic_server.console.rendering import Renderer, page
 from trainmedic_server.console.standing import ServerStanding, StandingView
 
 _LONGEST_SEQ = 18
-"""In digits."""
+"""Digits."""
 
 
 class PageRequest(Struct, frozen=True):
     request: Request
     principal: Principal
     parameters: Mapping[str, str]
-    """The named parts of the path."""
     api: InnerApi
     renderer: Renderer
     standing: ServerStanding
@@ -46,7 +45,7 @@ class PageRequest(Struct, frozen=True):
         return self.principal.may(TokenRole.OPERATOR)
 
     async def page(self, template: str, *, title: str, live: str = "", status: int = 200, **names: Any) -> Response:
-        """Return the page: the common frame with `template` in it. `live` is its topic for updates."""
+        """Render `template` in the common frame. `live` is its topic for updates."""
         notice = notices.left(self.request)
         text = self.renderer.text(
             template,
@@ -80,7 +79,6 @@ class PageRequest(Struct, frozen=True):
 
 
 def last_event(named: str) -> int | None:
-    """Return an event's number as a browser sends it. None if it is invalid."""
     return int(named) if named.isascii() and named.isdigit() and len(named) <= _LONGEST_SEQ else None
 
 

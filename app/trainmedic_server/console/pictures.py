@@ -1,7 +1,6 @@
 """Pictures as SVG, each with a table of the same values behind it. Pure.
 
-Colours are classes of the style sheet, so that both themes fit. No element has an inline style: the pages' policy
-forbids it.
+Colours are classes of the style sheet, so that both themes fit. The pages' policy forbids inline styles.
 """
 
 from __future__ import annotations
@@ -15,14 +14,11 @@ from msgspec import Struct
 WIDE, TALL = 600, 96
 _MARGIN = 6
 _MOST_ROWS = 24
-"""Most rows of a table behind a curve."""
 Points = Sequence[tuple[float, float | None]]
 """(Seconds since 1970, value); None for an unknown value."""
 
 
 class Mark(Struct, frozen=True):
-    """Something that happened at a moment."""
-
     at: float
     text: str
     kind: str = "act"
@@ -30,14 +26,12 @@ class Mark(Struct, frozen=True):
 
 
 class Day(Struct, frozen=True):
-    """Counts of one day, by name."""
-
     day: str
     counts: Mapping[str, int]
 
 
 def curve(name: str, points: Points, unit: str = "", marks: Iterable[Mark] = (), limit: float | None = None) -> Markup:
-    """Return a curve with marks and a limit. Gaps stay gaps. Empty with fewer than two values."""
+    """Gaps stay gaps. Empty with fewer than two values."""
     measured = [(at, value) for at, value in points if value is not None]
     if len(measured) < 2:
         return Markup("")
@@ -78,7 +72,7 @@ def curve(name: str, points: Points, unit: str = "", marks: Iterable[Mark] = (),
 
 
 def days(name: str, counted: Sequence[Day]) -> Markup:
-    """Return stacked bars, one for each day. Empty without any count."""
+    """Empty without any count."""
     kinds = list(dict.fromkeys(kind for day in counted for kind in day.counts))
     highest = max((sum(day.counts.values()) for day in counted), default=0)
     if not highest:
@@ -115,7 +109,7 @@ def days(name: str, counted: Sequence[Day]) -> Markup:
 
 
 def spark(values: Sequence[float], label: str) -> Markup:
-    """Return a small curve of numbers, oldest first. Empty with fewer than two."""
+    """Values are oldest first. Empty with fewer than two."""
     if len(values) < 2:
         return Markup("")
     low, high = min(values), max(values)
@@ -129,7 +123,6 @@ def spark(values: Sequence[float], label: str) -> Markup:
 
 
 def gauge(value: float, least: float, most: float, label: str, mark: float | None = None) -> Markup:
-    """Return a bar from `least` to `most`, filled up to `value`, with an optional mark."""
     span = (most - least) or 1.0
 
     def share(amount: float) -> str:
@@ -143,7 +136,7 @@ def gauge(value: float, least: float, most: float, label: str, mark: float | Non
 
 
 def number(value: float) -> str:
-    """Return a value with at most four significant digits: ``2.057``, ``1.5e-04``, ``41200``."""
+    """Use at most four significant digits: ``2.057``, ``1.5e-04``, ``41200``."""
     if value and (abs(value) >= 1e7 or abs(value) < 1e-3):
         return f"{value:.2e}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

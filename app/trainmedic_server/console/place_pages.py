@@ -27,7 +27,7 @@ JOB_LABELS = {
     "interrupts_hangs": "Interrupts hangs",
     "launcher": "Launcher",
 }
-"""Reported fields with a place among the facts, and their names. The others are folded."""
+"""Reported fields among the facts. The others are folded."""
 NODE_LABELS = {"version": "Agent", "driver": "GPU driver", "policy": "Policy"}
 _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
@@ -78,7 +78,6 @@ async def job(page: PageRequest) -> Response:
 
 
 async def _curves(page: PageRequest, name: str) -> Mapping[str, Any]:
-    """Return the job's figures, with pictures of its curves and marks of what was done."""
     answer = await page.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
     history = await page.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
     marks = list(_marks(history["items"]))
@@ -109,7 +108,7 @@ async def nodes(page: PageRequest) -> Response:
 
 
 def _racks(agents: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return nodes by the beginning of their names, lone ones under an empty name."""
+    """Return nodes by the beginning of their names, lone ones under ""."""
     racks: dict[str, list[Mapping[str, Any]]] = {}
     for agent in sorted(agents, key=lambda each: _natural(each["name"])):
         match = _RACK.fullmatch(agent["name"])

@@ -19,7 +19,7 @@ _INPUT = "input."
 
 
 async def playbooks(page: PageRequest) -> Response:
-    """Show loaded playbooks and failed files. Slow counts are loaded afterwards."""
+    """Slow counts are loaded afterwards."""
     whole = "whole" in page.query
     listed = await page.get("/playbooks", None if whole else UNCOUNTED)
     return await page.page(
@@ -28,7 +28,7 @@ async def playbooks(page: PageRequest) -> Response:
 
 
 async def playbook(page: PageRequest, **more: Any) -> Response:
-    """Show a playbook. Slow versions are loaded afterwards. `more` is a form's result."""
+    """Slow versions are loaded afterwards. `more` is a form's result."""
     name = page.parameters["playbook"]
     shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
     runs, older = await folding.runs(page, {"playbook": name})

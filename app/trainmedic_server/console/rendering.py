@@ -1,4 +1,4 @@
-"""Renderer of the console's templates. External text is escaped; templates come only from the package."""
+"""Renderer of the console's templates. External text is escaped."""
 
 from __future__ import annotations
 
@@ -103,7 +103,6 @@ class Renderer:
         )
 
     def titled(self, playbook: str, key: str | None) -> str:
-        """Return the title of a run on the target with this key."""
         return runs.title(playbook, str(targets.words(key, self._index_of)) if key else None)
 
     def now(self) -> datetime:
@@ -118,7 +117,7 @@ class Renderer:
 
 
 def _either(index_of: IndexOf, labels: Mapping[str, str] | None) -> IndexOf:
-    """Return a lookup in the agents' reports, then in an alert's labels."""
+    """Look in the agents' reports, then in an alert's labels."""
     in_labels = targets.index_in(labels or {})
 
     def found(uuid: str) -> int | None:

@@ -85,7 +85,7 @@ async def run(page: PageRequest) -> Response:
 
 
 async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return neighbours of a run on its target, and whether its playbook has changed."""
+    """Add a run's neighbours on its target, and whether its playbook has changed."""
     book = await get_or(None, f"/playbooks/{shown['playbook']}", UNCOUNTED)
     before, after = await _neighbours(get_or, shown)
     return {
@@ -116,7 +116,7 @@ def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def effect_picture(effect: Mapping[str, Any] | None) -> Markup:
-    """Return the metric's curve around the act, with act and limit marked. Empty without points."""
+    """Return the metric's curve around the act. Empty without points."""
     points = [(at, value) for at, value in (effect or {}).get("series") or []]
     if effect is None or not points:
         return Markup("")
@@ -166,7 +166,7 @@ def _marks(effect: Mapping[str, Any], run: Mapping[str, Any]) -> list[pictures.M
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the runs before and after this one on its target, among the newest hundred; each can be None."""
+    """Return the runs before and after this one on its target, None if not among the newest hundred."""
     where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
     if not where:
         return None, None

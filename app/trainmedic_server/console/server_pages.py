@@ -22,7 +22,7 @@ async def now(page: PageRequest) -> Response:
 
 
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
-    """Show settings and health. `tested` is a sent test message."""
+    """`tested` is a sent test message."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
@@ -45,7 +45,7 @@ async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -
 
 
 async def report(page: PageRequest) -> Response:
-    """Show the report. It is slow in a long history, so it is loaded afterwards."""
+    """The report is slow in a long history, so it is loaded afterwards."""
     since = page.query.get("since", "7d")
     document = await page.get("/report", {"since": since}) if "whole" in page.query else None
     by_day = [

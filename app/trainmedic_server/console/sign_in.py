@@ -88,7 +88,7 @@ def is_https(request: Request, auth: Authenticator) -> bool:
 
 
 def local_path(text: str | None) -> str:
-    """Return `text` if it is a path of this server, otherwise ``/``, to prevent open redirects."""
+    """Return ``/`` for other servers' paths, to prevent open redirects."""
     if not text or not text.startswith("/") or text.startswith(("//", "/\\")) or not text.isprintable():
         return "/"
     return text

@@ -18,7 +18,7 @@ _READY_SECONDS = 10.0
 
 
 class StandingView(Struct, frozen=True):
-    """State for a page. ``document`` is None if the store does not respond."""
+    """``document`` is None if the store does not respond."""
 
     seq: int
     """Newest event included; pages request later ones."""

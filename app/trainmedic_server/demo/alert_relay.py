@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from trainmedic_server.demo.demo_rules import RULES, DemoRule
 
 _NEVER = "0001-01-01T00:00:00Z"
-"""End of an alert that still fires, as Alertmanager writes it."""
 LabelSet = frozenset[tuple[str, str]]
 
 
@@ -34,13 +33,11 @@ class FiringAlert(Struct, frozen=True):
 
 class AlertFinder(Protocol):
     def firing(self) -> Iterable[FiringAlert]:
-        """Return the alerts that fire now. Raises httpx.HTTPError."""
+        """Raises httpx.HTTPError."""
         ...
 
 
 class PrometheusAlerts:
-    """Alerts that Prometheus has evaluated."""
-
     def __init__(self, url: str) -> None:
         self._url = url
 
@@ -68,7 +65,7 @@ class MeasuredAlerts:
                 yield FiringAlert({"alertname": rule.alert, **named, **rule.labels()}, rule.summary.format_map(named))
 
     def take(self, exposition: str) -> None:
-        """Add the values of one endpoint, in Prometheus's text format."""
+        """Add one endpoint's values, in Prometheus's text format."""
         now = self._clock()
         rules = {rule.metric: rule for rule in RULES}
         for family in text_string_to_metric_families(exposition):
@@ -82,7 +79,7 @@ class MeasuredAlerts:
 
 
 class AlertRelay:
-    """Posts started and resolved alerts, as Alertmanager does. A failed delivery is repeated at the next call."""
+    """Posts started and resolved alerts. A failed delivery is repeated at the next call."""
 
     def __init__(self, finder: AlertFinder, webhook: str, post: Callable[[str, Any], object] | None = None) -> None:
         self._finder = finder

@@ -1,4 +1,4 @@
-"""Programs of the demo: started on loopback, awaited, and ended by their process ID."""
+"""Programs of the demo: started, awaited, and ended by their process ID."""
 
 from __future__ import annotations
 
@@ -81,7 +81,6 @@ class ChildProcess:
         return self
 
     def check(self) -> None:
-        """Raise DemoFailed if it has ended."""
         if (status := self._process.poll()) is not None:
             raise DemoFailed(f"{self.name} ended with status {status}:\n{self._last_lines()}")
 

@@ -1,4 +1,4 @@
-"""Alert rules of the demo: for Prometheus, and for machines without it. Faster than the shipped ones."""
+"""Alert rules of the demo, faster than the shipped ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from msgspec import Struct
 
 
 class PastComparison(StrEnum):
-    """Comparison of a metric with its recent past."""
-
     ABOVE = "above"
     """The highest value of the period is above the limit."""
     RISEN = "risen"
@@ -24,7 +22,6 @@ class DemoRule(Struct, frozen=True):
     comparison: PastComparison
     limit: float
     seconds: int
-    """Length of the period."""
     component: str
     summary: str
     """With ``{name}`` for a label."""
@@ -37,7 +34,7 @@ class DemoRule(Struct, frozen=True):
         return f"max without (instance, job) ({value}) > {self.limit:g}"
 
     def holds(self, values: Sequence[float]) -> bool:
-        """Return whether the alert fires, by the values of the period, oldest first."""
+        """`values` are those of the period, oldest first."""
         if not values:
             return False
         if self.comparison is PastComparison.ABOVE:
@@ -67,7 +64,7 @@ RULES = (
 
 
 def rules_file() -> str:
-    """Return the rules as a file for Prometheus: JSON, which is YAML."""
+    """Return JSON, which is YAML, for Prometheus."""
     rules = [
         {
             "alert": rule.alert,

@@ -55,7 +55,7 @@ class _Characters:
         return [(self._codes[start], self._codes[start + 1]) for start in starts]
 
     def learn(self, pairs: Pairs, rate: float, factor: float) -> tuple[float, float]:
-        """Make one step of gradient descent; return the loss and the gradient's norm before clipping."""
+        """Return the loss, and the gradient's norm before clipping."""
         loss, gradients = 0.0, dict[int, list[float]]()
         for present, following in pairs:
             row = self.weights[present]
@@ -77,7 +77,7 @@ class _Characters:
 
 
 class PlainTraining:
-    """One job: the loop, and the handlers of its commands."""
+    """The training loop, and the handlers of its commands."""
 
     def __init__(self, medic: trainmedic.Medic, faults: FaultFile) -> None:
         self._medic = medic

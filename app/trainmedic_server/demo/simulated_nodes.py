@@ -1,7 +1,6 @@
 """Simulated GPU nodes with an agent each, by the real wire protocol.
 
-Simulated are the temperature and power of GPUs, and an agent that caps power and reads facts. Not modelled: the agent's
-policy and journal, so caps end with the demo.
+Not modelled: the agent's policy and journal, so caps end with the demo.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from trainmedic_server import __version__
 DEFAULT_WATTS, IDLE_WATTS = 350.0, 90.0
 _ROOM_CELSIUS, _CELSIUS_PER_WATT, _WITHOUT_FAN = 30.0, 0.11, 0.19
 _SETTLES_IN = 6.0
-"""Time constant of the temperature, in seconds."""
+"""Time constant in seconds."""
 _TICK = 0.5
 _STOP_SECONDS = 5.0
 
@@ -90,7 +89,7 @@ class SimulatedGpu:
 
 
 class SimulatedNode:
-    """A node's agent: it executes commands at once, in the receiver's thread, each at most once."""
+    """Executes commands at once, in the receiver's thread, each at most once."""
 
     def __init__(self, name: str, redis_url: str, gpus: int) -> None:
         self.name = name
@@ -202,7 +201,7 @@ class SimulatedNode:
 
 
 class SimulatedCluster:
-    """All simulated nodes, their metrics at ``http://127.0.0.1:port/metrics``, and the passing of time."""
+    """All simulated nodes, their metrics, and the passing of time."""
 
     def __init__(self, nodes: Sequence[SimulatedNode], port: int) -> None:
         self._nodes = nodes

@@ -25,7 +25,7 @@ from trainmedic_server.errors import DemoFailed
 JOBS = {"llm-1": "node-1", "llm-2": "node-2", "llm-3": "node-2"}
 """Node by job."""
 LEARNED_STEPS = 60
-"""Steps after which the losses are low enough to show a jump."""
+"""The losses are then low enough to show a jump."""
 _GPUS = 4
 _PLAYBOOKS = Path(__file__).parent / "playbooks"
 _FAN_SECONDS = {FaultKind.HEAT: 20.0, FaultKind.ASK: 60.0}
@@ -102,7 +102,6 @@ class DemoStage:
         return {job: jobs.get(job, {}).get("step") or 0 for job in JOBS}
 
     def wait_until_learned(self) -> None:
-        """Raise DemoFailed if a job does not train."""
         deadline = time.monotonic() + _START_SECONDS
         while not self.is_learned():
             if time.monotonic() > deadline:
@@ -140,7 +139,7 @@ class DemoStage:
             self._train(job, port, redis_url)
 
     def _monitoring(self, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """Start Prometheus and Alertmanager; return their URLs by the server's setting."""
+        """Return the URLs of Prometheus and Alertmanager by the server's setting."""
         webhook = f"{self.url}/webhook"
         if self.prometheus is None:
             self._relay = AlertRelay(MeasuredAlerts([f"http://{each}/metrics" for each in endpoints]), webhook)

@@ -23,8 +23,6 @@ _CHECKPOINT_EVERY = 40
 
 
 class _Characters(nn.Module):
-    """Returns the logits of the character after each context."""
-
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(vocabulary, _WIDTH)

@@ -1,7 +1,4 @@
-"""A training job of the demo, as a program: ``python -m trainmedic_server.demo.training_job``.
-
-It learns the characters of Python source code, with PyTorch if it is installed.
-"""
+"""A training job of the demo, as a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StepPace of the demo's trainings."""
+"""Pace of the demo's trainings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ STEP_SECONDS = 0.1
 
 
 class StepPace:
-    """Waits until `STEP_SECONDS` after the last step."""
-
     def __init__(self) -> None:
         self._due = time.monotonic()
 

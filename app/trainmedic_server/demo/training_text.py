@@ -9,11 +9,10 @@ from trainmedic_server.demo.faults import FaultKind
 
 SPOILED_BATCHES, EXPLODED_STEPS = 120, 150
 EXPLOSION = 500.0
-"""Factor on the gradients while they explode."""
 
 
 def text() -> str:
-    """Return the source of Python's json package, as text to learn from."""
+    """Return the source of Python's json package."""
     return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py")))
 
 
@@ -27,7 +26,6 @@ class FaultFile:
         self._path.write_text(kind, encoding="utf-8")
 
     def take(self) -> FaultKind | None:
-        """Return the requested fault once."""
         try:
             kind = FaultKind(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -30,7 +30,6 @@ class Permission(Struct, frozen=True):
 
 
 EVENTS = Permission("", "events", ("create",))
-"""Every action leaves an Event."""
 
 
 class ClusterAction(RetryingAction):
@@ -65,7 +64,7 @@ class ClusterAction(RetryingAction):
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
-        """Undo `set_field`. Return the object, the result in words, and whether the value was restored."""
+        """Return the object, the result in words, and whether the value was restored."""
 
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)
@@ -119,7 +118,6 @@ def because(call: Call, change: str) -> str:
 
 
 def node_of(call: Call) -> str:
-    """Raises PermanentFailure if the target has no node."""
     if call.target.node is None:
         raise PermanentFailure(f"this action needs a node; {call.target.key} has none")
     return call.target.node

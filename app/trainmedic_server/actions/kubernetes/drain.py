@@ -1,6 +1,4 @@
-"""Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API. Each round lists the pods again, so
-it continues after a server restart.
-"""
+"""Action ``k8s.drain``. Each round lists the pods again, so a drain continues after a server restart."""
 
 from __future__ import annotations
 
@@ -67,10 +65,9 @@ class DrainParams(ActionParams):
 
 class PodSelection(Struct, frozen=True):
     ending: tuple[Object, ...]
-    """To evict, or to wait for."""
     skipped: Mapping[str, int]
     forbidding: Mapping[str, str]
-    """By pod: why the drain must not begin."""
+    """Reasons by pod why the drain must not begin."""
 
 
 class _Progress(Struct):
@@ -201,9 +198,7 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether the API server delayed all evictions, and the seconds to wait. One refusal does not stop the
-        others.
-        """
+        """Return whether the API server delayed all evictions, and the seconds to wait."""
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         for pod in pods:
@@ -250,7 +245,6 @@ class DrainNode(ClusterAction):
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
-    """Divide a node's pods into those to evict or wait for, those to skip, and those that forbid the drain."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}

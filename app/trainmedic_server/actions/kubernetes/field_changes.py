@@ -1,6 +1,6 @@
 """Changes of runs to a Kubernetes object, recorded in its annotations, and their undo. Pure.
 
-The record is part of the patch. The annotation ``trainmedic.io/run-<run id>`` is a JSON object with one member for each
+The patch includes the record. The annotation ``trainmedic.io/run-<run id>`` is a JSON object with a member for each
 field: ``{"unschedulable": {"was": null, "set": true}}``. If several runs change one field, each records the value
 before the first; the last undo restores it.
 """
@@ -24,8 +24,8 @@ Change = dict[str, Any]
 
 
 class RevertibleField(Struct, frozen=True):
-    """``read`` returns the value or None, ``write`` the merge patch. ``managed`` is the field's path in managedFields,
-    if its last setter matters.
+    """``read`` returns None if unset, ``write`` a merge patch. ``managed`` is the path in managedFields, if its last
+    setter matters.
     """
 
     name: str
@@ -42,14 +42,11 @@ class RunChange(Struct, frozen=True):
 
 
 class Reversal(Struct, frozen=True):
-    """``change`` is None if there is nothing to write."""
-
     change: Change | None
     why: str
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
-    """Return the recorded changes of `field` by run ID, without unreadable ones."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -86,7 +83,6 @@ def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
 
 
 def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
-    """Remove the records of all runs too."""
     changes = changes_by_run(present, field)
     if not changes:
         return Reversal(None, "not set by Trainmedic")

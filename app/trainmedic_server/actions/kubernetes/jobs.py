@@ -1,4 +1,4 @@
-"""Action ``k8s.create_job``: run a Job from a manifest next to the playbook."""
+"""Action ``k8s.create_job``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
 COMMAND = "trainmedic.io/command"
-"""Annotation with the command's ID, which finds the Job of a repeated command."""
+"""The command's ID, by which a repeated command finds its Job."""
 POLL_EVERY = timedelta(seconds=2)
 _KEPT_SECONDS = 24 * 3600
 _LONGEST_NAME = 50
@@ -108,7 +108,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
 
 
 def _without_none(value: Any) -> Any:
-    """Remove members rendered as none, such as `runtimeClassName: "{{ vars.runtime or none }}"`."""
+    """Remove members rendered as none."""
     if isinstance(value, Mapping):
         return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
@@ -125,7 +125,7 @@ def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 
 def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
-    """Return the Job to create and its reference. A repeated command finds it by the name."""
+    """Return the Job and its reference; repeated commands get the same name."""
     manifest = params.manifest or {}
     written = manifest.get("metadata") or {}
     metadata = dict(written) if isinstance(written, Mapping) else {}

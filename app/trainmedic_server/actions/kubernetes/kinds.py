@@ -86,7 +86,6 @@ class WorkloadParams(ActionParams):
 
 
 def field_at(name: str, path: str) -> field_changes.RevertibleField:
-    """Return the field at a dotted path, such as ``spec.replicas``."""
     parts = tuple(path.split("."))
 
     def read(present: Object) -> Any:

@@ -1,4 +1,4 @@
-"""Node actions: ``k8s.cordon``, ``k8s.uncordon``, ``k8s.taint``, ``k8s.label``."""
+"""Actions on Kubernetes nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ UNSCHEDULABLE = field_changes.RevertibleField(
 
 
 def label_field(key: str) -> field_changes.RevertibleField:
-    """Return a node's label as a field. Its value is None if absent."""
     return field_changes.RevertibleField(
         f"label/{key}",
         lambda present: (present["metadata"].get("labels") or {}).get(key),
@@ -58,7 +57,7 @@ def label_field(key: str) -> field_changes.RevertibleField:
 
 
 def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
-    """Return a node's taint as a field. Its value is None if absent, ``""`` for a taint without a value."""
+    """Return a node's taint as a field: None if absent, ``""`` without a value."""
 
     def read(node: Object) -> str | None:
         for taint in (node.get("spec") or {}).get("taints") or ():

@@ -1,4 +1,4 @@
-"""Workload actions: ``k8s.restart``, ``k8s.scale``, ``k8s.suspend``, ``k8s.resume``, ``k8s.delete_pod``."""
+"""Actions on Kubernetes workloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-"""kubectl's annotation."""
 
 
 def _permissions(has: str) -> tuple[Permission, ...]:
@@ -145,7 +144,7 @@ class DeletePodParams(ActionParams):
 
 
 class DeletePod(Irreversible, ClusterAction):
-    """Deletes the pod that existed when the command was issued, never a successor."""
+    """Deletes only the pod that existed at the command."""
 
     name: ClassVar[str] = "k8s.delete_pod"
     summary: ClassVar[str] = "Delete one pod, so that its controller recreates it."

@@ -1,6 +1,6 @@
-"""Loki: LogQL queries, and the answers of ``query_range``.
+"""Loki's LogQL queries and their answers.
 
-Kernel lines have no job, so they need a query by the job's nodes; container lines need one by its pods.
+Kernel lines have no job: they need a query by its nodes, and container lines one by its pods.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream. The server applies patterns,
-because theirs differ from RE2 and match single words.
-"""
+"""OpenSearch and Elasticsearch. The server applies patterns, because theirs differ from RE2 and match single words."""
 
 from __future__ import annotations
 

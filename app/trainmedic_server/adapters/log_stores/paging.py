@@ -1,6 +1,4 @@
-"""Paged reading of a log store, oldest first; implements `ports.logs.LogSource`. Pages start at the last line's time
-and skip known lines. Following looks back some seconds for late lines.
-"""
+"""Paged reading of a log store. Following looks back some seconds for late lines."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ LARGEST_PAGE = 5000
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
 _CATCHES_UP = timedelta(seconds=90)
-"""Period in which older lines may arrive: agents push again within a minute after an outage."""
+"""Older lines may arrive for this time: agents push again within a minute after an outage."""
 _MOST_KNOWN = 100_000
 _MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000
@@ -38,16 +36,16 @@ class StoredLine(NamedTuple):
 class LineStore(Protocol):
     @property
     def greps(self) -> bool:
-        """True if the store supports RE2. Otherwise the server applies patterns."""
+        """Otherwise the server applies patterns."""
         ...
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        """Return the query in the store's language, in parts if necessary. Raises LogQueryRefused."""
+        """Return the query in the store's language. Raises LogQueryRefused."""
         ...
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
-        """Return the first lines of one of `parts` in nanoseconds since 1970, `end` excluded. Raises LogsUnavailable,
-        LogQueryRefused.
+        """Return the first lines of a part. Times are nanoseconds since 1970, `end` is excluded. Raises
+        LogsUnavailable, LogQueryRefused.
         """
         ...
 
@@ -178,5 +176,5 @@ def nanoseconds(at: datetime) -> int:
 
 
 def moment(at: int) -> datetime:
-    """Raises OverflowError, ValueError if it is out of range."""
+    """Raises OverflowError, ValueError."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at // 1000)

@@ -1,4 +1,4 @@
-"""HTTP client for a log store: authentication, limits and errors."""
+"""HTTP client for a log store."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ _LONGEST_REASON = 300
 
 
 class StoreHttp:
-    """``headers`` are sent with each call. The token file is read for each."""
-
     def __init__(
         self,
         url: str,

@@ -1,4 +1,4 @@
-"""Conversion of a store's labels, fields and times (exact to the nanosecond) to log lines."""
+"""Conversion of a store's fields to log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VictoriaLogs: LogsQL queries, and the answers of ``/select/logsql/query``."""
+"""LogsQL queries of VictoriaLogs and their answers."""
 
 from __future__ import annotations
 

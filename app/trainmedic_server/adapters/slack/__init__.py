@@ -1,1 +1,1 @@
-"""Approval questions in Slack with buttons, by Socket Mode. Imported only if Slack is set: it needs an extra."""
+"""Approval questions in Slack. Needs an extra, so it is imported only if Slack is set."""

@@ -1,5 +1,6 @@
-"""Operator commands from clicks on Slack buttons. Only the user ID from Slack is trusted; run, question and permissions
-are looked up. An answer counts only for the question that the message showed.
+"""Operator commands from clicks on Slack buttons.
+
+Only Slack's user ID is trusted. An answer counts only for the question that the message showed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Slack file: channels for questions, and the users who may answer, with their names and groups in playbooks. Read for
-each click, so that removed users can decide nothing. While it is unreadable, no one can.
+"""Slack file: channels, and the users who may answer.
+
+It is read for each click, so that removed users can decide nothing. While it is unreadable, no one can.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ class _Part(BaseModel):
 
 
 class Person(_Part):
-    """The name is recorded as if it were a token's."""
-
     name: Name
     groups: frozenset[Annotated[str, Field(pattern=_NAME)]] = frozenset()
 

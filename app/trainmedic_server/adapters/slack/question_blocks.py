@@ -1,5 +1,6 @@
-"""Blocks of a question's message, within Slack's limits. Pure. Text from alerts, jobs and playbooks is plain, without
-mentions, links or markup.
+"""Blocks of a question's message, within Slack's limits. Pure.
+
+Text from alerts, jobs and playbooks is plain, without mentions, links or markup.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ METADATA = "trainmedic_question"
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
-"""Characters of a section, a notification and a confirmation. Slack's limits are 3,000 and 300."""
+"""Characters. Slack's limits are 3,000 and 300."""
 
 Block = dict[str, Any]
 
@@ -109,7 +110,7 @@ def value_of(run_id: str, question: AskedQuestion) -> str:
 
 
 def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
-    """Return the run and the question of a button. None if it is not ours."""
+    """Return None if the button is not ours."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -128,7 +129,7 @@ def with_place(value: str, at: tuple[str, str]) -> str:
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """Return the question and its message's channel and timestamp, as `with_place` wrote them; otherwise None."""
+    """Return None if `with_place` did not write it."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):

@@ -1,6 +1,4 @@
-"""Messages in Slack, one for each question, edited after any decision. A message follows from the run and its orders in
-the run store.
-"""
+"""Messages in Slack, one for each question, edited after any decision."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ class SlackQuestions:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._reminded = 0
-        """Newest event with a sent reminder. Earlier events may be passed here again."""
+        """Newest event with a sent reminder."""
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
@@ -142,6 +140,7 @@ class SlackQuestions:
         self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
         """Post the message once, after persisting the intent. After an unknown outcome, search the earlier message.
+
         None: there is none, and the question is closed.
         """
         if begun is None:
@@ -173,7 +172,7 @@ class SlackQuestions:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
-        """Post a reminder below a question's message, except at the first request, which is the message itself."""
+        """The first request is the message itself."""
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
         for run, step, orders, shown in await self._asked([run_id]):

@@ -1,5 +1,6 @@
-"""Socket Mode connection that receives clicks from Slack, reopened whenever it ends. A click is acknowledged when
-performed, or after two seconds: Slack waits for three. Repeated clicks are harmless.
+"""Socket Mode connection that receives clicks from Slack, reopened whenever it ends.
+
+A click is acknowledged when performed, or after two seconds: Slack waits for three. Repeated clicks are harmless.
 """
 
 from __future__ import annotations

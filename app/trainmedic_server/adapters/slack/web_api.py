@@ -1,4 +1,4 @@
-"""Slack's Web API: JSON by POST. Neither tokens nor URLs with tickets are in any error or log line."""
+"""Slack's Web API. Neither tokens nor URLs with tickets are in any error or log line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _OF_THE_APP = frozenset(
 
 class SlackApi:
     def __init__(self, url: str, bot_token: str, app_token: str) -> None:
-        """``url`` is https://slack.com/api, or that of another Slack."""
         self._url = url.rstrip("/")
         self._bot_token = bot_token
         self._app_token = app_token
@@ -42,9 +41,7 @@ class SlackApi:
         return address
 
     async def call(self, method: str, document: Mapping[str, Any], token: str | None = None) -> dict[str, Any]:
-        """Raises ChatRefused if this call is invalid, TemporaryFailure if every call would fail, OutcomeUnknown if it
-        may have been performed.
-        """
+        """Raises ChatRefused if this call is invalid, TemporaryFailure if every call fails, OutcomeUnknown."""
         headers = {
             "Content-Type": "application/json; charset=utf-8",
             "Authorization": f"Bearer {token or self._bot_token}",

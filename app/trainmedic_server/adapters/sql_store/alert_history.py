@@ -1,4 +1,4 @@
-"""`ports.received_alerts.ReceivedAlerts`: paged reading of received alerts."""
+"""Reading of received alerts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from trainmedic_server.domain.run import Status
 from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
 
 _MOST_NAMED = 500
-"""Most IDs in one statement."""
 _KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
 
 
@@ -94,8 +93,8 @@ def _page(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """A member's stored text begins and ends with an unescaped quote, so it occurs nowhere else, except with label
-    names that contain quotes or are a single colon or comma.
+    """Find a member's stored text, which occurs nowhere else, except with label names that contain quotes or are a
+    single colon or comma.
     """
     member = encode_json({name: value})[1:-1]
     written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]

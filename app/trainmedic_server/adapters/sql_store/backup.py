@@ -1,4 +1,4 @@
-"""Copy of an SQLite run store while a server writes to it."""
+"""Backup of an SQLite run store while a server writes to it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BUSY_SECONDS = 30.0
 
 
 def copy(url: str, target: Path) -> int:
-    """Copy the store as of one moment, verify the copy, and return its bytes. No writer waits. The file gets its name
-    when complete and synced. Raises ConfigurationError if the store is not an SQLite file or `target` exists, otherwise
-    StoreUnavailable.
+    """Copy the store as of one moment, verify the copy, and return its bytes. No writer waits.
+
+    Raises ConfigurationError if the store is not an SQLite file or `target` exists, otherwise StoreUnavailable.
     """
     if postgresql.names_postgresql(url):
         raise errors.ConfigurationError(
@@ -53,7 +53,7 @@ def _taken(target: Path) -> errors.ConfigurationError:
 
 
 def _copy_pages(source: Path, target: Path) -> None:
-    """Copy the database in one step: a copy in several steps restarts whenever another process writes."""
+    """A copy in several steps would restart whenever another process writes."""
     with (
         closing(sqlite3.connect(_uri(source, "mode=ro"), uri=True, timeout=_BUSY_SECONDS)) as reading,
         closing(sqlite3.connect(target)) as writing,

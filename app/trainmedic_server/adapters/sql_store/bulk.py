@@ -1,4 +1,4 @@
-"""Bulk insert of many rows per statement, in a few fixed row counts."""
+"""Bulk insert of many rows per statement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Column types of the run store, and the tables' common metadata."""
+"""Column types of the run store."""
 
 from __future__ import annotations
 
@@ -56,8 +56,6 @@ Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 class JsonColumn(TypeDecorator[Any]):
-    """JSON as text, never queried inside."""
-
     impl = Text
     cache_ok = True
 
@@ -76,13 +74,13 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 
 
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return the function that writes a non-null value; None if it is unchanged."""
+    """Return None if values are written unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[0] if of_ours else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return the function that reads a non-null value; None if it is unchanged."""
+    """Return None if values are read unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[1] if of_ours else kind.result_processor(dialect, None)
 
@@ -101,5 +99,5 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """Define an index over the rows that fulfil `where`, for SQLite. The migrations define it for PostgreSQL."""
+    """Define an index for SQLite. The migrations define PostgreSQL's."""
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

@@ -1,4 +1,4 @@
-"""SQLite: connections, ownership and error classes."""
+"""SQLite connections, ownership and error classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFUSING_STATES = ("22", "23", "54")
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the database failed, rather than rejected its input."""
+    """Return False if the database rejected its input."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)
@@ -179,9 +179,7 @@ class OwnerLock:
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """A failed connection is closed, not reused. The write-ahead log is checkpointed every 32 MB, not 4: frequently
-    changed pages are written an eighth as often.
-    """
+    """Checkpoint the write-ahead log every 32 MB, not 4: pages that change often are written an eighth as often."""
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
     pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")
     _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=pragmas)

@@ -1,7 +1,4 @@
-"""`ports.effects` on the run store.
-
-A saved verdict is also counted by day and playbook, for `ports.tallies`.
-"""
+"""Measured effects of runs. Saved verdicts are also counted by day and playbook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidacy for the leader lock, if several servers share a database."""
+"""Candidacy for the leader lock."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ log = telemetry.logger(__name__)
 
 
 class Election:
-    """``why`` is the reason for waiting. ``holder`` is the leader's address, empty if unknown."""
-
     def __init__(self, url: str, takeover: timedelta = postgresql.TAKEOVER, address: str = "") -> None:
         postgresql.conninfo(url)
         self._url = url
@@ -29,8 +27,8 @@ class Election:
         self.holder = ""
 
     async def win(self) -> postgresql.LockSession:
-        """Return the session with the lock. Waits while PostgreSQL does not answer. Raises ConfigurationError if
-        waiting is useless.
+        """Return the session with the lock. Wait while PostgreSQL does not answer. Raises ConfigurationError if waiting
+        is useless.
         """
         try:
             while True:

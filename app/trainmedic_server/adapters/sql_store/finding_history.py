@@ -1,4 +1,4 @@
-"""`ports.findings.FindingHistory`: paged reading of findings."""
+"""Reading of findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of findings; see ``schema``."""
+"""Tables of findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ports.findings.FindingRecords` in a unit of work. Statements are sent at once: no other read uses their tables."""
+"""Findings in a unit of work. Statements are sent at once: no other read uses their tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`ports.store.History` on read-only connections in a few threads. No read waits for the writer or lasts longer than
-one page.
-"""
+"""Reading of the history in a few threads. No read waits for the writer."""
 
 from __future__ import annotations
 
@@ -120,7 +118,6 @@ class SqlHistory(History, TallySource):
         return await self._read(lambda connection: str(connection.execute(sa.select(identity.c.id)).scalar_one()))
 
     def stop_reading(self) -> None:
-        """Refuse new reads, and block until the running ones have ended."""
         self._closed = True
         self._threads.shutdown()
         self._canceller.shutdown(cancel_futures=True)
@@ -166,7 +163,6 @@ def _events_of_no_run(
 def _page(
     connection: sa.Connection, matching: HistoryFilter, limit: int, before: Place | None
 ) -> tuple[list[Run], Place | None]:
-    """Return the runs and the place after which there may be more; None at the end."""
     mapped = mapped_names(connection, matching)
     if history_search.is_needed(matching):
         rows, place = history_search.search(connection, matching, limit, before, mapped=mapped)

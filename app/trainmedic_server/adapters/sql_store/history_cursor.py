@@ -1,6 +1,4 @@
-"""Opaque cursor of a history page, and the tables' form of times. The cursor is a key (creation time, then ID), so that
-new runs never shift pages.
-"""
+"""Cursor of a history page: creation time and ID, so that new runs never shift pages."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def encode(created_at: datetime, run_id: str) -> str:
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
-    """Return creation time and ID. Raises ValueError."""
+    """Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

@@ -1,5 +1,6 @@
-"""Select of one page of the history. Several values of a filter need one short list each: an index has the page order
-only for a single value.
+"""Select of one page of the history.
+
+Several values of a filter need one short list each: an index has the page order only for a single value.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ def page_select(
     before: tuple[datetime, str] | None = None,
     mapped: Collection[str] = (),
 ) -> sa.Select[Any]:
-    """Sort newest first. `before` is the end of the previous page, `mapped` the result of `mapped_names`."""
     common = list(beside_them(matching, before))
     groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
@@ -70,7 +70,7 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
 def alternatives(
     matching: HistoryFilter, span: Span | None = None, mapped: Collection[str] = ()
 ) -> Iterator[Sequence[Condition]]:
-    """Yield the alternative conditions of each filter. With `span`, they may exclude runs created outside it."""
+    """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it."""
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
@@ -90,13 +90,12 @@ def alternatives(
 
 
 def _of_gpu(text: str) -> Condition:
-    """Select runs of a GPU, with or without its node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
+    """Accept a GPU with or without its node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
     node, slash, gpu = text.removeprefix("gpu:").partition("/")
     return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
 
 
 def _of_job(name: str) -> tuple[Condition, Condition]:
-    """Match runs on a job, and those that have it as a further target."""
     keys = sa.type_coerce(runs.c.also, sa.Text)
     is_among = sa.func.replace(keys, encode_json(f"job:{name}"), "") != keys
     return runs.c.job == name, sa.and_(runs.c.also.is_not(None), is_among)
@@ -117,7 +116,6 @@ def _of_target(key: str) -> Condition:
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
-    """Match runs on a node or its GPUs, and on jobs that touched it."""
     touching = _among(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
     return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
 
@@ -131,7 +129,6 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
 
 
 def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
-    """Yield the conditions that combine with any index: times, open or closed, pending undo, and the page's place."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

@@ -1,5 +1,6 @@
-"""Time-bounded search for runs by several filters, or by node. Indexes are intersected window by window, going back.
-When time is up, the cursor marks how far the search got.
+"""Time-bounded search for runs by several filters, or by node.
+
+Indexes are intersected window by window, going back. When time is up, the cursor marks how far the search got.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Return whether a node or several filters are set. False for open runs or pending undos, which are few."""
+    """Return False for open runs or pending undos, which are few."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
@@ -43,7 +44,6 @@ def search(
     seconds: Callable[[], float] = time.monotonic,
     mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
-    """Return the newest rows and the place after which there may be more; None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None

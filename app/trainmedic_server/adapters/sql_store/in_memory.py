@@ -1,5 +1,6 @@
-"""Run store in memory (SQLite without a file) for the simulation and unit tests. It lacks only durability. Units run
-immediately in the caller, so that virtual time never waits.
+"""Run store in memory for the simulation and unit tests. It lacks only durability.
+
+Units run immediately in the caller, so that virtual time never waits.
 """
 
 from __future__ import annotations
@@ -47,8 +48,6 @@ class _ImmediateWriter:
 
 
 class _NoLock:
-    """No-op: no other server can reach this store."""
-
     def release(self) -> None:
         """Do nothing."""
 

@@ -33,7 +33,9 @@ def now() -> float:
 
 def begin_anew(reason: str) -> None:
     """Restart the process's command in its place without unwinding, which could act. The PID stays, so no supervisor
-    delays the restart. A process that must end, or cannot be restarted, ends.
+    delays the restart.
+
+    A process that must end, or cannot be restarted, ends.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)

@@ -15,7 +15,7 @@ KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
 """Placeholder of the list, used once: ``column.in_(KEYS)``. Keys are text."""
 
 WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KEYS.key, type_=Text),)]).cte("wanted")
-"""The list as a table, to answer for each key separately: ``sa.select(WANTED.c.key, ...)``."""
+"""Answers for each key separately: ``sa.select(WANTED.c.key, ...)``."""
 
 # A placeholder may have a type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
 _LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
@@ -27,8 +27,6 @@ Converters = Sequence[tuple[int, Callable[[Any], Any]]]
 
 
 class Lookup:
-    """A select that contains `KEYS` or `WANTED`. Rows are decoded tuples."""
-
     def __init__(self, statement: sa.Select[Any]) -> None:
         self.statement = statement
         self._prepared: dict[str, _Prepared] = {}

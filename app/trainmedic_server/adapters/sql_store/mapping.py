@@ -1,4 +1,4 @@
-"""Conversion between domain values and rows, which are tuples in column order. Column types convert times and JSON."""
+"""Conversion between domain values and rows in column order."""
 
 from __future__ import annotations
 

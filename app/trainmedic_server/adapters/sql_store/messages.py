@@ -1,4 +1,4 @@
-"""`ports.messages` on the run store."""
+"""Messages to people."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ messages = sa.Table(
     sa.Column("sent_at", TimeColumn),
     sa.Column("newer_kind", Text),
 )
-"""Sent messages stay for some days. Earlier releases stop at an unknown kind, so a new one is in ``newer_kind``, and
-``kind`` has the nearest that every release knows.
+"""Earlier releases stop at an unknown kind. So a new one is in ``newer_kind``, and ``kind`` has the nearest that every
+release knows.
 """
 
 _NEWER: Mapping[MessageKind, MessageKind] = {

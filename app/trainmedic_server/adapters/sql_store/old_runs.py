@@ -1,5 +1,7 @@
-"""Deletion of old runs, with an archive only of archived ones. A file is written before its first run is deleted, the
-next one after its last, so a kill leaves only runs of the newest file in both.
+"""Deletion of old runs, with an archive only of archived ones.
+
+A file is written before its first run is deleted, the next one after its last. So a kill leaves only runs of the newest
+file in both.
 """
 
 from __future__ import annotations
@@ -77,7 +79,6 @@ def _listener(name: str) -> str:
 
 
 def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
-    """Read runs with all their rows, oldest first, for the archive."""
     chosen = sa.select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
     documents: dict[str, dict[str, Any]] = {
         row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _OF_RUNS}}

@@ -1,6 +1,4 @@
-"""Writes of units of work that were not sent to the database yet, combined for units that share a transaction. Reads
-that may depend on them flush them first (``transaction``).
-"""
+"""Writes not sent to the database yet, combined for units that share a transaction."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class PendingWrites:
         self.steps: dict[tuple[str, str, int], StepState] = {}
         self.groups: dict[str, tuple[str, ...]] = {}
         self.parents: set[str] = set()
-        """Parents whose ``unfinished`` may change."""
+        """Their ``unfinished`` may change."""
         self.has_new_forms = False
         """True if earlier releases cannot read a run."""
         self.links: dict[tuple[str, Identity], None] = {}

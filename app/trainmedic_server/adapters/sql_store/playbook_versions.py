@@ -1,4 +1,4 @@
-"""`ports.playbook_versions`: previous texts of playbooks."""
+"""Previous texts of playbooks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Session with PostgreSQL, and the lock of the leader. The lock belongs to the writing session, which is never
-reopened: a server whose session has ended cannot write. PostgreSQL ends silent sessions, so a hanging server does not
-block the others permanently.
+"""Session with PostgreSQL, and the lock of the leader.
+
+The lock belongs to the writing session, which is never reopened: a server whose session has ended cannot write.
+PostgreSQL ends silent sessions, so a hanging server does not block the others.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def names_postgresql(url: str) -> bool:
 
 
 def conninfo(url: str) -> str:
-    """Return the URL in libpq's form. Raises ConfigurationError."""
+    """Raises ConfigurationError."""
     try:
         import psycopg.conninfo
     except ImportError:
@@ -80,8 +81,6 @@ def conninfo(url: str) -> str:
 
 
 class LockSession:
-    """Writes while it has the lock. Methods block."""
-
     def __init__(self, connection: psycopg.Connection[Any], url: str, takeover: timedelta) -> None:
         self._connection = connection
         self.url = url
@@ -122,7 +121,6 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
-        """Return whether the session has the lock now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
@@ -173,9 +171,7 @@ def take_time(connection: sa.Connection) -> None:
 
 
 def learn_of_tables(connection: sa.Connection) -> None:
-    """Make the statistics of tables without any, as after a restore: without them, PostgreSQL reads whole tables for a
-    few keys.
-    """
+    """Make missing statistics, as after a restore: without them, PostgreSQL reads whole tables for a few keys."""
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
 
@@ -220,7 +216,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
-    """Return the lock's key for the schema: locks belong to a database, and each schema can hold a store."""
+    """Locks belong to a database, in which each schema can hold a store."""
     import psycopg
 
     try:

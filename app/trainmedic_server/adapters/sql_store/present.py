@@ -1,4 +1,4 @@
-"""`ports.present` on the run store: current counts, and the records of agents."""
+"""Current counts, and records of agents."""
 
 from __future__ import annotations
 

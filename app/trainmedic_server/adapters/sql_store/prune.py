@@ -1,4 +1,4 @@
-"""Deletion of old data. Each function deletes one batch as a unit of work and returns its number of rows."""
+"""Deletion of old data. Each function deletes one batch and returns its number of rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Rows deleted at a time: others wait a few milliseconds."""
+"""Others wait a few milliseconds."""
 
 REST = 3
-"""Pause as a multiple of a deletion's duration: a million runs take up to an hour."""
+"""As a multiple of a deletion's duration: a million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -113,7 +113,7 @@ _IS_BESIDE_KEPT_JOB = sa.exists().where(
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
 )
 _IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_BESIDE_KEPT_JOB)
-"""A finding in the log of a retained job, or about its node or GPU."""
+"""In the log of a retained job, or about its node or GPU."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
     .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)
@@ -153,7 +153,6 @@ def runs_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def old_run_ids(connection: sa.Connection, before: datetime, limit: int) -> list[str]:
-    """Return closed runs without pending undo."""
     return [row.id for row in connection.execute(_OLD_RUNS, {"before": before, "limit": limit})]
 
 
@@ -163,7 +162,6 @@ def delete_runs(connection: sa.Connection, run_ids: Collection[str]) -> None:
 
 
 def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete alerts without a remaining run."""
     connection = transaction.flushed_connection()
     fingerprints = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
     if fingerprints:
@@ -189,7 +187,6 @@ def events_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def findings_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Keep findings with a pending alert or a retained job."""
     connection = transaction.flushed_connection()
     ids = [row.id for row in connection.execute(_OLD_FINDINGS, {"before": before})]
     if ids:
@@ -199,7 +196,6 @@ def findings_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Keep verdicts with a pending alert or a retained job."""
     return transaction.flushed_connection().execute(_DELETE_VERDICTS, {"before": before}).rowcount
 
 

@@ -49,7 +49,7 @@ def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
 def of_alerts(
     connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
 ) -> Iterator[tuple[Identity, Row]]:
-    """Yield each row with its alert's identity. `lookup` returns fingerprint and start first and has the condition
+    """Yield each row with its alert's identity. `lookup` returns fingerprint and start first, with the condition
     `within`.
     """
     if not identities:
@@ -93,7 +93,6 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
 
 
 def with_groups(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
-    """Return the runs, parents of groups with the counts of their members."""
     parents = [run.id for run in runs_read if run.is_group]
     if not parents:
         return list(runs_read)

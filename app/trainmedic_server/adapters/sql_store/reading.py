@@ -1,5 +1,6 @@
-"""Time limit and cancellation of one read of the history. A cancelled connection is closed: PostgreSQL may receive the
-request late, and it could hit a later read.
+"""Time limit and cancellation of one read of the history.
+
+A cancelled connection is closed: PostgreSQL may receive the request late, and it could hit a later read.
 """
 
 from __future__ import annotations
@@ -22,15 +23,12 @@ log = logging.getLogger(__name__)
 SECONDS = 30.0
 """A page of the longest history took 0.5 s, a report of a year 3 s."""
 _CANCEL_SECONDS = 5.0
-"""Limits a cancel request if the database's machine is down."""
 _STEPS = 20_000
 _CANCELLED = "57014"
 """SQLSTATE query_canceled: by time limit or cancel request."""
 
 
 class BoundedRead:
-    """`cancel` may be called from any thread."""
-
     def __init__(self, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._deadline = clock() + seconds
@@ -40,7 +38,7 @@ class BoundedRead:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Blocks until PostgreSQL has the request, for 5 s at most."""
+        """Block until PostgreSQL has the request, for 5 s at most. Safe in any thread."""
         with self._lock:
             self._is_cancelled = True
             if self._driver is not None and hasattr(self._driver, "cancel_safe"):

@@ -1,4 +1,4 @@
-"""Migration of the database to this code's revision. Alembic, slow to import, is imported only for a migration."""
+"""Migration of the database to this code's revision. Alembic is slow to import, so only a migration imports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TELL_EVERY = 10.0
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return the database's revision; None if it is empty."""
+    """Return None if the database is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(_VERSION).scalar()
@@ -31,7 +31,7 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def runs_to_migrate(connection: sa.Connection) -> int | None:
-    """Return None if the schema is current or the database is empty."""
+    """Return None if nothing needs a migration."""
     at = current(connection)
     if at in (None, schema.HEAD) or at not in _known():
         return None
@@ -49,8 +49,9 @@ def require_not_older(connection: sa.Connection) -> None:
 
 
 def bring_to_head(connection: sa.Connection) -> None:
-    """Run the missing migrations in the current transaction. A newer release's schema stays if that release permits
-    this one; else raises ConfigurationError.
+    """Run the missing migrations in the current transaction.
+
+    A newer release's schema stays if that release permits this one; else raises ConfigurationError.
     """
     at = current(connection)
     if at == schema.HEAD:

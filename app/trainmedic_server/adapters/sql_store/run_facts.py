@@ -1,4 +1,4 @@
-"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run."""
+"""Facts about runs for the tallies, counted by day in the transaction that writes the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def day_of(moment: datetime) -> int:
 
 
 def rounded(seconds: float) -> float:
-    """Round to two digits, to limit the number of distinct values."""
+    """Limit the number of distinct values."""
     return float(f"{seconds:.2g}")
 
 
@@ -41,7 +41,6 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Return whether the run counts as repeated after one of the same playbook and target within the hour before."""
     is_real = run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
     return is_real and run.parent is None and not run.is_limited
 

@@ -1,6 +1,4 @@
-"""Tables of the run store. Others are in ``finding_tables``, ``verdicts``, ``effects``, ``messages``, ``sessions`` and
-``shown_questions``. ``migrations`` creates them. Each index states its query.
-"""
+"""Tables of the run store. Each index states its query."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, Un
 
 HEAD = "0021"
 READABLE_FROM = "0016"
-"""Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
-code uses.
+"""Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that code uses.
 """
 
 alerts = sa.Table(
@@ -83,8 +80,8 @@ runs = sa.Table(
     sa.Column("also", JsonColumn),
     sa.Column("memory", JsonColumn),
 )
-"""``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``parent``
-and ``batch`` are as in `Run`. ``also`` are the keys of further targets; null without any.
+"""``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``also`` are
+the keys of further targets, null without any.
 """
 
 groups = sa.Table(
@@ -198,7 +195,7 @@ controls = sa.Table(
     sa.Column("pauses", JsonColumn),
     sa.Column("breaker_closed_at", TimeColumn),
 )
-"""One row, with ID 1. ``paused`` and the next columns summarise ``pauses``, also for an earlier release."""
+"""One row. ``paused`` and the next columns summarise ``pauses``, also for an earlier release."""
 
 time_gaps = sa.Table(
     "time_gaps",

@@ -1,4 +1,4 @@
-"""`ports.sessions` on the run store."""
+"""Sessions of browsers."""
 
 from __future__ import annotations
 

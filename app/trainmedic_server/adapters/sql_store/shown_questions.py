@@ -1,4 +1,4 @@
-"""`ports.chat` on the run store."""
+"""Questions shown in chats."""
 
 from __future__ import annotations
 

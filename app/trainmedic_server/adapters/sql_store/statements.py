@@ -113,7 +113,6 @@ LAST_ACTED_HERE = _of_each(
     sa.select(runs.c.id).where(*_HAS_ACTED).order_by(runs.c.acted_at.desc(), runs.c.id.desc()).limit(1)
 )
 _IS_VOUCHED_FOR = sa.and_(runs.c.parent.is_not(None), runs.c.mode == Mode.APPROVE.value)
-"""`Run.is_vouched_for`"""
 NODES_OF_STARTED_RUNS = (
     sa.select(runs.c.node, sa.func.max(runs.c.created_at).label("latest"))
     .where(

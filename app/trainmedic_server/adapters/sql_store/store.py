@@ -1,4 +1,4 @@
-"""Run store: one object for writing and reading, opened by URL."""
+"""Run store, opened by URL."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ class StoreLock(Protocol):
 
 
 class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore):
-    """`ports.store.RunStore` and reading of the history, findings and alerts. Created by `open`."""
-
     def __init__(
         self,
         writer: UnitRunner,
@@ -69,9 +67,10 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_error: Callable[[], object] = lambda: None,
         busy_timeout: timedelta = timedelta(seconds=5),
     ) -> SqlStore:
-        """Return the store with its schema up to date. Blocks. `on_error` is called on the event loop after each
-        failure of the database. `busy_timeout` limits the wait for another program's lock. Raises ConfigurationError
-        for an unusable URL, directory or schema or if another server owns the file, otherwise StoreUnavailable.
+        """Return the store with its schema up to date. Blocks.
+
+        `on_error` is called on the event loop after each failure of the database. Raises ConfigurationError for an
+        unusable URL, directory or schema or if another server owns the file, otherwise StoreUnavailable.
         """
         if postgresql.names_postgresql(url):
             return cls._at_once(url, on_error)
@@ -107,8 +106,9 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_error: Callable[[], object] = lambda: None,
         on_lost: Callable[[str], object] = begin_anew,
     ) -> SqlStore:
-        """`session` must have the lock. Blocks. `on_lost` is called on some thread when the session is over or
-        unreliable; default: restart the process. Raises as `open`.
+        """`session` must have the lock. Blocks. Raises as `open`.
+
+        `on_lost` is called on some thread when the session is over or unreliable; default: restart the process.
         """
         try:
             with database.translated("the run store in PostgreSQL could not be opened"):
@@ -122,7 +122,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 
     def fence(self) -> None:
-        """If this server is not the leader, the process restarts, or StoreUnavailable is raised."""
+        """Without leadership, restart the process or raise StoreUnavailable."""
         self._fence()
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:

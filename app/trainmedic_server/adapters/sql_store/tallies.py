@@ -1,4 +1,4 @@
-"""Outcomes of each playbook's runs in a period: whole days from ``playbook_days``, others run by run."""
+"""Outcomes of each playbook's runs: whole days from ``playbook_days``, others run by run."""
 
 from __future__ import annotations
 
@@ -127,7 +127,6 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
-    """Return the first day and the day after the last that are counted and lie in the period."""
     day = run_facts.MICROSECONDS_OF_A_DAY
     begin, end = microseconds_of(since), microseconds_of(until)
     newest = connection.execute(_NEWEST).scalar()

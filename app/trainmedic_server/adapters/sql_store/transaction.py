@@ -1,6 +1,6 @@
-"""Unit of work: `ports.store.Transaction` on one connection. Writes wait in `PendingWrites`; a read that could miss one
-flushes them first, inside a savepoint. The writes of several units are sent together; if the database refuses them, the
-units run again one by one.
+"""Unit of work on one connection. A read that could miss a pending write flushes it first, inside a savepoint.
+
+The writes of several units are sent together. If the database refuses them, the units run again one by one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class SqlTransaction(Transaction):
 
     @property
     def is_guarded(self) -> bool:
-        """It can be rolled back alone, even after a database error."""
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
@@ -291,7 +290,6 @@ class SqlTransaction(Transaction):
             self._cache.update(run)
 
     def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
-        """Count runs that started within an hour after the end of one of the same playbook and target."""
         able = [run for run in runs if run_facts.can_repeat(run)]
         keys = {(run.playbook, run.target_key) for run in able}
         ended: dict[tuple[str, str], datetime] = {}

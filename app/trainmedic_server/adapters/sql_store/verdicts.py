@@ -1,4 +1,4 @@
-"""`ports.verdicts` on the run store."""
+"""Verdicts on failed jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ verdicts = sa.Table(
     sa.Column("labels", JsonColumn),
     sa.Column("tell_at", TimeColumn),
 )
-"""``plain`` is the whole verdict. The other columns are for queries."""
+"""``plain`` is the whole verdict."""
 
 sa.Index("ix_verdicts_job", verdicts.c.job, verdicts.c.began_at)
 # pruning

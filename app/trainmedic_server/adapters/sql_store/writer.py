@@ -1,6 +1,7 @@
-"""The only writing thread: it commits all waiting units of work together. Each unit still fails alone. Its future is
-resolved after the commit, because the caller then acknowledges the delivery. With a `Leadership`, the connection is the
-session with the lock, regularly confirmed and never replaced.
+"""The only writing thread, which commits all waiting units of work together. Each unit still fails alone.
+
+Futures are resolved after the commit, because callers then acknowledge deliveries. With a `Leadership`, the connection
+is the session with the lock, regularly confirmed and never replaced.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ class Committer:
         self.failing = False
 
     def commit(self, units: list[UnitOfWork]) -> None:
-        """Commit the units. Afterwards each has its durable result or its error."""
         try:
             self._require()
             if self._transaction(self._connected(), units):
@@ -95,7 +95,7 @@ class Committer:
             leadership.lose("the lock belongs to another session; is there a connection pooler?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
-        """Run and commit the units, together or else one by one. Return whether anything was written."""
+        """Return whether anything was written."""
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)

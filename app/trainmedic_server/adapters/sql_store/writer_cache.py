@@ -1,6 +1,4 @@
-"""Writer's cache of open runs, recently changed nodes and known nodes. Cleared whenever a write may have been rolled
-back.
-"""
+"""Writer's cache of open runs and nodes, cleared whenever a write may have been rolled back."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ _SEEN_AGAIN = timedelta(hours=1)
 
 
 class WriterCache:
-    """Each part is None until ``transaction`` first fills it from the tables."""
+    """Parts are None until ``transaction`` fills them."""
 
     def __init__(self) -> None:
         self.forget()
@@ -29,7 +27,6 @@ class WriterCache:
 
     @property
     def open_runs(self) -> dict[tuple[str, str], str] | None:
-        """ID of the open run by (playbook, target key)."""
         return self._open
 
     def set_open_runs(self, open_runs: dict[tuple[str, str], str], members: Collection[str] = ()) -> None:
@@ -64,7 +61,7 @@ class WriterCache:
         self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
 
     def should_write_node(self, node: str, at: datetime) -> bool:
-        """Return whether to write the node's ``seen_at`` now; if so, it counts as written."""
+        """If True, the node counts as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)
