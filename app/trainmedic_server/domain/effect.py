@@ -22,8 +22,6 @@ LEAST_CHANGE = 0.1
 
 
 class EffectVerdict(StrEnum):
-    """Measured change, not necessarily caused by the run."""
-
     PENDING = "pending"
     HELPED = "helped"
     NO_CHANGE = "no_change"
@@ -32,8 +30,6 @@ class EffectVerdict(StrEnum):
 
 
 class Effect(Struct, frozen=True):
-    """Effect of a run that changed something. Times are aware UTC."""
-
     run_id: str
     playbook: str
     acted_at: datetime
@@ -41,11 +37,10 @@ class Effect(Struct, frozen=True):
     """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    """For a person: basis of the verdict, or why it is missing."""
+    """Basis of the verdict, or why it is missing."""
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
-    """Origin of the query: ``playbook`` or ``rule``."""
     better: str | None = None
     operator: str | None = None
     limit: float | None = None

@@ -63,7 +63,6 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:
-    """Return whether a host name is an exporter's container."""
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

@@ -1,4 +1,4 @@
-"""Labels that name a target, and the result if they name none."""
+"""Labels that name a target."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from msgspec import Struct
 
 class Unresolved(Struct, frozen=True):
     reason: str
-    """``target_unknown``, ``target_ambiguous``, or ``not_accepted`` (refused by the alert map, without lookup)."""
+    """``target_unknown``, ``target_ambiguous`` or ``not_accepted``."""
     why: str
 
 
 class IdentityLabels(Struct, frozen=True):
     """Labels that name a target, most trusted first, case-insensitive, with their ``exported_`` forms.
 
-    Defaults: dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi, Telegraf, OpenTelemetry,
-    Trainmedic's exporter and common scrape configurations.
+    Defaults cover common exporters and scrape configurations.
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")

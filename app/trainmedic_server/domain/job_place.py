@@ -1,6 +1,6 @@
 """Comparison of a job's known location with the alert's.
 
-Jobs of two teams may share a name, to which commands are sent. A job that runs elsewhere is another job.
+Jobs of two teams may share a name. A job that runs elsewhere is another job.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
 
 
 def pods_named(labels: AlertLabels) -> Iterator[str]:
-    """Yield the pods that the labels may mean, as ``<namespace>/<name>``: the alert's and the exporter's."""
+    """Yield pods in the labels as ``<namespace>/<name>``."""
     namespace, exported = labels.value("namespace"), labels.value("exported_namespace")
     if name := labels.value("exported_pod"):
         yield f"{exported or namespace}/{name}"
@@ -113,7 +113,7 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return whether the pod reports about itself: unlike exporters, it has a job or requests a GPU."""
+    """Return whether the pod has a job or requests a GPU, unlike exporters."""
     return pod.job is not None or bool(pod.gpus)
 
 

@@ -17,7 +17,7 @@ class LastRun(Struct, frozen=True):
     id: str
     status: str
     at: datetime
-    """When it began its first changing step."""
+    """Start of its first changing step."""
     ended_at: datetime | None = None
     message: str = ""
 

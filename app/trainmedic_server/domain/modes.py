@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """The most a run may do. The stricter of the server's and the playbook's applies."""
+    """The stricter of the server's and the playbook's applies."""
 
     OBSERVE = "observe"
     APPROVE = "approve"

@@ -126,7 +126,6 @@ def is_within_quotes(text: str) -> bool:
 
 
 def gives_bool(query: str) -> bool:
-    """Return whether an operator has the modifier ``bool``."""
     return any(token.kind == "name" and token.text.lower() == "bool" for token in _tokens(query))
 
 

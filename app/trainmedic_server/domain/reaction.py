@@ -1,4 +1,4 @@
-"""A playbook's reaction to an alert, stored with it to make alerts without a run traceable."""
+"""A playbook's reaction to an alert, stored with the alert."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Reaction(Struct, frozen=True):
     """Empty in ``not_accepted`` and in the count of playbooks without a stored reason."""
     decision: str
     reason: str = ""
-    """For a person; may be empty."""
     run_id: str | None = None
     """The run started or joined, or the history item stating why not; None for a `NoReaction`."""
 

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Session(Struct, frozen=True):
-    """A signed-in browser session of the console; the cookie's secret is not stored. Times are aware UTC."""
+    """A signed-in browser session of the console. Times are aware UTC."""
 
     id: str
     """UUIDv7, public: it grants no access."""
