@@ -137,7 +137,7 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end means that the cause has ended: stand-ins, which never resolve, only without others."""
+    """Return the alerts whose end means that the cause has ended: stand-ins, which never resolve, only if alone."""
     return [record for record in records if not record.is_stand_in] or records
 
 

@@ -13,7 +13,8 @@ _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
 _DEEPEST = 5
 
 
-class UnreadableHostList(ValueError): ...
+class UnreadableHostList(ValueError):
+    """The text is no host list, or names too many hosts."""
 
 
 def is_host_list(text: str) -> bool:

@@ -60,7 +60,7 @@ class OperatorPause(Struct, frozen=True):
     """True if covered runs are recorded as in mode observe, not held."""
 
     def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
-        """None if over."""
+        """Return None if over."""
         if self.every is None or self.ends_at is None or now < self.ends_at:
             return None if self.ends_at is not None and now >= self.ends_at else (self.starts_at, self.ends_at)
         length = self.ends_at - self.starts_at

@@ -1,5 +1,3 @@
-"""Detection of missing presences. A server stall restarts the count."""
-
 from __future__ import annotations
 
 import asyncio
@@ -8,9 +6,9 @@ from datetime import timedelta
 
 
 class AbsenceDetection:
-    """Reports names missing for `counts_after` without interruption, by a monotonic clock ``elapsed`` in seconds.
+    """Detects names missing for `counts_after` without interruption, by a monotonic clock ``elapsed`` in seconds.
 
-    More than `latest_look` between two checks is a server stall.
+    More than `latest_look` between two checks is a server stall, which restarts the count.
     """
 
     def __init__(

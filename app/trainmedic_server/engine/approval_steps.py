@@ -1,4 +1,4 @@
-"""Progress of approve steps: question, answers, timeouts. Pure."""
+"""Progress of approve steps: question, answers, timeouts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
-    """Return the adjusted deadline; the persisted one is never adjusted twice."""
     return draft.timely(state, is_question=True).deadline
 
 
@@ -99,7 +98,6 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
 
 
 def _steps_ahead(draft: RunDraft, state: StepState, names: Scope) -> tuple[StepAhead, ...]:
-    """Return what an approval lets happen: in a check, the next batch as it would be chosen now."""
     run, playbook, actions, topology = draft.run, draft.playbook, draft.context.actions, draft.context.topology()
     if draft.group is None or state.phase not in (APPROVAL, CHECK):
         return preview.steps_after(state, run, playbook, names, actions, topology)
@@ -182,7 +180,6 @@ _LAPSED = {
 
 
 def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Remind or ask again, if due."""
     lapsed, question = Terms.of(state).lapsed, definition.question
     every = question.ask_again if lapsed else question.remind
     if every is None or state.retry_at is None:

@@ -1,8 +1,8 @@
 """The breaker: blocks runs that would touch too many nodes.
 
 A run's target node counts at admission; others count before each attempt, all or none. Nodes that the run touched
-before never block it. A group never opens it, and members of a list that a person approved do not count. After a
-person closes it, only later acts count. Undos do not.
+before never block it. A group never opens it, and members of an approved list do not count. After a person closes it,
+only later acts count. Undos do not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ordered, at-least-once delivery of history events to listeners.
 
-The run store advances a listener's position after it has taken the events. Each has its own loop. So outages and kills
+The run store advances a listener's position after it has taken the events. Each has its own loop, so outages and kills
 lose nothing and block no run. New listeners start at the present.
 """
 

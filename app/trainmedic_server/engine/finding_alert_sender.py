@@ -28,8 +28,6 @@ _AT_ONCE = 200
 
 
 class IntakeAlertSender:
-    """Sender that passes alerts to this server's intake, without an Alertmanager."""
-
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
         self._clock = clock
@@ -39,7 +37,7 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """Loop that sends due alerts. Firing alerts are repeated after ``repeat_every``."""
+    """Sends due alerts. Firing alerts are repeated after ``repeat_every``."""
 
     def __init__(
         self,
@@ -57,7 +55,6 @@ class FindingAlertSender:
         self._touched = asyncio.Event()
 
     def touch(self) -> None:
-        """Send soon: an alert has become due."""
         self._touched.set()
 
     async def run(self) -> None:

@@ -23,8 +23,6 @@ log = telemetry.logger(__name__)
 
 
 class KeptTargets:
-    """Free targets, locked within the block, then passed to planned runs."""
-
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
         self._keepers: dict[Key, str] = {}

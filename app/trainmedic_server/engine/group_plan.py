@@ -1,4 +1,4 @@
-"""The parent run of a group, between its approval and its last steps. Pure."""
+"""The parent run of a group, between its approval and its last steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMe
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 TRY_AGAIN = timedelta(minutes=1)
-"""Time until a held group is tried again, without news."""
 MEMBERS = "members"
 """`Run.waiting_on` of a parent whose members may have begun."""
 
 
 def has_begun(run: Run, group: GroupProgress | None) -> bool:
-    """Return whether a member may have a run."""
     return run.waiting_on == MEMBERS or (group is not None and bool(group.begun))
 
 
@@ -33,8 +31,6 @@ def settings(playbook: CompiledPlaybook) -> Rollout:
 
 
 def chosen(rules: Rollout, progress: GroupProgress, count: int, run_id: str, topology: Topology) -> list[str]:
-    """Return the members that start next, as the topology is now."""
-
     def is_busy(key: str) -> bool:
         return bool(places.jobs_of(Target.of_key(key), topology))
 
@@ -91,14 +87,12 @@ def _step_of_check(
 
 
 def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
-    """Return the message of a run that a step ends, for a check with the counts."""
     if broken.phase != CHECK or draft.run.batch is None:
         return why
     return f"{why}; {_of(draft).counts}"
 
 
 def wait_for_last(draft: RunDraft) -> Wait | None:
-    """Return the wait for the open members of a run that ends; None if there are none."""
     if draft.group is None or not draft.group.open:
         return None
     _wait(draft)

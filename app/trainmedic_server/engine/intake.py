@@ -30,7 +30,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
-"""Compromise between the first alert's wait and the number of commits."""
 
 _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
@@ -146,7 +145,6 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
-        """Store the texts of new runs, so that a restart finds their versions."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook

@@ -4,8 +4,7 @@ An effect is renewed in each third of its lease, from the end of its attempt unt
 open, an alert fires or its undo is armed. Later, an expiring lease only does the undo's work. A hold, such as a job's
 pause, is renewed only while a later question of its run is open.
 
-Pauses and the breaker do not stop renewals, which change nothing: otherwise a pause would restore a hot GPU's full
-power.
+Pauses and the breaker do not stop renewals: otherwise a pause would restore a hot GPU's full power.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
-"""Interval of checks, much shorter than a third of any sensible lease."""
 _BATCH = 200
-"""Runs per transaction: deliveries share the store's only writer."""
+"""Deliveries share the store's only writer."""
 _SHOWN = 8
 
 log = telemetry.logger(__name__)
@@ -86,7 +84,6 @@ class LeaseRenewer:
     def _in_effect(
         self, run_ids: Sequence[str], now: datetime, tx: Transaction
     ) -> list[tuple[str, LeasedEffect, timedelta]]:
-        """Return the needed effects of these runs, with action name and lease."""
         heard_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
@@ -136,7 +133,7 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
 
 
 def _is_needed(step: StepState, run_goes_on: bool) -> bool:
-    """Return whether the step's effect is needed: with an armed undo, or without a due one while the run continues."""
+    """Return whether the effect is needed: with an armed undo, or without a due one while the run continues."""
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_goes_on
     return step.undo.status is UndoStatus.ARMED

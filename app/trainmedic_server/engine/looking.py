@@ -1,4 +1,4 @@
-"""What a polled wait has seen, and when to look next. Pure, and in memory only."""
+"""Results of a polled wait, and the time of its next look. In memory only."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ class Look(Struct, frozen=True):
     every: timedelta
     deadline: datetime
     once: bool = False
-    """Look at once: the target is locked now."""
 
 
 class Observed(Struct, frozen=True):
-    """One look, from its beginning to the answer."""
-
     holds: bool
     began: datetime
     ended: datetime
@@ -41,9 +38,7 @@ class Observed(Struct, frozen=True):
 class Sight(Struct, frozen=True):
     key: tuple[str, int]
     holds: bool | None = None
-    """None before the first look."""
     since: datetime | None = None
-    """Holds without a break since then."""
     last: Observed | None = None
 
     def after(self, look: Look, observed: Observed) -> Sight:

@@ -38,7 +38,6 @@ _MOST_FIRING = 10_000
 class StartOrder(Struct, frozen=True):
     playbook: str
     target: Target | None
-    """None to resolve it from the playbook's own target, which may use the inputs."""
     labels: Mapping[str, str] = field(default_factory=dict)
     dry_run: bool = False
     inputs: Mapping[str, inputs.Value] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class ManualStarter:
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of an unsuccessful one, with the current playbook.
 
-        That of a group has the members that have not succeeded.
+        A group's retry has the members that have not succeeded.
 
         Raises NotFound, StoreUnavailable, and Conflict if the run is open or succeeded or its alert resolved.
         """
@@ -167,7 +166,6 @@ class ManualStarter:
         topology: Topology,
         members: Selection | Unresolved | None,
     ) -> tuple[StepAhead, ...]:
-        """Return the steps; of a group, those of its first member. `members` is None for other targets."""
         if members is not None:
             keys = [each.key for each in members.members] if isinstance(members, Selection) else []
             given = run, playbook, [record.alert], self._services.actions, topology
@@ -220,7 +218,7 @@ def _check_entitled(playbook: CompiledPlaybook, by: ByHand) -> None:
 
 
 def _inputs(playbook: CompiledPlaybook, order: StartOrder) -> inputs.ReadInputs:
-    """Raises PayloadError with all wrong inputs."""
+    """Raises PayloadError."""
     manual = playbook.definition.on.manual
     if manual is None and order.inputs:
         raise errors.PayloadError.at([("inputs", f"{order.playbook} takes no inputs; only 'on: manual' has some")])
@@ -271,7 +269,7 @@ def _text_of(given: inputs.ReadInputs) -> str | None:
 
 
 def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
-    """Raises Conflict if the run cannot be retried."""
+    """Raises Conflict."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED and not run.is_group:

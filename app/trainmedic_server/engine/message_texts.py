@@ -1,4 +1,4 @@
-"""Texts of messages on events, and their combination. Pure.
+"""Texts of messages on events, and their combination.
 
 They state only recorded facts, claim no success, and name what is unknown.
 """
@@ -42,7 +42,6 @@ _MOST_CHARACTERS = 4_000
 _LONGEST_REASON = 200
 
 _FLAPS_WITHIN = timedelta(hours=4)
-"""Period with one notification per target without a repair, however often its alert starts."""
 
 PLAYBOOKS = "playbooks"
 SERVER = "server"
@@ -122,7 +121,7 @@ def _of_server(event: Event) -> Draft | None:
 
 
 _OF_MEMBERS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
-"""Reported of a group's members. The parent reports everything else, once."""
+"""The parent reports all other events of its members, once."""
 
 KINDS = names(
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
@@ -154,7 +153,6 @@ _HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
 
 
 def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
-    """Return title, text and severity of combined messages of one kind and topic."""
     severity = max((message.severity for message in messages), key=lambda each: each.rank)
     first = min(messages, key=lambda message: message.at)
     late = _lateness(first, now)
@@ -417,7 +415,6 @@ def _circumstances(event: Event, pause: kinds.OfPause) -> str:
 
 
 def _started(content: kinds.ServerStarted) -> Draft | None:
-    """Return a message only if there are several servers."""
     name = content.took_over_as
     return Draft(MessageKind.TAKEOVER, SERVER, f"{name} is the leader now") if name else None
 

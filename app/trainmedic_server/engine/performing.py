@@ -1,4 +1,4 @@
-"""Calls of actions: their outcomes, and optional methods of their classes."""
+"""Calls of actions and their outcomes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = telemetry.logger(__name__)
 
 
 def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """Return the attempts of the step or its undo; the last is to be made."""
+    """The last one is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -91,7 +91,6 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
-    """Return the call of the action: one, or one for each job with one outcome for all."""
     state = run.step(act.key)
     if state.target is None:
         return lambda call: actions.get(name).perform(call)

@@ -60,7 +60,7 @@ class SlowJobs:
         await loops.repeat(self.look, _LOOK_EVERY, "slow jobs", self._metrics)
 
     async def look(self) -> None:
-        """Make due verdicts. Raises TrainmedicError."""
+        """Raises TrainmedicError."""
         firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING, SLOW_ALERTS))
         dropped = _named_by(firing, {THROUGHPUT_DROP})
         for job in sorted(_named_by(firing, SLOW_ALERTS))[:_MOST_JOBS]:
@@ -103,7 +103,7 @@ class SlowJobs:
         log.info("job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
-        """Return a verdict from recent findings. None without evidence, unless an alert reports a throughput drop."""
+        """Return None without evidence, unless an alert reports a throughput drop."""
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding

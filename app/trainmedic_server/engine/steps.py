@@ -1,4 +1,4 @@
-"""Progress of one step: start, wait, retry, end. Pure."""
+"""Progress of one step: start, wait, retry, end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOST_STOPS = 20
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look | TakeTarget | None:
-    """Return what to do about the first step that is not final.
+    """Return the act for the first step that is not final.
 
     None once it is final, or if the run must not act (`RunDraft.refused`).
     """
@@ -111,7 +111,6 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Put an attempt's outcome into the run: step status, output, retry, and what its undo needs."""
     # An open run's message is for people: what it waits for, or its last error. That of a refusal is its reason.
     message = "" if outcome.status == "applied" else outcome.error or outcome.status
     if draft.run.message != message and not draft.run.is_limited:
@@ -185,7 +184,7 @@ def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
 
 
 def is_harmful(actions: Actions, name: str | None) -> bool:
-    """Return whether the action changes anything; False for unknown actions."""
+    """Return False for unknown actions."""
     action = actions.action_class(name) if name else None
     return action is not None and action.harmful
 
@@ -205,7 +204,7 @@ def _may_be_applied(attempt: Attempt) -> bool:
 
 
 def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """Return the next attempt. After an unknown outcome it keeps the command ID, so that nothing is applied twice.
+    """Return the next attempt. After an unknown outcome it retains the command ID, so that nothing is applied twice.
 
     After a failure it gets a new ID: receivers would repeat the stored result.
     """
@@ -311,7 +310,6 @@ def held_by_pause(draft: RunDraft, state: StepState) -> bool:
 
 
 def _stop(draft: RunDraft, state: StepState, error: str) -> None:
-    """End a step because the alert resolved, and continue with the steps that wait for that."""
     state = with_undo_as_owed(replace(state, retry_at=None))
     draft.end(state, StepStatus.CANCELLED, error=error)
     draft.add_event(kinds.StepStopped(state.id, state.action, error, state.output))
@@ -331,7 +329,6 @@ def _first_undo(
     params: Mapping[str, Any],
     command_id: str,
 ) -> Undo | None:
-    """Return the undo as far as it is known before the attempt. Raises ExpressionError."""
     if definition.own_undo is None:
         return _undo_of(action, params, definition.undo_trigger, command_id)
     return _own_undo(draft, state, definition.own_undo, command_id)
@@ -340,7 +337,7 @@ def _first_undo(
 def _own_undo(
     draft: RunDraft, state: StepState, own: OwnUndo, command_id: str, output: Mapping[str, Any] | None = None
 ) -> Undo | None:
-    """Return the undo that the playbook states; None if it needs the output. Raises ExpressionError."""
+    """Return None if the undo needs the output. Raises ExpressionError."""
     params = draft.playbook.undo_params(state.phase, state.index, draft.scope(), output)
     if params is None:
         return None

@@ -1,4 +1,4 @@
-"""Due undos and their attempts. Pure.
+"""Due undos and their attempts.
 
 An undo is planned after its run has closed, or during a pause. Pause, mode, guards, breaker and locks do not block it.
 It is retried with growing intervals until nothing is certainly left to revert. Only a person can drop it, with a note.
@@ -61,13 +61,11 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
 
 
 def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
-    """Return the next undo of a paused run; if none is due, `hold`."""
     then = next_undo(draft)
     return hold if isinstance(then, Idle) else then
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Put the outcome of an undo's attempt into the run: it is done, or due again later."""
     state = draft.run.step(key)
     undo = state.undo
     assert undo is not None
@@ -131,7 +129,6 @@ def _wait_after(number: int) -> timedelta:
 
 
 def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
-    """Return why the undo is due; None if it is not."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"
