@@ -24,7 +24,7 @@ class SpooledCandidate(Struct, frozen=True, array_like=True):
     playbook: str
     target: Target | None
     decision: str = ""
-    """Why there is no target: a `domain.run.Decision`. Empty if there is one."""
+    """`domain.run.Decision` why there is no target; else empty."""
     why: str = ""
 
 
@@ -40,9 +40,9 @@ class SpooledAlert(Struct, frozen=True, array_like=True):
     resolved_at: datetime | None
     candidates: tuple[SpooledCandidate, ...]
     reactions: tuple[RecordedReaction, ...]
-    """Decisions of playbooks, without those of playbooks that did not match."""
+    """Excludes playbooks that did not match."""
     misses: dict[str, str]
-    """By playbook that decided then and does not match now: why."""
+    """By playbook that decided then: why it does not match now."""
 
 
 class ReplaySpool:

@@ -96,12 +96,11 @@ class VirtualClock:
             await asyncio.sleep(left)
 
     def _left(self, when: datetime, until: float) -> float:
-        """Return seconds until `when`, or until loop time `until` if the clock was set back."""
+        """Count loop time if the clock was set back."""
         by_time, by_loop = (when - self.now()).total_seconds(), until - self._loop.time()
         return by_time if by_time < by_loop + 1.0 else by_loop
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in virtual time on its own loop, like ``asyncio.run``."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
