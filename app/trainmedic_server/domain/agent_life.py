@@ -19,7 +19,6 @@ class AgentLife(Struct, frozen=True):
     name: str
     seen_at: datetime
     lost_at: datetime | None = None
-    """None while present."""
 
 
 class AgentChanges(Struct, frozen=True):

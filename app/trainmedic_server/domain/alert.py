@@ -34,6 +34,8 @@ STAND_INS = (BY_HAND, *BEGINNINGS)
 
 
 class AlertStatus(StrEnum):
+    """Alertmanager's status of an alert."""
+
     FIRING = "firing"
     RESOLVED = "resolved"
 
@@ -105,7 +107,7 @@ class AlertRecord(Struct, frozen=True):
     alert: Alert
     first_heard_at: datetime
     last_heard_at: datetime
-    """Last report, or last confirmation by Alertmanager."""
+    """Last report or confirmation by Alertmanager."""
     count: int = 1
     resolved_at: datetime | None = None
     """When the end became known; None while it fires."""
@@ -146,11 +148,9 @@ class RejectedAlert(Struct, frozen=True):
 
     index: int
     name: str
-    """Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
     """As (path, message), without values of the entry."""
     identity: Identity | None = None
-    """None if unreadable."""
     status: AlertStatus | None = None
 
     @property

@@ -88,5 +88,4 @@ def _names_kept(names: tuple[str, ...]) -> _LabelNames:
 
 @functools.lru_cache
 def forms(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names' lower-case forms, exported ones first."""
     return tuple(form for name in names for form in (EXPORTED + name.lower(), name.lower()))

@@ -1,6 +1,6 @@
 """Suggestion of the shipped alert that means the same as another rule set's alert.
 
-Evidence, in this order: words of the alert's name, metrics of its rule (from ``generatorURL``), labels, annotations.
+Evidence, in this order: name, metrics of the rule (from ``generatorURL``), labels, annotations.
 """
 
 from __future__ import annotations
@@ -339,7 +339,6 @@ def _is_begun(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's expression from its Prometheus URL, or the text itself."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

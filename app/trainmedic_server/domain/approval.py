@@ -1,4 +1,4 @@
-"""Approvals: a run's questions to people, persisted as plain data in a step's parameters."""
+"""A run's questions to people, persisted as plain data in a step's parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class StepAhead(Struct, frozen=True):
     targets: tuple[str, ...]
     nodes: tuple[str, ...]
     gpus: int | None
-    """None if unknown."""
     note: str | None = None
     """Condition of the step, for a person."""
 
@@ -40,7 +39,6 @@ class Terms(Struct, frozen=True):
     to: str | None = None
     """Notification channel; None for all."""
     void: tuple[str, ...] = ()
-    """Invalid answers to earlier rounds, from a release that recorded no round."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -83,6 +81,8 @@ def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> 
 
 
 class Unanswered(StrEnum):
+    """How a question ended without an answer."""
+
     RESOLVED = "resolved"
     TIMED_OUT = "timed_out"
     REJECTED_BY_TIMEOUT = "rejected_by_timeout"

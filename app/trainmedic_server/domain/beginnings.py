@@ -1,4 +1,4 @@
-"""Stand-in alerts for runs that begin without an alert: by a schedule, another run's end, or an event.
+"""Stand-in alerts for runs that a schedule, another run's end, or an event starts.
 
 Fingerprint and start make each beginning happen once, over restarts and takeovers.
 """
@@ -94,7 +94,6 @@ def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes
 
 
 def sent_by_event(event: str, alert: Alert) -> Alert:
-    """Mark an alert that an event contains as unknown to Alertmanager."""
     return replace(alert, annotations={**alert.annotations, SENT_AS_EVENT: event})
 
 

@@ -35,7 +35,6 @@ class Change(Struct, frozen=True):
     latest: datetime | None
     """Timeout of the run's current wait."""
     lease: timedelta | None
-    """None if it does not expire."""
     undo_error: str | None
 
 

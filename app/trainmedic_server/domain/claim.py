@@ -12,7 +12,7 @@ class Claim(Struct, frozen=True):
     target: Target
     disks_only: bool = False
     nothing: bool = False
-    """True for a run without changes, which neither blocks nor waits."""
+    """A run without changes neither blocks nor waits."""
     also: tuple[Target, ...] = ()
     """Further targets, locked as a whole with the first."""
 

@@ -40,7 +40,6 @@ _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("training", "gradient", "loss", "job", "rank", "learning"), Component.TRAINING),
     "trainmedic": Component.TRAINMEDIC,
 }
-"""By the first known word of the alert's or playbook's name."""
 
 _OF_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.GPU: Component.GPU,

@@ -31,7 +31,6 @@ class DestinationOutcome(Struct, frozen=True):
     destination: Target
     output: Mapping[str, Any]
     failure: ActionFailure | None = None
-    """None: applied."""
 
 
 def derived_id(command_id: str, *parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Measured effect of a run: the alert's metric before, at, and 10 minutes after its first act."""
+"""Measured effect of a run on the alert's metric: before, at, and 10 minutes after its first act."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ LEAST_CHANGE = 0.1
 
 
 class EffectVerdict(StrEnum):
+    """Measured change, not necessarily caused by the run."""
+
     PENDING = "pending"
     HELPED = "helped"
     NO_CHANGE = "no_change"
@@ -37,7 +39,6 @@ class Effect(Struct, frozen=True):
     """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    """Basis of the verdict, or why it is missing."""
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
@@ -55,7 +56,7 @@ class Effect(Struct, frozen=True):
 
 
 def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
-    """Return the effect from the points of one series, from `BEFORE` to `AFTER` the act.
+    """Return the effect from the points of one series.
 
     ``comparison`` is the alert's condition, if the query is from its rule. A verdict needs values at and after the act.
     """
@@ -82,7 +83,6 @@ def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: 
 
 
 def _verdict(better: str | None, comparison: Comparison | None, at: float, after: float) -> tuple[EffectVerdict, str]:
-    """Judge by the alert's condition if possible, otherwise by the relative change."""
     moved = _moved(better, at, after)
     held, holds = (comparison.holds(at), comparison.holds(after)) if comparison else (None, None)
     if held is not None and holds is not None:
@@ -105,7 +105,6 @@ def _verdict(better: str | None, comparison: Comparison | None, at: float, after
 
 
 def _moved(better: str | None, at: float, after: float) -> float:
-    """Return the improvement as a share of the larger value; negative if worse."""
     scale = max(abs(at), abs(after))
     if better is None or not scale or not math.isfinite(scale):
         return 0.0

@@ -51,7 +51,6 @@ class Member(Struct, frozen=True):
 
 
 def counted(total: int, members: Iterable[Member]) -> GroupCounts:
-    """Return the counts of `total` members, of which these have a run."""
     return counted_together(total, ((member, 1) for member in members))
 
 

@@ -1,5 +1,3 @@
-"""Labels that name a target."""
-
 from __future__ import annotations
 
 from msgspec import Struct
@@ -20,7 +18,6 @@ class IdentityLabels(Struct, frozen=True):
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
     gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "deviceidx")
     gpu_pci: tuple[str, ...] = ("pci_bus_id", "pci_bus", "pci_address")
-    """Used if no UUID or index names the GPU."""
     node: tuple[str, ...] = (
         "node",
         "nodename",

@@ -21,7 +21,7 @@ from trainmedic_server.domain import host_lists
 
 MOST_INPUTS = 50
 ANNOTATION = "inputs"
-"""Annotation of the stand-in alert with the inputs as JSON, persisted over restarts."""
+"""Annotation of the stand-in alert with the inputs as JSON."""
 _LONGEST = 4096
 _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
@@ -52,7 +52,6 @@ class Input(BaseModel):
 class ReadInputs(Struct, frozen=True):
     values: Mapping[str, Value | None]
     problems: Sequence[tuple[str, str]] = field(default=())
-    """As (name, message)."""
 
     @property
     def as_annotations(self) -> dict[str, str]:

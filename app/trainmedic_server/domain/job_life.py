@@ -37,7 +37,6 @@ class JobLife(Struct, frozen=True):
     state: LifeState
     since: datetime
     instance: str = ""
-    """Process that reported last."""
     reason: str = ""
     failures: int = 0
     restarts: int = 0
@@ -91,7 +90,7 @@ def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datet
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
-    """Return the numbers with a new notice; None for a repeat. Instances sort by start time."""
+    """Return None for a repeat. Instances sort by start time."""
     is_full = len(numbers) >= _MOST_LAUNCHERS
     if notice.number <= numbers.get(notice.instance, 0) or (is_full and notice.instance < min(numbers)):
         return None

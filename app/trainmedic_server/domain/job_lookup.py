@@ -4,7 +4,7 @@ Sources, in this order: the jobs, which report their ranks' locations; the alert
 the processes.
 
 The first source that knows one job decides: only a job knows the name under which it takes commands. If a source knows
-several, the labels decide, unless a source denies it. A job that runs elsewhere is rejected.
+several, the labels decide, unless a source denies it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,6 @@ def _key(name: str, topology: Topology) -> str | Unresolved:
 
 
 def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """Return the key of the GPU in the labels. A UUID needs no node."""
     gpu = target_resolution.gpu_named_by(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu

@@ -23,7 +23,7 @@ def contradiction(
 ) -> Unresolved | None:
     """Return why the alert is not about the known job of this name.
 
-    `used` is the key of a GPU that it is said to use (`gpu_names.key`).
+    `used` is a GPU that it is said to use (`gpu_names.key`).
     """
     if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
         return None  # a verdict names the failed node; the job may have moved
@@ -85,7 +85,6 @@ def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvide
 
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
-    """Return the namespaces of connected jobs of this name, otherwise of all its jobs."""
     namespace = topology.jobs.namespace_by_job.get(job)
     if namespace is not None:
         return frozenset({namespace})
@@ -113,7 +112,6 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return whether the pod has a job or requests a GPU, unlike exporters."""
     return pod.job is not None or bool(pod.gpus)
 
 

@@ -21,7 +21,7 @@ class JobVerdict(Struct, frozen=True):
     confidence: str | None = None
     advice: str | None = None
     node: str | None = None
-    """Faulty node, only with high confidence."""
+    """Only with high confidence."""
     ranks: tuple[int, ...] = ()
 
     @classmethod

@@ -39,7 +39,6 @@ class RunMemory(Struct, frozen=True):
     """Earlier runs that began a changing step, as of the admission."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By window, as written."""
     last: LastRun | None = None
 
     def last_data(self) -> Mapping[str, Any]:

@@ -30,7 +30,6 @@ class MessageKind(StrEnum):
     RUN_FAILED = "run_failed"
     NOT_STARTED = "not_started"
     TARGET_UNKNOWN = "target_unknown"
-    """A matching alert's labels name nothing known or contradict each other."""
     UNDO_OVERDUE = "undo_overdue"
     """A change could not be reverted for 2 min."""
     BREAKER = "breaker"
@@ -46,7 +45,6 @@ class MessageRule(Struct, frozen=True):
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
-    """Empty for all."""
 
 
 _INFO, _WARNING, _CRITICAL = (MessageRule(severity) for severity in Severity)

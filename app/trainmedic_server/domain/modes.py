@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """The stricter of the server's and the playbook's applies."""
+    """The most a run may do. The stricter of the server's and the playbook's applies."""
 
     OBSERVE = "observe"
     APPROVE = "approve"

@@ -170,7 +170,6 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """The single host in host-list labels, None, or why it is not unique."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -229,7 +228,6 @@ class NodeEvidence:
         return self._not_measured_elsewhere(node) or node
 
     def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
-        """Return why the node is wrong: the exporter's pod measures another one."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -272,7 +270,6 @@ class NodeEvidence:
 
     @once
     def _instance(self) -> Naming | None:
-        """The scraped address, with nodes if it is a node's own."""
         for label in self._labels.under("instance"):
             if label not in self._listings and (host := host_of(label.value)):
                 return Naming(label, self._topology.known.find(host), host)
@@ -306,7 +303,6 @@ class NodeEvidence:
         return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
-        """Return labels with the exporter's location, or why it does not locate the subject."""
         is_behind = bool(self._labels.under("exported_instance"))
         if exporters.is_central(self._labels, exported=is_behind):
             named = next(iter(self._labels.of(("instance", "job"))), "it")

@@ -92,7 +92,7 @@ class NodeNames(Struct, frozen=True, dict=True):
         return called
 
     def called(self, name: str) -> Nodes:
-        """Return nodes with this exact name or address; other case counts if none matches."""
+        """Exact names and addresses precede those in other case."""
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:

@@ -14,7 +14,7 @@ from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):
-    """Runs to which a pause applies: those that meet all given conditions."""
+    """Runs that meet all given conditions."""
 
     playbook: str | None = None
     node: str | None = None
@@ -46,14 +46,12 @@ EVERYTHING = Scope()
 
 class OperatorPause(Struct, frozen=True):
     id: str
-    """Eight letters and digits, unique among stored pauses."""
     by: str
     at: datetime
     starts_at: datetime
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
-    """None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False
@@ -130,8 +128,6 @@ class PauseOrder(Struct, frozen=True):
     scope: Scope = EVERYTHING
     note: str = ""
     starts_at: datetime | None = None
-    """None for now."""
     length: timedelta | None = None
-    """None until a person ends it."""
     every: timedelta | None = None
     observe: bool = False

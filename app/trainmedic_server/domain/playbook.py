@@ -38,7 +38,7 @@ APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
 
 PROMETHEUS_QUERY = "prometheus.query"
-"""The action that a wait for a query repeats."""
+"""Repeated by a wait for a query."""
 
 MOST_WINDOWS = 20
 MOST_STEPS = 200
@@ -269,7 +269,6 @@ class Approval(AskingForm):
     """How mode approve asks before a run acts."""
 
     timeout: Duration | None = Field(default="1h", validate_default=True)
-    """None for no limit."""
     ask_again: Duration | None = Field(default="30m", validate_default=True)
     on_timeout: OnTimeout = "reject"
 
@@ -327,11 +326,8 @@ class Playbook(_Model):
         | Annotated[GroupTarget, Tag("GroupTarget")],
         Discriminator(kind_of_target),
     ]
-    """A kind, resolved from the alert's labels; templates for names; or a group's selector. With ``jobs: on_node``, a
-    run has several targets.
-    """
+    """A kind, resolved from the alert's labels; templates for names; or a group's selector."""
     rollout: Rollout | None = None
-    """Only for a group. None for the defaults."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     only_during: OnlyDuring | None = Field(
         None, description="Times at which it may start, and begin its harmful steps; default: always."
@@ -395,7 +391,6 @@ CHECK = "check"
 PHASES = ("steps", CHECK, "on_success", "on_failure")
 """In the order in which a run stores them. One of the last two is executed."""
 ON_LIMITED = "on_limited"
-"""Phase of the steps for a run that ``max_runs`` refuses."""
 EVERY_PHASE = (*PHASES, ON_LIMITED)
 _NAMED = {"steps": "step", CHECK: "check", "on_success": "success", "on_failure": "failure", ON_LIMITED: "limited"}
 _WITHIN = {CHECK: "rollout", ON_LIMITED: "guards"}

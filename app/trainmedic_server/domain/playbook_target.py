@@ -26,7 +26,6 @@ class TargetParts(PlaybookModel):
 
     node: str | None = None
     gpu: str | None = None
-    """UUID, PCI address or index on the node."""
     job: str | None = None
     """Name, or ``node:…``, ``gpu:…`` or ``pod:…`` that the job uses (``job_lookup``)."""
     jobs: Annotated[Literal["on_node"], BeforeValidator(_beside_node)] | None = None

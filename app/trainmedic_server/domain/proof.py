@@ -15,7 +15,6 @@ from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL, Ale
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, SOURCE
 
 XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"})
-"""Lower-case, from exporters and common rules."""
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
 _MEANT_BY: Mapping[str, str] = {
@@ -55,7 +54,6 @@ def _is_shipped(labels: Mapping[str, str]) -> bool:
 
 
 def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (label name, value, XID or None for another value)."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
             stripped = value.strip()

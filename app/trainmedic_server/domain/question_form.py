@@ -26,7 +26,6 @@ class Escalation(PlaybookModel):
     by: Annotated[Approvers, Field(min_length=1)]
     to: str | None = Field(None, description="Notification channel; default: all.")
     timeout: Duration | None = None
-    """None for the first question's timeout."""
     on_timeout: LastResort = "fail"
 
 

@@ -15,9 +15,8 @@ class NoReaction(StrEnum):
     NOT_MATCHED = "not_matched"
     MATCH_FAILED = "match_failed"
     NO_PROOF = "no_proof"
-    """Only the proof required by ``on.proof`` is missing."""
     EXCLUDED = "excluded"
-    """It matches, and another playbook is ``exclusive``."""
+    """Another playbook is ``exclusive``."""
     RESOLVED = "resolved"
     NOT_ACCEPTED = "not_accepted"
     """The alert map's ``accept`` refuses the alert; no playbook is checked."""
@@ -42,7 +41,7 @@ class Reaction(Struct, frozen=True):
 
     @property
     def is_effective(self) -> bool:
-        """True if conditions held and a target was found, regardless of guards."""
+        """Regardless of guards, true if conditions held and a target was found."""
         return self.decision not in _WITHOUT_EFFECT
 
 

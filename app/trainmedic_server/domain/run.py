@@ -19,7 +19,7 @@ from trainmedic_server.domain.pause import OperatorPause
 
 
 class Status(StrEnum):
-    """The first three are open."""
+    """State of a run. The first three are open."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -40,6 +40,8 @@ OPEN = frozenset({Status.RUNNING, Status.WAITING, Status.AWAITING_APPROVAL})
 
 
 class Decision(StrEnum):
+    """Why a playbook acted on an alert, or did not."""
+
     STARTED = "started"
     JOINED = "joined"
     DUPLICATE = "duplicate"
@@ -70,7 +72,7 @@ PASSING = frozenset(
         Decision.CAPACITY_LIMITED,
     }
 )
-"""Reasons not to start that may no longer hold at the alert's next report."""
+"""Reasons that may no longer hold at the alert's next report."""
 
 
 class StepStatus(StrEnum):
@@ -126,7 +128,6 @@ class Attempt(Struct, frozen=True):
     been applied).
     """
     ended_at: datetime | None = None
-    """None while it runs."""
     error: str | None = None
     order: str | None = None
     """Operator command that this undo attempt executes."""
@@ -165,10 +166,9 @@ class StepState(Struct, frozen=True):
     params: Mapping[str, Any] = field(default_factory=dict)
     attempts: tuple[Attempt, ...] = ()
     output: Mapping[str, Any] = field(default_factory=dict)
-    """From the last attempt; for an approval, the approvers and their notes."""
+    """For an approval, the approvers and their notes."""
     error: str | None = None
     message: str | None = None
-    """An approval's question, or why the step is skipped."""
     started_at: datetime | None = None
     ended_at: datetime | None = None
     deadline: datetime | None = None
@@ -185,7 +185,7 @@ class StepState(Struct, frozen=True):
 
     @property
     def why_not(self) -> str:
-        """Why it did not succeed; never empty."""
+        """Never empty."""
         said = None if self.kind == "approve" else self.message  # a question is no reason
         told = (self.error, said, *(attempt.error for attempt in reversed(self.attempts)))
         known = next((text for text in told if text and text.strip()), None)
@@ -197,7 +197,7 @@ class StepState(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One item of the history: an execution of a playbook, or a decision against one."""
+    """An execution of a playbook, or a decision against one."""
 
     id: str
     """UUIDv7, sortable by time."""
@@ -240,7 +240,6 @@ class Run(Struct, frozen=True):
     also: tuple[Target, ...] = ()
     """Further targets: the jobs on the target's node, as of the lock."""
     memory: RunMemory | None = None
-    """None if its playbook does not use ``runs``."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -262,7 +261,6 @@ class Run(Struct, frozen=True):
 
     @property
     def original_alert_name(self) -> str | None:
-        """``alertname`` as sent. None if no alert map changed the labels."""
         return None if self.original_labels is None else self.original_labels.get("alertname", "")
 
     @property
@@ -351,7 +349,7 @@ class OperatorOrder(Struct, frozen=True):
     at: datetime
     note: str = ""
     step: str | None = None
-    """The approved or rejected step; None for other kinds."""
+    """None for other kinds."""
     asked: int | None = None
     """Round of the answered question. None for other kinds and from earlier releases."""
 

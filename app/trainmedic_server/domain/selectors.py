@@ -1,6 +1,6 @@
 """Selectors of groups by topology attributes, such as ``nodes: {pool: h100}``.
 
-The canonical text is the parent run's target key, so equal selectors are one target.
+Equal selectors have the same canonical text, which is the parent run's target key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.topology import Topology
 
 MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": TargetKind.NODE, "jobs": TargetKind.JOB}
-"""By plural key in a playbook's ``target``."""
 ALL = "all"
 NAME = "name"
 ON_NODES = "on_nodes"
@@ -173,7 +172,6 @@ def has_value(node: str, name: str, values: Collection[str], topology: Topology)
 
 
 def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str] | Unresolved | None:
-    """Return the nodes of host lists; None without any. Unknown names are refused."""
     if values is None:
         return None
     names: list[str] = []
@@ -228,7 +226,6 @@ def _jobs(selector: Selector, topology: Topology) -> Selection | Unresolved:
 
 
 def _job_names(topology: Topology) -> set[str]:
-    """Return the jobs that take commands: those that report their nodes."""
     written = (job for jobs in topology.written.reported_by_node.values() for job in jobs)
     return {*topology.jobs.nodes_by_job, *written}
 

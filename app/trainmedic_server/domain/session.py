@@ -11,7 +11,6 @@ class Session(Struct, frozen=True):
     id: str
     """UUIDv7, public: it grants no access."""
     digest: str
-    """SHA-256 of the cookie's secret, hexadecimal."""
     name: str
     token: str
     """SHA-256, hexadecimal, as in the tokens file. The session ends with the token."""

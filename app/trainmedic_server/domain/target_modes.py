@@ -60,7 +60,6 @@ def of_members(modes: Collection[Mode]) -> Mode:
 
 
 def _unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Topology) -> str:
-    """Return why it is unknown which entries fit; empty if known."""
     if not nodes:
         return "the nodes of the target are not known"
     if not topology.answers:

@@ -186,7 +186,6 @@ def _single(
     same: Callable[[str], str] = str,
     is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """Return the value on which these labels agree. `same` makes values comparable."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_passed_over(label):

@@ -1,7 +1,7 @@
 """Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-Jobs, agents, the cluster and the inventory are separate sources; none overwrites another, and answers that may differ
-are returned by source. Anyone who can write to Redis can write presences, so invalid data in them is skipped.
+None of the sources overwrites another, and answers that may differ are returned by source. Anyone who can write to
+Redis can write presences, so invalid data in them is skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClusterNode(Struct, frozen=True):
     attributes: Mapping[str, str] = field(default_factory=dict)
     """For selectors of groups. Commas separate several values."""
     unavailable: str = ""
-    """Why no new work starts on it; empty if available."""
+    """Empty if available."""
     pools: tuple[str, ...] = ()
     """Slurm partitions, whose capacity counts alone. Empty: the whole cluster."""
 
@@ -269,7 +269,6 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     nodes: Sequence[ClusterNode] = ()
     jobs_by_node: JobsByName = field(default_factory=dict)
     jobs_by_gpu: JobsByName = field(default_factory=dict)
-    """By ``<NodeName>/<index>``."""
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
     """By any id: that of an array's task (for ``4711_3``), or of a component's leader."""
@@ -405,7 +404,6 @@ class Topology(Struct, frozen=True, dict=True):
         return self.written.gpus_by_node.get(node) if reported is None else tuple(gpu.uuid for gpu in reported)
 
     def node_at(self, address: str) -> str | None:
-        """Return the node with this IP address, or with a pod that has it."""
         nodes = self.known.find(address)
         if not nodes and is_address(address):
             pod = self.cluster.pods_by_address.get(address)
@@ -427,7 +425,6 @@ class Topology(Struct, frozen=True, dict=True):
         return by_pods | self._reporting(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
 
     def _reporting(self, slurm_jobs: Jobs) -> Jobs:
-        """Return the names under which connected jobs take commands."""
         return frozenset(chain.from_iterable(self.names_by_slurm_job.get(job) or {job} for job in slurm_jobs))
 
     @cached_property
@@ -468,7 +465,6 @@ class Topology(Struct, frozen=True, dict=True):
         return called[0] if len(called) == 1 else node
 
     def jobs_on_gpu(self, key: str) -> JobsBySource:
-        """Return the jobs with ranks or pod processes on this GPU (`gpu_names.key`)."""
         reported = _first(key, self.written.reported_by_gpu, self.jobs.jobs_by_gpu)
         observed = self.written.observed_by_gpu.get(key)
         return JobsBySource(reported, self._jobs_seen_on(key) if observed is None else observed)

@@ -107,7 +107,6 @@ class Trigger(PlaybookModel):
 
     @property
     def starter(self) -> str:
-        """Empty for alerts."""
         if self.manual is not None:
             return "people start this playbook"
         if self.schedule is not None:

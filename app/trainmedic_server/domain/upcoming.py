@@ -1,4 +1,4 @@
-"""The next actions of a run, as far as known. Times are aware UTC."""
+"""The next actions of a run. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clock(at: datetime) -> str:
 
 
 UNTIL = "until "
-"""Prefix of `Upcoming.waits_for` if that is a condition or a time."""
+"""Prefix of `Upcoming.waits_for` for a condition or a time."""
 
 TRIED_AGAIN = "tried again"
 """`Upcoming.outcome` after a run's end (``guards.again``)."""
@@ -39,12 +39,10 @@ def waiting(waits_for: str) -> str:
 class Upcoming(Struct, frozen=True):
     now: str | None = None
     waits_for: str | None = None
-    """None while it works."""
     holder: str | None = None
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None
-    """Earliest automatic continuation."""
     deadline: datetime | None = None
     at_deadline: str | None = None
     step: str | None = None

@@ -18,8 +18,6 @@ class ValueType(StrEnum):
 
 
 class Each(Struct, frozen=True):
-    """A list or mapping with unknown keys and values of one type."""
-
     value: Shape
     is_list: bool = False
 

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 
 class AbsenceDetection:
-    """Detects names missing for `counts_after` without interruption, by a monotonic clock ``elapsed`` in seconds.
+    """Detector of names that are missing for `counts_after` without interruption.
 
-    More than `latest_look` between two checks is a server stall, which restarts the count.
+    ``elapsed`` is a monotonic clock in seconds. More than `latest_look` between two checks is a server stall, which
+    restarts the count.
     """
 
     def __init__(

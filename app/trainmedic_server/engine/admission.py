@@ -51,7 +51,6 @@ class Admitter:
         self._now = now
         self._ago = ago
         self._started: Counter[str | Key] = Counter()
-        """By playbook, and by playbook and target."""
         self._opened: Counter[str] = Counter()
         self._by_hand: ByHand | None = None
         self._repeats: str | None = None
@@ -182,7 +181,6 @@ class Admitter:
                 self._touched.add(run.run_id)
 
     def _begun(self, alert: Alert) -> AlertRecord | None:
-        """Return None for a new beginning, and for ordinary alerts."""
         if not alert.is_stand_in:
             return None
         newest = self._facts.newest.get(alert.fingerprint)
@@ -219,7 +217,6 @@ class Admitter:
         return earlier is not None, decisions
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Record, once, a firing report that arrived after its resolution."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -399,7 +396,6 @@ class Admitter:
     def _mode(
         self, playbook: CompiledPlaybook, target: Target | Unresolved, also: tuple[Target, ...]
     ) -> tuple[Mode, str]:
-        """Return the mode, and why it is restricted."""
         is_by_target = isinstance(target, Target) and self._limits.target_modes.entries
         by_target = (target, *also) if is_by_target else ()
         key = playbook.definition.playbook, playbook.version, by_target

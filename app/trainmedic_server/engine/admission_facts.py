@@ -25,7 +25,6 @@ class AdmissionFacts(Struct):
     firing: dict[str, dict[Identity, AlertRecord]]
     """Only fingerprints that resolve in these deliveries."""
     newest: dict[str, AlertRecord]
-    """Newest stand-in alerts of events."""
     linked: dict[Identity, list[LinkedRun]]
     open_runs: dict[Key, str]
     guards: dict[Key, GuardFacts]

@@ -1,4 +1,4 @@
-"""Detection of lost agents, from records in the run store.
+"""Detection of lost agents.
 
 An agent lost while the server was down counts as lost since its last recorded report. Redis outages do not count.
 """

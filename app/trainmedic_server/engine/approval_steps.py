@@ -67,7 +67,6 @@ def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Ask with a current preview; None if the question cannot be rendered."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
@@ -143,7 +142,6 @@ def _is_answered(draft: RunDraft, state: StepState) -> bool:
 
 
 def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Handle a timeout: escalate, or ask again later; None if the step is final."""
     terms, question = Terms.of(state), definition.question
     if definition.on_timeout == "escalate" and question.escalate is not None and not terms.escalated:
         second = question.escalate

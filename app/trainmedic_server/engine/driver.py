@@ -1,7 +1,7 @@
 """Execution of one run: plan, commit, act, commit, repeated until nothing is due.
 
 Only its driver changes a run that is open or owes an undo. External changes are stored separately and read after
-`touch`, so runs need no locks and lose no updates.
+`touch`, so runs need no locks.
 """
 
 from __future__ import annotations
@@ -158,7 +158,6 @@ class Driver:
         self._look_once = isinstance(self._then, Look) and self._then.once
 
     async def _carry_out(self) -> EndedAttempt | None:
-        """Wait, or make the attempt and return it with its outcome. None after a wait."""
         if not isinstance(self._then, (Look, TakeTarget)):
             self._stop_watching()
         self._settle_target()
@@ -295,7 +294,6 @@ class Driver:
         return f"waited {waited} for its turn; at most {most} runs may be open", Decision.CONCURRENCY_LIMITED
 
     async def _take_target(self) -> bool:
-        """Lock all targets together, waiting if necessary; False if the run was closed instead."""
         while True:
             claim = claims.at_start(self.run, self._services.actions)
             if not self._services.locks.try_acquire(self.run.id, claim):
@@ -327,7 +325,6 @@ class Driver:
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     async def _has_changed_targets(self) -> bool:
-        """Unlock all if the further targets have changed, so that the run queues again."""
         run, playbook = self.run, self._context.playbook
         if playbook is None or run.is_group or _is_committed(run):
             return False
@@ -345,7 +342,6 @@ class Driver:
         return True
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
-        """Return reason and decision if the run must not start after waiting."""
         if plan.has_begun(self.run):
             return None  # it acted before a restart and continues
         if self._outside.breaker is not None:
@@ -463,7 +459,6 @@ class Driver:
         return "hold" if self._pause() is not None else "go_on"
 
     async def _outside_in_flight(self) -> OutsideState:
-        """Read the external state once per touch."""
         while self._touched.is_set() and self._in_flight is None:
             touches = self._times_touched
             snapshot = await self._services.recorder.snapshot(self.run.id)

@@ -64,7 +64,6 @@ class ExplainedAlert(Struct, frozen=True):
     told: tuple[str, ...] = ()
     """Runs that would learn of the alert's end and may end or revert changes."""
     refused: str = ""
-    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def acting(self) -> tuple[str, ...]:
@@ -80,7 +79,6 @@ class ExplainContext(Struct, frozen=True):
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     memories: Mapping[matching.Key, RunMemory] = field(default_factory=dict)
-    """Without the members of groups."""
     is_live: bool = False
 
 
@@ -243,7 +241,6 @@ def _next_times(definition: Playbook, now: datetime) -> tuple[str, ...]:
 
 
 def _rollout(definition: Playbook, target: Target, members: Sequence[Target], topology: Topology) -> tuple[str, ...]:
-    """Return sentences on a group's list and batches."""
     if not members:
         return ()
     settings, total = definition.rollout or rollout.DEFAULTS, len(members)
@@ -260,7 +257,6 @@ def _rollout(definition: Playbook, target: Target, members: Sequence[Target], to
 
 
 def _unavailable(known: Capacity | str | None) -> Iterator[str]:
-    """Yield a sentence on ``max_unavailable``, without Slurm, which is asked when members start."""
     if isinstance(known, str):
         yield f"max_unavailable: {known}"
     elif known is not None:

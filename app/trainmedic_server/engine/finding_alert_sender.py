@@ -37,7 +37,7 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """Sends due alerts. Firing alerts are repeated after ``repeat_every``."""
+    """Loop that sends due alerts. Firing alerts are repeated after ``repeat_every``."""
 
     def __init__(
         self,

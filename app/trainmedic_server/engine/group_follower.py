@@ -22,7 +22,6 @@ class GroupFollower:
         self._services = services
         self._parent_id, self._is_open = parent.id, parent.is_open
         self.progress: GroupProgress | None = None
-        """None before `follow`."""
         self.news = asyncio.Event()
         self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None
 

@@ -38,7 +38,7 @@ def chosen(rules: Rollout, progress: GroupProgress, count: int, run_id: str, top
 
 
 def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
-    """Return what the rollout needs now, a step of the check after its last batch, or that it is over."""
+    """Return the rollout's next act, a step of the check after its last batch, or that it is over."""
     group = _of(draft)
     if group.has_acted and draft.run.acted_at is None:
         draft.run = replace(draft.run, acted_at=draft.now)
@@ -70,7 +70,6 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
 def _step_of_check(
     draft: RunDraft, group: GroupProgress, then: StartMembers | WaitForMembers | RolloutOver
 ) -> StepState | None:
-    """Return the next step of the check after the last batch. None if it holds, or none is due."""
     last, states = group.last_batch, [state for state in draft.run.steps if state.phase == CHECK]
     if last is None or not states or not group.filled(last):
         return None
@@ -100,7 +99,6 @@ def wait_for_last(draft: RunDraft) -> Wait | None:
 
 
 def outcome(draft: RunDraft) -> tuple[Status, str, Decision | None]:
-    """Return status, message and changed decision of a group that ended without too many errors."""
     group = _of(draft)
     counts, begun = group.counts, list(group.begun.values())
     told = str(counts)
@@ -131,7 +129,6 @@ def _wait(draft: RunDraft) -> None:
 
 
 def _held(draft: RunDraft, why: str, until: datetime) -> Wait:
-    """Wait, and record the reason unless it is the group's own members."""
     draft.set_status(Status.WAITING, MEMBERS)
     is_own = _of(draft).waits_for_own and why == _of(draft).held
     message = f"{'its members are at work' if is_own else 'no further member starts'}: {why}"

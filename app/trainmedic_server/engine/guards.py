@@ -103,7 +103,6 @@ def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], li
 
 
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
-    """Return why acting on `nodes` opens the breaker, or None."""
     return trips_breaker_by_count(
         len(nodes - acted_on), len(acted_on), len(known_nodes) + len(nodes - known_nodes), limits
     )

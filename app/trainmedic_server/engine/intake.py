@@ -35,7 +35,6 @@ _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
-"""Seconds between log lines on the same playbook and alertname."""
 
 log = telemetry.logger(__name__)
 
@@ -73,10 +72,7 @@ class DeliveryIntake:
         await self._queue.stop()
 
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
-        """Map each alert and find its playbooks and targets, without the store.
-
-        A large delivery takes seconds, so other tasks get turns.
-        """
+        """Find each alert's playbooks and targets. A large delivery takes seconds, so other tasks get turns."""
         topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
         alerts: list[Alert] = []

@@ -144,7 +144,7 @@ class JobDiagnoses:
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
         """Return the ends that jobs and launchers reported in the last hour.
 
-        Events are read only after a change of the job's record, which each report makes.
+        Events are read only after a change of the job's record.
         """
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
@@ -155,7 +155,7 @@ class JobDiagnoses:
         return {job: ends for job, ends in recent.items() if ends}
 
     def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return the signs that count: under a present launcher, which reports each end, only stopped steps."""
+        """Return only stopped steps under a present launcher, which reports each end itself."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
@@ -227,7 +227,6 @@ class JobDiagnoses:
     async def _look_at(
         self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd], findings: Sequence[KnownFinding]
     ) -> None:
-        """`reports` cover the last hour."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [each for each in earlier if not each.is_slow]
@@ -442,7 +441,6 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
 
 
 def _report_of(event: Event) -> ReportedEnd | None:
-    """Return the report in an event; None for an end that a person stated, or without a job."""
     content = content_of(event)
     if not isinstance(content, (JobFailed, JobEnded, JobGone)) or event.actor != "trainmedic":
         return None

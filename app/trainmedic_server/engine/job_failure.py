@@ -26,7 +26,6 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
 TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
-"""Shipped rules for launcher output on ended processes."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
@@ -296,5 +295,4 @@ def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -
 
 
 def _lines(line: str, node: str) -> list[Exit]:
-    """Return the exits in a launcher's line read on `node`. Other nodes that it names are unverified."""
     return [replace(e, is_node_sure=bool(node) and e.node == node) for e in exits.launcher_line(line, node)]

@@ -3,8 +3,8 @@
 If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
 renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``).
 
-Without an Alertmanager to ask, an alert fires if it was reported after this server's start. After `RESENT_AFTER`, every
-unresolved alert counts: missed resolutions have been sent again by then.
+Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`:
+missed resolutions have been sent again by then.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
 next server repeats the command; the node knows its ID and applies it once.
@@ -52,7 +52,6 @@ log = telemetry.logger(__name__)
 class _PreparedRun(Struct, frozen=True):
     run: Run
     fires: bool | None
-    """None if unknown."""
     guards: Guards
 
 
@@ -130,7 +129,6 @@ class LeaseRecovery:
     async def _send(
         self, action: LeasedAction, run_id: str, effects: Sequence[LeasedEffect], prepared: _PreparedRun
     ) -> None:
-        """Record the start, send the commands and record the result, while no other attempt uses the targets."""
         targets = {target for effect in effects for target in _targets_of(action, effect)}
         claims = [Claim(target) for target in targets]
         async with self._services.locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *claims):
@@ -194,7 +192,6 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Record and return which effects are reapplied, or record why none is."""
         run = tx.run(run_id)
         if run is None:
             return []

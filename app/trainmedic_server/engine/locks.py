@@ -32,7 +32,7 @@ class TargetLocks:
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
-        """Lock the claim unless an overlapping one is locked or waited for."""
+        """Lock the claim unless an overlapping one is locked or waited for. Return whether it did."""
         if self._held.has(run_id):
             return True
         if self._held.overlapping(claim) or self._waiting.overlapping(claim):

@@ -15,8 +15,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Look(Struct, frozen=True):
-    """Look until something changes, the condition has held for long enough, or `deadline`."""
-
     key: tuple[str, int]
     action: str
     params: Mapping[str, Any]
@@ -31,7 +29,7 @@ class Observed(Struct, frozen=True):
     began: datetime
     ended: datetime
     why: str = ""
-    """Why it does not hold, if that is an error or missing data."""
+    """Error or missing data, if that is why it does not hold."""
     output: Mapping[str, Any] = field(default_factory=dict)
 
 

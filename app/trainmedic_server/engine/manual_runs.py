@@ -1,7 +1,7 @@
 """Runs started by people, with the same guards, locks and breaker as alerts.
 
-Without a firing alert of its playbook and target, a run gets a stand-in alert, which does not resolve: changes stay
-until a person orders the undo, or ``assume_resolved_after`` passes.
+Without a firing alert, a run gets a stand-in alert, which does not resolve: changes stay until a person orders the
+undo, or ``assume_resolved_after`` passes.
 """
 
 from __future__ import annotations
@@ -137,9 +137,7 @@ class ManualStarter:
         write: bool,
         chosen: Selection | None = None,
     ) -> tuple[Started, AdmissionChanges | None]:
-        """Return the result, and the changes unless it is a dry run. `chosen`: a group's members, instead of those of
-        its selector.
-        """
+        """`chosen`: a group's members, instead of those of its selector."""
         services, candidate = self._services, Candidate.of(playbook, target, topology)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
@@ -211,14 +209,12 @@ class ManualStarter:
 
 
 def _check_entitled(playbook: CompiledPlaybook, by: ByHand) -> None:
-    """Raises NotEntitled."""
     manual = playbook.definition.on.manual
     if manual is not None and not approval.is_named(manual.by, by.actor, by.groups):
         raise errors.NotEntitled(f"{playbook.definition.name} is started by {' or '.join(manual.by)}")
 
 
 def _inputs(playbook: CompiledPlaybook, order: StartOrder) -> inputs.ReadInputs:
-    """Raises PayloadError."""
     manual = playbook.definition.on.manual
     if manual is None and order.inputs:
         raise errors.PayloadError.at([("inputs", f"{order.playbook} takes no inputs; only 'on: manual' has some")])
@@ -231,7 +227,6 @@ def _inputs(playbook: CompiledPlaybook, order: StartOrder) -> inputs.ReadInputs:
 def _target(
     playbook: CompiledPlaybook, order: StartOrder, stand_in: AlertRecord, topology: Topology
 ) -> Target | Unresolved:
-    """Raises Conflict if the playbook works on another kind, PayloadError if the target is missing."""
     definition = playbook.definition
     group = definition.group
     kind = TargetKind.GROUP if group is not None else definition.target_kind
@@ -269,7 +264,6 @@ def _text_of(given: inputs.ReadInputs) -> str | None:
 
 
 def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
-    """Raises Conflict."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED and not run.is_group:

@@ -1,7 +1,7 @@
 """At-least-once messages to people, from history events through an outbox. Only the leader runs it.
 
-Message IDs are derived from the events. A kill loses no message and repeats only one that was being sent. Each channel
-has its own loop, so a channel that does not respond blocks no other.
+Message IDs are derived from the events, so a kill repeats only one that was being sent. Each channel has its own loop,
+so a channel that does not respond blocks no other.
 """
 
 from __future__ import annotations
@@ -316,7 +316,6 @@ class _BrokenPlaybooks:
 
 
 def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
-    """Store messages. Return the numbers of dropped ones by channel and reason."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

@@ -56,7 +56,7 @@ class Draft(Struct, frozen=True):
     run_id: str | None = None
     hold: timedelta = SOON
     once: str = ""
-    """Key of messages sent only once; empty to report each event."""
+    """Key of messages sent only once."""
     to: str | None = None
     component: Component = Component.TRAINMEDIC
 
@@ -65,7 +65,7 @@ Told = Mapping[str, set[MessageKind]]
 
 
 def written(event: Event, run: Run | None, kinds_told: Told, summary: str = "") -> Draft | None:
-    """Return the message on an event, if any. `run` is its run's current state, `summary` its alert's."""
+    """`run` is the current state of the event's run, `summary` its alert's."""
     if event.run_id is None:
         return _of_server(event)
     if run is None or (run.parent is not None and event.kind not in _OF_MEMBERS):
@@ -258,9 +258,7 @@ def _resolved(content: kinds.AlertResolved, run: Run, kinds_told: set[MessageKin
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
-    """Return the message on a blocked run; None if people know (manual starts, pauses, breaker) or need not
-    (cooldowns).
-    """
+    """Return None if people know (manual starts, pauses, breaker) or need not (cooldowns)."""
     remedy = _REMEDIES.get(decision)
     if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:
         return None
@@ -293,7 +291,6 @@ _REMEDIES: Mapping[Decision, str] = {
 
 
 def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
-    """Return the message on an alert without a known target, once per named node or job."""
     if run.started_by is not None:
         return None
     subjects = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}

@@ -42,7 +42,6 @@ class PresenceSource(JobSource, Protocol):
 class JobProgress(Struct, frozen=True):
     instance: str
     began_at: datetime | None
-    """None if unknown."""
     step: int
     progressed_at: datetime | None = None
     """Last increase of the step; None if never."""
@@ -104,7 +103,7 @@ class NodeWatch:
             self._write_from = now + _WRITE_EVERY
 
     async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
-        """Return the trusted locations of jobs, with launchers that wait because their node is excluded."""
+        """Launchers count too: they wait because their node is excluded."""
         told = await self._read_places.changed(jobs)
         if told is not None:
             self._of_jobs = frozenset().union(*told.values())

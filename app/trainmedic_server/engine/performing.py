@@ -124,7 +124,6 @@ def _call_on(call: Call, target: Target, state: StepState, actions: Actions) -> 
 
 
 def _own_undo_params(call: Call, target: Target, state: StepState, actions: Actions) -> BaseModel | None:
-    """Return the undo's parameters by this job's own output; None to use the persisted ones."""
     output = state.output.get(destinations.BY_JOB, {}).get(target.job)
     action = actions.action_class(state.action or "")
     if call.undo_of is None or output is None or action is None or state.undo is None:

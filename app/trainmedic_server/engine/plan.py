@@ -1,7 +1,6 @@
 """The next instruction of a run.
 
-`advance` returns the run to store, the events and what to do then. All state is in the run, so a restart just continues
-from the store.
+All state is in the run, so a restart just continues from the store.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ def advance(draft: RunDraft) -> RunPlan:
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
-    """Apply an attempt's outcome and plan, to be committed together."""
     if outcome is not CALLED_OFF:
         (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
     elif not act.resumed:  # otherwise a killed server may have made it
@@ -132,7 +130,6 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
 
 
 def _advance_open(draft: RunDraft) -> Instruction | None:
-    """Return None once the run is closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
         then = _continue_attempt(draft, interrupted)
@@ -162,7 +159,6 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
 
 
 def _next_step(draft: RunDraft) -> Instruction | None:
-    """Return None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))

@@ -97,12 +97,10 @@ class RunPlan(Struct, frozen=True):
 
 class AttemptOutcome(Struct, frozen=True):
     status: str
-    """One of:
-
-    - ``applied``
+    """- ``applied``
     - ``failed``: not applied; another attempt may succeed
     - ``rejected``: not applied; no attempt will succeed
-    - ``skipped``: not applied, because the server is not set up for it; fails no run
+    - ``skipped``: the server is not set up for it; fails no run
     - ``unknown``: possibly applied
     - ``stopped``: ended early because the alert resolved
     - ``called_off``: cancelled before start
@@ -110,7 +108,6 @@ class AttemptOutcome(Struct, frozen=True):
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     in_part: bool = False
-    """True if a part was applied although it failed."""
     may_be_repeated: bool = True
     """False if it was applied without the requested effect: a retry would apply it twice."""
     barred_by: Decision | None = None

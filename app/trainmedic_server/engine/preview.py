@@ -120,7 +120,7 @@ def _ahead(
 
 
 def _condition(state: StepState, playbook: CompiledPlaybook) -> str | None:
-    """Return ``if the alert still fires after 3 min`` for a step that depends on a wait. None for other conditions."""
+    """Return ``if the alert still fires after 3 min``. None unless the step depends on a wait."""
     when = str(step_sequence.step_definition(playbook, state).when or "")
     waited = _TIMED_OUT.match(when)
     steps = {str(entry.id): entry for entry in playbook.definition.phase(state.phase)}

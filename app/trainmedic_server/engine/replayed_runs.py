@@ -1,4 +1,4 @@
-"""Runs that a replay of recorded alerts starts, with the ranges of time that the record leaves open.
+"""Runs that a replay of recorded alerts starts.
 
 A recorded alert does not show how long a run would have taken. So a run has an earliest and a latest start and end, and
 the guards are asked with each combination of the extremes. Several answers mean that the record does not determine the

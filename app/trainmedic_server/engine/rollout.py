@@ -71,7 +71,6 @@ class GroupProgress:
         self.has_acted |= member.has_acted
 
     def filled(self, batch: int) -> int:
-        """Return the members of a batch that are not skipped."""
         return self._filled[batch]
 
     @property
@@ -117,7 +116,7 @@ def next_of(
 
 
 def chosen(rollout: Rollout, left: Sequence[str], count: int, run_id: str, is_busy: Callable[[str], bool]) -> list[str]:
-    """Return the members to start now. `is_busy` returns whether jobs use a member."""
+    """`is_busy` returns whether jobs use a member."""
     match rollout.order:
         case "random":  # the same after a restart
             ordered = sorted(left, key=lambda target: hashlib.sha256(f"{run_id}{target}".encode()).digest())
@@ -129,7 +128,6 @@ def chosen(rollout: Rollout, left: Sequence[str], count: int, run_id: str, is_bu
 
 
 def exceptions(members: Sequence[Member]) -> dict[str, str]:
-    """Return the first closed members that did not succeed, with the reason."""
     odd = [member for member in members if not member.is_open and not member.is_fine]
     return {member.target: member.why for member in odd[:SHOWN]}
 

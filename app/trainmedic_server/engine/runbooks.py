@@ -17,7 +17,6 @@ _OF_LOGS = "alerts-from-logs"
 
 class Runbooks(Struct, frozen=True):
     page: str = ""
-    """Empty: alerts get no link."""
 
     def linked(self, alert: Alert) -> Alert:
         """Return an own alert with the annotation ``runbook_url``, which proves nothing (`domain.proof`)."""

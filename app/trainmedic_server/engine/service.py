@@ -121,7 +121,7 @@ class Engine:
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
-        """Return True for unknown actions; false for actions that only revert another."""
+        """Return True for unknown actions, False for those that only revert another."""
         action_class = self._actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 

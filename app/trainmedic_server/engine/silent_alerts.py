@@ -1,6 +1,6 @@
 """Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
 
-Otherwise a lost message could block an undo permanently. Downtimes and forward clock steps do not count.
+Otherwise a lost message could block an undo permanently. Downtimes do not count.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class SilentAlerts:
                 await self._end(record, because)
 
     async def _ended_because(self, record: AlertRecord) -> str | None:
-        """Return `AlertRecord.resolved_because`; None if the alert may still fire."""
         if record.alert.fingerprint.startswith(BEGINNINGS):
             return None  # no step waits for its end, and a rollout may take days
         if self._source is not None and record.alert.is_in_alertmanager:

@@ -162,7 +162,6 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 
 
 def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
-    """Restore the step's state before its last attempt, which did not start."""
     state = draft.run.step(key)
     *earlier, unmade = state.attempts
     acted_at = draft.run.acted_at if has_acted_before(draft.run, state, draft.context.actions) else None
@@ -262,7 +261,6 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
 
 
 def _needs_window(state: StepState, action: type[Action]) -> bool:
-    """Return whether the step must begin within ``only_during``: not if it has begun, only reads, or reverts."""
     gives_back = getattr(action, "gives_back", False)
     return action.harmful and not gives_back and not state.attempts and state.phase == "steps"
 
@@ -279,7 +277,6 @@ def _wait_for_window(draft: RunDraft, outside: str) -> Wait | None:
 
 
 def _was_held_up(run: Run) -> bool:
-    """Return whether the run was delayed after admission, when the breaker was closed."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
@@ -337,7 +334,6 @@ def _first_undo(
 def _own_undo(
     draft: RunDraft, state: StepState, own: OwnUndo, command_id: str, output: Mapping[str, Any] | None = None
 ) -> Undo | None:
-    """Return None if the undo needs the output. Raises ExpressionError."""
     params = draft.playbook.undo_params(state.phase, state.index, draft.scope(), output)
     if params is None:
         return None
@@ -367,7 +363,6 @@ def _undo_of(
 
 
 def _known_undo(draft: RunDraft, state: StepState, definition: ActionStep, output: Mapping[str, Any]) -> Undo | None:
-    """Return the undo by the action's output, which may contain the earlier state."""
     command_id = state.attempts[-1].command_id
     if definition.own_undo is not None and state.undo is None:
         try:

@@ -1,7 +1,7 @@
 """Current topology for target resolution. Deliveries never wait for Redis.
 
 Presences not read for a minute are dropped, because unknown targets are refused, not guessed; until then no node counts
-as unknown. Nothing is read until a playbook needs it.
+as unknown.
 """
 
 from __future__ import annotations
@@ -136,7 +136,6 @@ class TopologyWatch:
 def _read(
     jobs: Sequence[Presence], agents: Sequence[Presence], known: AgentTopology | None
 ) -> tuple[JobTopology, AgentTopology]:
-    """`known` is the agents' topology, if unchanged."""
     agent_topology = known or AgentTopology.of({agent.name: agent.details for agent in agents})
     agent_topology.prepare()
     return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

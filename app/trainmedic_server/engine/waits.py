@@ -31,7 +31,6 @@ from trainmedic_server.engine.looking import Look, Sight
 from trainmedic_server.engine.plan_values import RunDraft, TakeTarget, Wait
 
 WAITS = "wait"
-"""`StepState.kind` and `Run.waiting_on`."""
 MOOT = "the alert resolved before the wait was over"
 HOLDS = "it holds"
 _SHOWN = 80

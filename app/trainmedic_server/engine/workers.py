@@ -180,12 +180,10 @@ class Workers:
         return self._read_before[key]
 
     def driven(self, run_id: str) -> RunSnapshot | None:
-        """Return None without a driver."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 
     def sight(self, run_id: str) -> Sight | None:
-        """Return None without a polled wait."""
         driver = self._drivers.get(run_id)
         return driver.sight if driver is not None else None
 
@@ -224,7 +222,6 @@ class Workers:
         task.add_done_callback(lambda _: self._ended(run_id))
 
     def _ended(self, run_id: str) -> None:
-        """Start another driver if the run was touched after the last read."""
         del self._tasks[run_id]
         if run_id in self._touched_early and not self._stopped:
             self._touched_early.discard(run_id)
