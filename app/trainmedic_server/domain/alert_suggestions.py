@@ -204,9 +204,9 @@ def suggest(
     *,
     is_complete: bool = True,
 ) -> Suggestion | None:
-    """Return the best rename to one of `names`; None if none fits.
+    """Return the best rename to one of `names`; None if none fits. `texts` are the annotations.
 
-    Labels in a rule's expression are not `is_complete`.
+    A rule's expression may replace `generator_url`; its labels are then not `is_complete`.
     """
     name = labels.get("alertname", "")
     words = _words(name)

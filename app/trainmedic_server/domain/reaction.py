@@ -41,7 +41,7 @@ class Reaction(Struct, frozen=True):
 
     @property
     def is_effective(self) -> bool:
-        """Regardless of guards, true if conditions held and a target was found."""
+        """True if conditions held and a target was found, regardless of guards."""
         return self.decision not in _WITHOUT_EFFECT
 
 

@@ -19,7 +19,7 @@ NOT_BEGUN = "the alert resolved before it began"
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the step changes something and all alerts of the run resolved."""
+    """Return whether the step must not start, because all alerts of the run resolved."""
     if not is_resolved(draft) or state.action is None:
         return False
     action = draft.context.actions.action_class(state.action)

@@ -30,8 +30,8 @@ class Batcher(Generic[Asked, Answer]):
 
     - ``handle`` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
       store outage fails the whole batch.
-    - ``most``: maximum weight of a batch. A heavier entry has its own batch.
-    - ``at_once``: batches handled at the same time
+    - ``most``: maximum weight of a batch; a heavier entry has its own
+    - ``at_once``: concurrent batches
     - ``limit``: waiting entries, beyond which `ask` raises Saturated
     """
 

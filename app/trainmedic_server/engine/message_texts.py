@@ -65,7 +65,7 @@ Told = Mapping[str, set[MessageKind]]
 
 
 def written(event: Event, run: Run | None, kinds_told: Told, summary: str = "") -> Draft | None:
-    """`run` is the current state of the event's run, `summary` its alert's."""
+    """Return the message on an event, if any. `run` is its run's current state, `summary` its alert's."""
     if event.run_id is None:
         return _of_server(event)
     if run is None or (run.parent is not None and event.kind not in _OF_MEMBERS):

@@ -94,7 +94,7 @@ class CommandBus(Protocol):
     async def jobs(self) -> list[Presence]: ...
 
     async def launchers(self) -> list[Presence]:
-        """By job name."""
+        """Return presences by job name."""
         ...
 
     async def check(self) -> None:

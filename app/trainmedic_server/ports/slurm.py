@@ -63,7 +63,7 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def is_drained(self) -> bool:
-        """Running jobs may continue."""
+        """True during a drain. Running jobs may continue."""
         return "DRAIN" in self.states
 
 
@@ -171,7 +171,7 @@ class Slurm(Protocol):
         ...
 
     async def set_reason(self, node: str, reason: str) -> None:
-        """Only for a drained node."""
+        """Replace the reason of a drained node."""
         ...
 
     async def undrain(self, node: str) -> None:

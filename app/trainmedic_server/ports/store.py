@@ -80,7 +80,7 @@ class Transaction(KeptTables, Protocol):
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
     def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        """With any start time."""
+        """Return unresolved alerts with any start time."""
         ...
 
     def newest_alerts(self, fingerprints: Collection[str]) -> dict[str, AlertRecord]:
@@ -109,7 +109,7 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """By (playbook, target key)."""
+        """Return run IDs by (playbook, target key)."""
         ...
 
     def open_targets(self) -> Collection[tuple[str, str]]:
@@ -130,7 +130,7 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def limited_since(self, playbook: str, moment: datetime) -> set[str]:
-        """Return the targets of ``on_limited`` after `moment`."""
+        """Return the targets whose ``on_limited`` steps began after `moment`."""
         ...
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
@@ -144,7 +144,7 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def nodes_at_work(self) -> set[str]:
-        """Only of open runs that have acted."""
+        """Return targets and touched nodes of open runs that have acted."""
         ...
 
     def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime, *, count: bool = True) -> None:
@@ -235,7 +235,7 @@ class Transaction(KeptTables, Protocol):
     def controls(self) -> Controls: ...
     def save_controls(self, controls: Controls) -> None: ...
     def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:
-        """Needed to continue runs. Idempotent."""
+        """Store the text, so that runs can continue with it. Idempotent."""
         ...
 
     def playbook_text(self, name: str, version: str) -> str | None: ...
@@ -274,7 +274,7 @@ Values: TypeAlias = str | tuple[str, ...] | None
 
 
 def values_of(values: Values) -> tuple[str, ...]:
-    """Empty for any."""
+    """Return an empty tuple for any value."""
     return tuple(dict.fromkeys((values,) if isinstance(values, str) else values or ()))
 
 

@@ -33,7 +33,7 @@ class ErrorEvent:
 
     at: datetime
     until: datetime
-    """Last line; ``at`` is the first."""
+    """Time of the last line; ``at`` is that of the first."""
     causes: tuple[str, ...]
     ranks: tuple[int, ...]
     """The lowest `MOST_RANKS`; empty if the lines name none."""

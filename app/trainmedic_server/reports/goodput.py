@@ -58,7 +58,7 @@ class Goodput:
     lost: LostTime
     unmeasured_seconds: float = 0.0
     resolution_seconds: float = 0.0
-    """Anything shorter than two may be missed."""
+    """Losses shorter than two intervals may be missed."""
 
 
 @dataclass(frozen=True, slots=True)

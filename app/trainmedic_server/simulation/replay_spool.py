@@ -24,7 +24,7 @@ class SpooledCandidate(Struct, frozen=True, array_like=True):
     playbook: str
     target: Target | None
     decision: str = ""
-    """`domain.run.Decision` why there is no target; else empty."""
+    """Reason for no target (`domain.run.Decision`); empty if there is one."""
     why: str = ""
 
 
@@ -42,7 +42,7 @@ class SpooledAlert(Struct, frozen=True, array_like=True):
     reactions: tuple[RecordedReaction, ...]
     """Excludes playbooks that did not match."""
     misses: dict[str, str]
-    """By playbook that decided then: why it does not match now."""
+    """Reasons why playbooks that decided then do not match now."""
 
 
 class ReplaySpool:

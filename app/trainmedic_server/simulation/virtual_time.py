@@ -1,14 +1,7 @@
 """Asyncio event loop in virtual time, and its clock.
 
-The clock jumps to the next timer when nothing is ready, so hours take milliseconds in a reproducible order. Used by
-playbook tests and unit tests::
-
-    virtual_time.run(scenario())                      # anywhere
-
-    def pytest_asyncio_loop_factories(config, item):  # conftest.py: every async test in that directory
-        return {"virtual": virtual_time.VirtualLoop}
-
-Sockets are unsupported. Threads started through the loop (``asyncio.to_thread``) are awaited.
+The clock jumps to the next timer when nothing is ready, so hours take milliseconds in a reproducible order. Sockets are
+unsupported. Threads started through the loop (``asyncio.to_thread``) are awaited.
 """
 
 from __future__ import annotations
