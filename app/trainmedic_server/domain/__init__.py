@@ -1,1 +1,1 @@
-"""Frozen values and pure functions: no clock, no I/O, no library but pydantic and msgspec."""
+"""Frozen values and pure functions, with no library but pydantic and msgspec."""

@@ -13,7 +13,6 @@ class PlaybookDecision(Struct, frozen=True):
     """Target key; empty if the labels name none."""
     decision: Decision
     why: str = ""
-    """For a person; may be empty."""
 
 
 class Admission(Struct, frozen=True):

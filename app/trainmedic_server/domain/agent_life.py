@@ -10,16 +10,15 @@ LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
 SEEN_AGAIN = timedelta(minutes=10)
-"""Interval at which a present agent's last report is stored, for a restarted server."""
+"""Interval at which a present agent's last report is stored."""
 
 
 class AgentLife(Struct, frozen=True):
-    """One agent, by node name. Times are aware UTC."""
+    """State of one agent. Times are aware UTC."""
 
     name: str
     seen_at: datetime
     lost_at: datetime | None = None
-    """None while present."""
 
 
 class AgentChanges(Struct, frozen=True):

@@ -18,7 +18,7 @@ MOST_REASONS = 5
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.
 
-It vouches for the alert's name: alert maps cannot set it, and remove it from renamed alerts.
+Alert maps cannot set it, and remove it from renamed alerts.
 """
 SHIPPED_RULE = "1"
 
@@ -27,12 +27,10 @@ SCHEDULE = "schedule-"
 ENDED_RUN = "ended-run-"
 EVENT = "event-"
 SENT_AS_EVENT = "trainmedic_event"
-"""Annotation of an alert that arrived as an event: the event's name."""
+"""Annotation with the event's name, of an alert that arrived as an event."""
 BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
 STAND_INS = (BY_HAND, *BEGINNINGS)
-"""How fingerprints of stand-in alerts begin: one for each beginning of a run without an alert. Alertmanager's are
-hexadecimal.
-"""
+"""Prefixes of stand-in alerts' fingerprints. Alertmanager's are hexadecimal."""
 
 
 class AlertStatus(StrEnum):
@@ -61,21 +59,19 @@ class Alert(Struct, frozen=True, dict=True):
     """None while it fires (Alertmanager sends the year 0001)."""
     generator_url: str = ""
     original: Mapping[str, str] | None = None
-    """Labels as sent, which identify the alert. None if no alert map changed them."""
+    """Labels as sent, which identify the alert. None if unchanged."""
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
-        """Labels known to Alertmanager."""
         return self.labels if self.original is None else self.original
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """Includes labels that an alert map removed."""
         return self.labels if self.original is None else {**self.original, **self.labels}
 
     @property
     def original_name(self) -> str | None:
-        """``alertname`` as sent. None if no alert map changed the labels."""
+        """``alertname`` as sent. None if unchanged."""
         return None if self.original is None else self.original.get("alertname", "")
 
     @once
@@ -88,12 +84,10 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def is_in_alertmanager(self) -> bool:
-        """Return whether Alertmanager knows the alert, unlike stand-ins and alerts sent as events."""
         return not self.is_stand_in and SENT_AS_EVENT not in self.annotations
 
     @property
     def name(self) -> str:
-        """Empty if the alert has no ``alertname``."""
         return self.labels.get("alertname", "")
 
     def as_data(self) -> dict[str, Any]:
@@ -113,7 +107,7 @@ class AlertRecord(Struct, frozen=True):
     alert: Alert
     first_heard_at: datetime
     last_heard_at: datetime
-    """Last report, or last answer of Alertmanager that it fires."""
+    """Last report or confirmation by Alertmanager."""
     count: int = 1
     resolved_at: datetime | None = None
     """When the end became known; None while it fires."""
@@ -145,24 +139,19 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end means that the cause has ended: stand-ins, which do not resolve, only without
-    others.
-    """
+    """Return the alerts whose end means that the cause has ended: stand-ins, which never resolve, only if alone."""
     return [record for record in records if not record.is_stand_in] or records
 
 
 class RejectedAlert(Struct, frozen=True):
-    """Malformed entry of ``alerts[]``, which no playbook sees."""
+    """Malformed entry of ``alerts[]``."""
 
     index: int
     name: str
-    """Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
-    """As (path, message). Messages contain no values of the entry."""
+    """As (path, message), without values of the entry."""
     identity: Identity | None = None
-    """None if unreadable."""
     status: AlertStatus | None = None
-    """None if unreadable."""
 
     @property
     def reason(self) -> str:
@@ -177,8 +166,6 @@ class RejectedAlert(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """One webhook POST."""
-
     id: str
     received_at: datetime
     receiver: str

@@ -28,7 +28,6 @@ _LONGEST_SHOWN = 100
 
 _MOST_KEPT = 100
 _LONGEST_KEPT = 255
-"""Limits of cached label names: number, and characters of each."""
 
 
 class AlertLabels:
@@ -55,7 +54,7 @@ class AlertLabels:
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
-        """Return the labels of these names, most trusted first, exported forms before the name itself."""
+        """Return the labels of these names, most trusted and exported ones first."""
         labels = self._read.get(names)
         return labels if labels is not None else self._labels_of(names, self._names.of(names))
 
@@ -89,5 +88,4 @@ def _names_kept(names: tuple[str, ...]) -> _LabelNames:
 
 @functools.lru_cache
 def forms(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lower-case forms of these names, exported ones first."""
     return tuple(form for name in names for form in (EXPORTED + name.lower(), name.lower()))

@@ -1,7 +1,6 @@
-"""Suggestions which shipped alert matches another rule set's alert, by meaning.
+"""Suggestion of the shipped alert that means the same as another rule set's alert.
 
-Evidence, in this order: words of the alert's name, metrics of its rule (from ``generatorURL``), labels, annotations. A
-name in any language is understood if the rule reads a known metric.
+Evidence, in this order: name, metrics of the rule (from ``generatorURL``), labels, annotations.
 """
 
 from __future__ import annotations
@@ -236,7 +235,7 @@ def suggest(
 
 
 def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
-    """Require an XID code, which alone states whether the GPU is at fault. None without one."""
+    """Require an XID code, which alone states whether the GPU is at fault."""
     if not is_complete:
         return replace(suggestion, matchers=('err_code=~".+"',))
     code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
@@ -282,10 +281,7 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 
 
 def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
-    """Return whether a rule fires on good values, such as a temperature below a bound.
-
-    Judges only one comparison of one kind of metric without subtraction.
-    """
+    """Return whether a rule fires on good values. Judges only one comparison without subtraction."""
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:
         return False
@@ -315,7 +311,6 @@ def _is_about_gpu(words: Collection[str], metrics: Iterable[str], labels: Mappin
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Return the lower-case words of a name such as ``NodeFilesystemAlmostOutOfSpace``."""
     return tuple(_each_word(text[:_LONGEST]))
 
 
@@ -344,7 +339,6 @@ def _is_begun(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's expression from its Prometheus URL, or the text itself."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

@@ -1,4 +1,4 @@
-"""Persisted approvals: a run's questions to people, stored as plain data in a step's parameters."""
+"""A run's questions to people, persisted as plain data in a step's parameters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class StepAhead(Struct, frozen=True):
     targets: tuple[str, ...]
     nodes: tuple[str, ...]
     gpus: int | None
-    """None if unknown."""
     note: str | None = None
-    """For a person: what decides whether or how it runs."""
+    """Condition of the step, for a person."""
 
 
 class Terms(Struct, frozen=True):
@@ -40,7 +39,6 @@ class Terms(Struct, frozen=True):
     to: str | None = None
     """Notification channel; None for all."""
     void: tuple[str, ...] = ()
-    """IDs of invalid answers to earlier rounds, from a release that recorded no round."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -48,7 +46,6 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 
@@ -57,7 +54,6 @@ class Terms(Struct, frozen=True):
 
     @classmethod
     def of(cls, step: StepState) -> Terms:
-        """Read a question's terms, with defaults for older releases."""
         if not step.params:
             return cls()
         written = dict(step.params)
@@ -69,12 +65,11 @@ class Terms(Struct, frozen=True):
 
 
 def is_named(by: Sequence[str], name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
-    """Return whether `by` names the operator. An empty `by` names all."""
+    """Return whether `by` names the operator. Empty names all."""
     return not by or any(_is_meant(entry, name, groups) for entry in by)
 
 
 def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
-    """Return whether an entry of `by` names the operator, whose name has no colon."""
     kind, _, rest = entry.partition(":")
     match kind:
         case "user" if rest:
@@ -96,8 +91,6 @@ class Unanswered(StrEnum):
 
 
 class AskedQuestion(Struct, frozen=True):
-    """The question that a person saw and answered."""
-
     step: str
     asked: int
 
@@ -115,7 +108,7 @@ def waiting_step(run: Run) -> StepState | None:
 def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOrder]:
     """Return the answers to the step's current question, oldest first.
 
-    A repeated question may differ, so answers to an earlier one do not count.
+    Answers to an earlier one do not count: a repeated question may differ.
     """
     terms = Terms.of(step)
 

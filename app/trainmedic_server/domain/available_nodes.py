@@ -1,6 +1,6 @@
-"""Nodes that must stay available (``guards.min_available``). Pure.
+"""Nodes that must stay available (``guards.min_available``).
 
-Each Slurm partition counts alone. Slurm's and Kubernetes' data lag, so nodes that runs may be about to take count too.
+Slurm's and Kubernetes' data lag, so nodes that runs may take count too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stand-in alerts of runs that begin without an alert: at a schedule's time, at another run's end, with an event. Pure.
+"""Stand-in alerts for runs that a schedule, another run's end, or an event starts.
 
 Fingerprint and start make each beginning happen once, over restarts and takeovers.
 """
@@ -17,14 +17,13 @@ from trainmedic_server.domain.alert import ENDED_RUN, EVENT, SCHEDULE, SENT_AS_E
 from trainmedic_server.domain.run import Decision, Run
 
 REPEATED_WITHIN = timedelta(hours=1)
-"""Time within which an event without a key and with the same body counts as sent again."""
+"""Time within which an equal event without a key counts as a repeat."""
 MOST_CHAINED = 5
-"""Most runs in a chain of which each starts the next by its end."""
+"""Maximum length of a chain of runs that start each other."""
 EVENT_LABEL = "event"
 
 _BY_BODY = f"{EVENT}body-"
 _ENDED, _NOT_STARTED = "ended_run", "not_started"
-"""Annotations."""
 
 
 def schedule_name(playbook: str) -> str:
@@ -40,7 +39,7 @@ def event_name(event: str) -> str:
 
 
 def phrase(alertname: str) -> str:
-    """Return a sentence on the beginning of a run, without its end, by the name of its alert or stand-in."""
+    """Return a sentence on the beginning of a run, by the name of its alert."""
     kind, _, name = alertname.partition(":")
     match kind if name else "":
         case "schedule":
@@ -59,10 +58,7 @@ def of_schedule(playbook: str, at: datetime, missed: str = "") -> Alert:
 
 
 def of_ended_run(run: Run, cause: Alert | None) -> Alert:
-    """Return the stand-in for a closed run's end. `cause`: the alert that began that run.
-
-    Its labels are those of the run's alert, and name the run's target.
-    """
+    """Return the stand-in for a closed run's end. `cause`: the alert that began that run."""
     assert run.ended_at is not None
     target = run.target
     named = {"job_name": target.job, "node": target.node, "gpu": target.gpu} if target is not None else {}
@@ -90,7 +86,7 @@ def of_ended_run(run: Run, cause: Alert | None) -> Alert:
 
 
 def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes, now: datetime) -> Alert:
-    """Return the stand-in for an event. Without a `key`, the digest of the body identifies it for `REPEATED_WITHIN`."""
+    """Return the stand-in for an event, identified by `key` or for `REPEATED_WITHIN` by the digest of the body."""
     prefix, identity = (f"{EVENT}key-", key.encode(errors="surrogatepass")) if key is not None else (_BY_BODY, body)
     digest = hashlib.sha256(event.encode() + b"\0" + identity).hexdigest()[:32]
     named = {**labels, EVENT_LABEL: event, "alertname": event_name(event)}
@@ -98,7 +94,6 @@ def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes
 
 
 def sent_by_event(event: str, alert: Alert) -> Alert:
-    """Return an alert that an event contains, marked as not known to Alertmanager."""
     return replace(alert, annotations={**alert.annotations, SENT_AS_EVENT: event})
 
 
@@ -114,7 +109,6 @@ def _stand_in(
 
 
 def is_repeated(earlier: Alert, alert: Alert) -> bool:
-    """Return whether `alert` is the event of an `earlier` stand-in with its fingerprint."""
     return not alert.fingerprint.startswith(_BY_BODY) or alert.starts_at - earlier.starts_at < REPEATED_WITHIN
 
 
@@ -128,14 +122,13 @@ def refusal_of(alert: Alert) -> tuple[Decision, str] | None:
 
 
 def ended_run_of(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Return the data of the run whose end began this one, for expressions. Empty if none did."""
+    """Empty if no run's end began this one."""
     text = annotations.get(_ENDED)
     ended: dict[str, Any] = json.loads(text) if text else {}
     return ended
 
 
 def _chained(cause: Alert) -> int:
-    """Return the number of runs before the one that `cause` began."""
     if not cause.fingerprint.startswith(ENDED_RUN):
         return 0
     return int(ended_run_of(cause.annotations).get("chained", 0))

@@ -1,4 +1,4 @@
-"""Changes made by runs, their earlier values, and when they are reverted."""
+"""Changes made by runs, and when they are reverted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("pr
 
 
 class Change(Struct, frozen=True):
-    """A change made by a run. Times are aware UTC."""
-
     run_id: str
     playbook: str
     target: str
     targets: tuple[str, ...]
-    """What it changed, if that is not the run's target."""
+    """Changed targets, if not the run's."""
     step: str
     action: str
     params: Mapping[str, Any]
     before: str | None
-    """As the action reported; None if unknown."""
     after: str | None
     is_certain: bool
     since: datetime
@@ -36,9 +33,8 @@ class Change(Struct, frozen=True):
     given_back: str
     not_before: datetime | None
     latest: datetime | None
-    """Timeout of the run's current wait, if it waits."""
+    """Timeout of the run's current wait."""
     lease: timedelta | None
-    """None if it does not expire."""
     undo_error: str | None
 
 
@@ -126,7 +122,6 @@ def _when(undo: Undo | None, firing: Sequence[str]) -> str:
 
 
 def _text(value: Any, unit: str) -> str:
-    """Format a value for a person. Collapse mappings with one member and equal values."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, only),) = value.items()
         return f"{name} {_text(only, '')}"

@@ -12,9 +12,9 @@ class Claim(Struct, frozen=True):
     target: Target
     disks_only: bool = False
     nothing: bool = False
-    """True for a run without changes, which neither blocks nor waits."""
+    """A run without changes neither blocks nor waits."""
     also: tuple[Target, ...] = ()
-    """Further targets, locked as a whole and together with the first."""
+    """Further targets, locked as a whole with the first."""
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:
@@ -23,7 +23,7 @@ class Claim(Struct, frozen=True):
     def overlaps(self, other: Claim) -> bool:
         """Return whether runs with these claims could change the same thing.
 
-        The cluster covers everything, a node its disks and GPUs, which do not overlap.
+        A node covers its disks and GPUs, which do not overlap.
         """
         if not (self.also or other.also):
             return self._overlaps(other)
@@ -31,7 +31,6 @@ class Claim(Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[Claim, ...]:
-        """Claims of single targets."""
         if not self.also:
             return (self,)
         return (replace(self, also=()), *map(Claim, self.also))

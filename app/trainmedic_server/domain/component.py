@@ -1,6 +1,4 @@
-"""Component of an alert, run, finding or verdict, for message routing: the label ``component``, otherwise derived.
-Pure.
-"""
+"""Component of an alert, run, finding or verdict, for message routing."""
 
 from __future__ import annotations
 
@@ -18,14 +16,11 @@ LABEL = "component"
 
 class Component(StrEnum):
     GPU = "gpu"
-    """GPU or other accelerator, driver, and links between a node's GPUs."""
+    """Includes other accelerators, drivers, and links within a node."""
     NETWORK = "network"
-    """Network between nodes, and services reached over it."""
     STORAGE = "storage"
     NODE = "node"
-    """Machine with its disks, memory and processors, and the cluster scheduling its pods."""
     TRAINING = "training"
-    """Training job: program, data, metrics, speed."""
     TRAINMEDIC = "trainmedic"
 
 
@@ -35,7 +30,7 @@ _OF_CAUSE: Mapping[str, Component] = {
     CauseClass.STORAGE: Component.STORAGE,
     CauseClass.NODE: Component.NODE,
 }
-"""Other causes belong to the job or are unknown: its team looks first."""
+"""Other causes belong to the job, whose team looks first."""
 
 _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("gpu", "nv", "nvidia", "nvlink", "dcgm", "xid", "accelerator", "amd", "npu"), Component.GPU),
@@ -45,7 +40,6 @@ _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("training", "gradient", "loss", "job", "rank", "learning"), Component.TRAINING),
     "trainmedic": Component.TRAINMEDIC,
 }
-"""Components by the first known word of the alert's or playbook's name."""
 
 _OF_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.GPU: Component.GPU,
@@ -59,9 +53,9 @@ _LONGEST_NAME = 200
 
 
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
-    """Return the component of an alert with these labels, or of its run.
+    """Return the component: the label ``component``, otherwise derived.
 
-    A verdict has its cause's; with low confidence or another cause, the job's.
+    A low-confidence verdict, or one with another cause, belongs to the job.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"

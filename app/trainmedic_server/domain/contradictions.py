@@ -17,7 +17,7 @@ _SHOWN = 4
 
 
 def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
-    """Return contradictions on ranks' GPUs: another job names the same GPU, or an agent reports it elsewhere."""
+    """Return GPUs that two jobs name, or that an agent reports elsewhere."""
     jobs_by_gpu: dict[str, set[str]] = {}
     places: dict[str, set[tuple[str, str]]] = {}
     for rank in ranks:

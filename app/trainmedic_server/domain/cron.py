@@ -1,4 +1,4 @@
-"""Cron schedules and windows of time. Pure."""
+"""Cron schedules and windows of time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 
 
 
 def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
-    """Return the schedule's first time after `instant`, in UTC.
+    """Return the schedule's first time after `instant`, in UTC. Raises ValueError.
 
     As in Debian's cron, a time that the clock skips comes right after it, and a repeated time comes once, unless minute
-    or hour begin with ``*``. Raises ValueError.
+    or hour begin with ``*``.
     """
     if len(expression.split()) != 5:
         raise ValueError(f"{expression!r} does not have the five fields of a schedule; {_FIELDS}")
@@ -73,9 +73,7 @@ class CronWindow(BaseModel):
 
 
 def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
-    """Return the time of the schedule that still opens the window; None if it is closed. The window excludes its
-    end.
-    """
+    """Return the start of the open window, which excludes its end; None if closed."""
     opened = next_after(window.schedule, window.timezone, instant - window.duration)
     return opened if opened <= instant else None
 

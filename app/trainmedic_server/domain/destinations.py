@@ -1,4 +1,4 @@
-"""Destinations of one attempt: derived command IDs, and one outcome. Pure."""
+"""Combined outcome of one attempt at several destinations, with derived command IDs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class DestinationOutcome(Struct, frozen=True):
     destination: Target
     output: Mapping[str, Any]
     failure: ActionFailure | None = None
-    """None: applied."""
 
 
 def derived_id(command_id: str, *parts: str) -> str:
@@ -50,7 +49,6 @@ def command_id_for(command_id: str, destination: Target) -> str:
 
 
 def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
-    """Return the ID of the command to one target."""
     return attempt_id if step.target is None else derived_id(attempt_id, target.key)
 
 

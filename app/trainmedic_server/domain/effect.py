@@ -1,4 +1,4 @@
-"""Measured effect of a run: the alert's metric before, at, and 10 minutes after its first act."""
+"""Measured effect of a run on the alert's metric: before, at, and 10 minutes after its first act."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ class EffectVerdict(StrEnum):
 
 
 class Effect(Struct, frozen=True):
-    """Effect of a run that changed something. Times are aware UTC."""
-
     run_id: str
     playbook: str
     acted_at: datetime
@@ -41,11 +39,9 @@ class Effect(Struct, frozen=True):
     """Next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    """For a person: basis of the verdict, or why it is missing."""
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
-    """Origin of the query: ``playbook`` or ``rule``."""
     better: str | None = None
     operator: str | None = None
     limit: float | None = None
@@ -60,7 +56,7 @@ class Effect(Struct, frozen=True):
 
 
 def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
-    """Return the effect from the points of one series, from `BEFORE` to `AFTER` the act.
+    """Return the effect from the points of one series.
 
     ``comparison`` is the alert's condition, if the query is from its rule. A verdict needs values at and after the act.
     """
@@ -87,7 +83,6 @@ def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: 
 
 
 def _verdict(better: str | None, comparison: Comparison | None, at: float, after: float) -> tuple[EffectVerdict, str]:
-    """Judge by the alert's condition if possible, otherwise by the relative change."""
     moved = _moved(better, at, after)
     held, holds = (comparison.holds(at), comparison.holds(after)) if comparison else (None, None)
     if held is not None and holds is not None:
@@ -110,7 +105,6 @@ def _verdict(better: str | None, comparison: Comparison | None, at: float, after
 
 
 def _moved(better: str | None, at: float, after: float) -> float:
-    """Return the improvement as a share of the larger value; negative if worse."""
     scale = max(abs(at), abs(after))
     if better is None or not scale or not math.isfinite(scale):
         return 0.0

@@ -1,6 +1,6 @@
 """Conversion between `Event` and its typed content.
 
-Missing or mistyped members in rows of other releases read as their default, or None. Unknown members stay in
+Missing or mistyped members of other releases' rows read as their default, or None. Unknown members stay in
 `Event.data`.
 """
 
@@ -23,7 +23,6 @@ from trainmedic_server.domain.run import Decision, Event
 
 
 def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
-    """Yield a section's kinds, or the kind itself, in definition order."""
     sections = parent.__subclasses__()
     for section in sections:
         yield from kinds_of(section)
@@ -36,7 +35,6 @@ def name_of(kind: type[EventKind]) -> str:
 
 
 def names(*parents: type[EventKind]) -> frozenset[str]:
-    """Return the names of these kinds and sections' kinds."""
     return frozenset(name_of(kind) for parent in parents for kind in kinds_of(parent))
 
 
@@ -44,7 +42,7 @@ EVENT_KINDS: Mapping[str, type[EventKind]] = {name_of(each): each for each in ki
 DECIDED: Mapping[Decision, type[Decided]] = {
     decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
 }
-"""Event kinds of decisions. `joined` has another kind, `duplicate` none."""
+"""`joined` has another kind, `duplicate` none."""
 UNDO_OVER = names(UndoDone, UndoClosed)
 
 
@@ -91,7 +89,6 @@ def _fits(value: Any, type_: Any) -> bool:
 
 @cache
 def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
-    """Return the kind's name, its required members, and the others' defaults."""
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})
@@ -105,7 +102,6 @@ _PLAIN = frozenset({str, int, float, bool, dict, list, type(None)})
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value; times in ISO 8601 with offset."""
     match value:
         case datetime():
             return value.isoformat()

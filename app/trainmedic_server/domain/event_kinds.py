@@ -1,9 +1,9 @@
 """Kinds of history events.
 
 The struct tag (default: the name in snake case) is `Event.kind`; the fields are the members of `Event.data`. Fields
-without a default are always written, None as null. Other fields are written if they differ from the default. The
-classes between `EventKind` and the kinds are the sections of ``docs/reference/events.md``, which is generated from
-these docstrings (``python -m tests.support.event_tables``).
+without a default are always written, None as null; others if they differ from it. ``docs/reference/events.md`` is
+generated from these docstrings (``python -m tests.support.event_tables``), its sections from the classes between
+`EventKind` and the kinds.
 """
 
 from __future__ import annotations

@@ -17,9 +17,7 @@ _OF_A_NODE = re.compile(
     "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
 )
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
-"""Prometheus, Pushgateway, blackbox, SNMP, Ceph manager, Slurm."""
 _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
-"""node-exporter, windows_exporter, dcgm-exporter, Trainmedic agent, nvidia_gpu_exporter, kubelet."""
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
@@ -63,7 +61,6 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:
-    """Return whether a host name is an exporter's container."""
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

@@ -11,14 +11,12 @@ from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Decision, Run, Status
 
 SHOWN = 20
-"""Members named in events and questions. The list is a separate page."""
 
 
 class Member(Struct, frozen=True):
-    """State of a member that has a run."""
+    """A member that has a run."""
 
     target: str
-    """Target key."""
     run_id: str
     batch: int
     status: Status
@@ -27,7 +25,6 @@ class Member(Struct, frozen=True):
     """True if it is open or owes an undo."""
     has_acted: bool = False
     why: str = ""
-    """The run's message."""
 
     @classmethod
     def of(cls, run: Run) -> Member:
@@ -49,17 +46,15 @@ class Member(Struct, frozen=True):
 
     @property
     def is_skipped(self) -> bool:
-        """True if nothing was done: another member takes its place in the batch."""
+        """True if nothing was done: another member takes its place."""
         return self.status is Status.NOT_STARTED and not self.is_error
 
 
 def counted(total: int, members: Iterable[Member]) -> GroupCounts:
-    """Return the counts of a list of `total` members, of which these have a run."""
     return counted_together(total, ((member, 1) for member in members))
 
 
 def counted_together(total: int, members: Iterable[tuple[Member, int]]) -> GroupCounts:
-    """Count each member as many times as given."""
     counts = dict.fromkeys(("open", "succeeded", "failed", "skipped", "cancelled", "observed", "owing"), 0)
     begun, batch = 0, None
     for member, number in members:

@@ -9,7 +9,7 @@ _TOLD = ("succeeded", "failed", "cancelled", "skipped", "observed", "open", "not
 
 
 class GroupCounts(Struct, frozen=True):
-    """Counts of a group's members. They add up to `total`."""
+    """Counts of a group's members, which add up to `total`."""
 
     total: int
     not_begun: int = 0
@@ -17,16 +17,15 @@ class GroupCounts(Struct, frozen=True):
     succeeded: int = 0
     failed: int = 0
     skipped: int = 0
-    """Not started: vanished, in cooldown, or busy."""
+    """Vanished, in cooldown, or busy."""
     cancelled: int = 0
     observed: int = 0
     owing: int = 0
     """Closed with a pending undo; also counted by their status."""
     batch: int | None = None
-    """Number of the last batch that began, from 1. None before."""
+    """Last batch that began, from 1. None before."""
 
     def as_data(self) -> Mapping[str, Any]:
-        """Return the names for expressions."""
         return {name: getattr(self, name) for name in ("total", "succeeded", "failed", "skipped", "not_begun", "batch")}
 
     def __str__(self) -> str:

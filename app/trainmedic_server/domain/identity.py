@@ -1,5 +1,3 @@
-"""Labels that name a target, and the result if they name none."""
-
 from __future__ import annotations
 
 from msgspec import Struct
@@ -7,21 +5,19 @@ from msgspec import Struct
 
 class Unresolved(Struct, frozen=True):
     reason: str
-    """``target_unknown``, ``target_ambiguous``, or ``not_accepted`` (refused by the alert map, without lookup)."""
+    """``target_unknown``, ``target_ambiguous`` or ``not_accepted``."""
     why: str
 
 
 class IdentityLabels(Struct, frozen=True):
     """Labels that name a target, most trusted first, case-insensitive, with their ``exported_`` forms.
 
-    Defaults: dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi, Telegraf, OpenTelemetry,
-    Trainmedic's exporter and common scrape configurations.
+    Defaults cover common exporters and scrape configurations.
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
     gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "deviceidx")
     gpu_pci: tuple[str, ...] = ("pci_bus_id", "pci_bus", "pci_address")
-    """Used if no UUID or index names the GPU."""
     node: tuple[str, ...] = (
         "node",
         "nodename",

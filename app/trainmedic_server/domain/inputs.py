@@ -1,4 +1,4 @@
-"""Typed inputs of playbooks that people start. Pure."""
+"""Typed inputs of playbooks that people start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainmedic_server.domain import host_lists
 
 MOST_INPUTS = 50
 ANNOTATION = "inputs"
-"""Annotation of the stand-in alert with the inputs as JSON, kept over restarts."""
+"""Annotation of the stand-in alert with the inputs as JSON."""
 _LONGEST = 4096
 _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
@@ -51,9 +51,7 @@ class Input(BaseModel):
 
 class ReadInputs(Struct, frozen=True):
     values: Mapping[str, Value | None]
-    """All declared inputs. None without value and default."""
     problems: Sequence[tuple[str, str]] = field(default=())
-    """As (name, message)."""
 
     @property
     def as_annotations(self) -> dict[str, str]:
@@ -132,7 +130,7 @@ def _number(value: Value) -> int | float:
 
 
 def read_time(text: str) -> datetime:
-    """Raises ValueError for a text that is no time, or has no zone."""
+    """Raises ValueError, also without a zone."""
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
@@ -143,7 +141,6 @@ def read_time(text: str) -> datetime:
 
 
 def _nodes(value: Value) -> list[str]:
-    """Return the named nodes, expanding host lists."""
     if not isinstance(value, (str, list)):
         raise ValueError("must be names of nodes, separated by commas")
     texts = [value] if isinstance(value, str) else value

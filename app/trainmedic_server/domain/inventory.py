@@ -31,7 +31,7 @@ _MOST_GPUS = 256
 
 
 def parse(written: Mapping[str, str | Sequence[str]]) -> WrittenTopology:
-    """Parse the inventory, ignoring addresses with several names. Raises ValueError for wrong attributes."""
+    """Parse the inventory, ignoring addresses with several names. Raises ValueError."""
     nodes_by_address: dict[str, str] = {}
     attributes: dict[str, dict[str, str]] = {}
     gpus: dict[str, tuple[str, ...]] = {}
@@ -59,7 +59,6 @@ def _texts(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _gpus(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, or indexes for a number."""
     names = [name.strip() for text in texts for name in text.split(",")]
     if len(names) == 1 and names[0].isdigit():
         if int(names[0]) > _MOST_GPUS:

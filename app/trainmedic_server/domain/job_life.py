@@ -33,15 +33,11 @@ class LifeState(StrEnum):
 
 
 class JobLife(Struct, frozen=True):
-    """One job's record. Times are aware UTC."""
-
     name: str
     state: LifeState
     since: datetime
     instance: str = ""
-    """Process that reported last, if any did."""
     reason: str = ""
-    """For a person: why it is gone, or how its last process or attempt ended."""
     failures: int = 0
     restarts: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -94,7 +90,7 @@ def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datet
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
-    """Return the numbers with a new notice; None for a repeat. Instances sort by start time."""
+    """Return None for a repeat. Instances sort by start time."""
     is_full = len(numbers) >= _MOST_LAUNCHERS
     if notice.number <= numbers.get(notice.instance, 0) or (is_full and notice.instance < min(numbers)):
         return None
@@ -137,10 +133,7 @@ def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
 
 
 def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
-    """Return the change if a person states that a gone job was meant to end; None if it is not gone.
-
-    A later report counts as the job again.
-    """
+    """Return the change if a person states that a job was meant to end; None if it is not gone."""
     if life.state is not LifeState.GONE:
         return None
     ended = replace(life, state=LifeState.ENDED, since=now, instance="", reason=note)

@@ -1,13 +1,10 @@
 """Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
 
-Sources, in this order:
-
-- the jobs, which report their ranks' locations
-- the alert's labels, which name the job or its pod
-- the node's agent, which sees the processes
+Sources, in this order: the jobs, which report their ranks' locations; the alert's labels; the node's agent, which sees
+the processes.
 
 The first source that knows one job decides: only a job knows the name under which it takes commands. If a source knows
-several, the labels decide, unless a source denies it. A job that runs elsewhere is rejected.
+several, the labels decide, unless a source denies it.
 """
 
 from __future__ import annotations
@@ -21,13 +18,12 @@ from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import SLURM, Jobs, Topology
 
 OF_THE_ALERT = "alert"
-"""``gpu:alert`` is the GPU in the alert's labels."""
 
 
 def resolve_job(
     reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
 ) -> str | Unresolved:
-    """Return the job that `reference` names; other forms are a job's name."""
+    """Return the job that `reference` names."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if form == "slurm" and "_" in name:  # the task's own id, which Slurm and the SDK report
@@ -100,7 +96,6 @@ def _key(name: str, topology: Topology) -> str | Unresolved:
 
 
 def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """Return the key of the GPU in the labels. A UUID needs no node."""
     gpu = target_resolution.gpu_named_by(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu
@@ -115,7 +110,6 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
-    """Return the first source's job; Unresolved if any source knows several."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

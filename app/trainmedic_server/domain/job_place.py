@@ -1,6 +1,6 @@
 """Comparison of a job's known location with the alert's.
 
-Jobs of two teams may share a name, to which commands are sent. A job that runs elsewhere is another job.
+Jobs of two teams may share a name. A job that runs elsewhere is another job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def contradiction(
 ) -> Unresolved | None:
     """Return why the alert is not about the known job of this name.
 
-    `used` is the key of a GPU that it is said to use (`gpu_names.key`).
+    `used` is a GPU that it is said to use (`gpu_names.key`).
     """
     if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
         return None  # a verdict names the failed node; the job may have moved
@@ -50,7 +50,7 @@ def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
 
 
 def pods_named(labels: AlertLabels) -> Iterator[str]:
-    """Yield the pods that the labels may mean, as ``<namespace>/<name>``: the alert's and the exporter's."""
+    """Yield pods in the labels as ``<namespace>/<name>``."""
     namespace, exported = labels.value("namespace"), labels.value("exported_namespace")
     if name := labels.value("exported_pod"):
         yield f"{exported or namespace}/{name}"
@@ -85,7 +85,6 @@ def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvide
 
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
-    """Return the namespaces of connected jobs of this name, otherwise of all its jobs."""
     namespace = topology.jobs.namespace_by_job.get(job)
     if namespace is not None:
         return frozenset({namespace})
@@ -113,7 +112,6 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return whether the pod reports about itself: unlike exporters, it has a job or requests a GPU."""
     return pod.job is not None or bool(pod.gpus)
 
 

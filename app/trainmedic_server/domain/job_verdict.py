@@ -12,17 +12,16 @@ THROUGHPUT_DROP = "TrainingThroughputDrop"
 SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
 """The slowness has lasted 5 min."""
 CURRENT_FOR = timedelta(hours=1)
-"""Time after a failure's first sign; the job's later alerts concern something else."""
 
 
 class JobVerdict(Struct, frozen=True):
-    """A verdict on a job. Without one, members are empty, so comparisons are false and never errors."""
+    """Without a verdict, members are empty, so comparisons are false and never errors."""
 
     cause: str | None = None
     confidence: str | None = None
     advice: str | None = None
     node: str | None = None
-    """Faulty node, only with high confidence."""
+    """Only with high confidence."""
     ranks: tuple[int, ...] = ()
 
     @classmethod

@@ -9,15 +9,14 @@ SHORT_ID = 8
 
 
 def short_id(run_id: str) -> str:
-    """Return the end of a run's ID, which people, CLI and API accept."""
     return run_id[-SHORT_ID:]
 
 
 def run_link(base: str, run_id: str) -> str:
-    """Empty without an external URL `base`."""
+    """Empty without an external URL."""
     return link(base, "runs", run_id)
 
 
 def link(base: str, *path: str) -> str:
-    """Escape each part of `path`; empty without an external URL `base`."""
+    """Empty without an external URL."""
     return "/".join((base, *(quote(part, safe="") for part in path))) if base else ""

@@ -17,7 +17,7 @@ class LastRun(Struct, frozen=True):
     id: str
     status: str
     at: datetime
-    """When it began its first changing step."""
+    """Start of its first changing step."""
     ended_at: datetime | None = None
     message: str = ""
 
@@ -39,7 +39,6 @@ class RunMemory(Struct, frozen=True):
     """Earlier runs that began a changing step, as of the admission."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By window, as written."""
     last: LastRun | None = None
 
     def last_data(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Messages that the server itself sends about events that no playbook can report with ``notify``."""
+"""Messages of the server about events that no playbook can report with ``notify``."""
 
 from __future__ import annotations
 
@@ -29,19 +29,14 @@ class MessageKind(StrEnum):
     APPROVAL = "approval"
     RUN_FAILED = "run_failed"
     NOT_STARTED = "not_started"
-    """A guard blocks a playbook that reacts to an alert."""
     TARGET_UNKNOWN = "target_unknown"
-    """A matching alert's labels name nothing known or contradict each other."""
     UNDO_OVERDUE = "undo_overdue"
     """A change could not be reverted for 2 min."""
     BREAKER = "breaker"
     PAUSE = "pause"
     PLAYBOOK_BROKEN = "playbook_broken"
-    """A playbook file has been invalid for 30 s."""
     TAKEOVER = "takeover"
-    """Another server is the leader now."""
     FOLLOW_UP = "follow_up"
-    """Outcome of the subject of an earlier message."""
     REPAIRED = "repaired"
     GIVEN_BACK = "given_back"
 
@@ -50,7 +45,6 @@ class MessageRule(Struct, frozen=True):
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
-    """Empty for all."""
 
 
 _INFO, _WARNING, _CRITICAL = (MessageRule(severity) for severity in Severity)
@@ -71,8 +65,6 @@ DEFAULT_RULES: Mapping[MessageKind, MessageRule] = {
 
 
 class Message(Struct, frozen=True):
-    """One message to one channel. Times are aware UTC."""
-
     id: str
     """Derived from subject and channel, to detect repeats."""
     channel: str
@@ -81,13 +73,12 @@ class Message(Struct, frozen=True):
     topic: str
     title: str
     text: str
-    """Further lines, shown if the message is not grouped; may be empty."""
+    """Omitted if the message is grouped; may be empty."""
     at: datetime
     due_at: datetime
     """Earliest time of sending. Until then, messages are grouped by topic and short-lived conditions dropped."""
     run_id: str | None = None
     link: str = ""
-    """Empty without an external URL."""
 
 
 _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")
@@ -129,6 +120,5 @@ def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule
 
 
 def minute(at: datetime | str) -> str:
-    """Format a time as ``31 Jan 03:12Z``."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

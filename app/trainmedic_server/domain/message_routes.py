@@ -32,8 +32,6 @@ class RouteField(StrEnum):
 
 
 class MessageRoute(Struct, frozen=True):
-    """Conditions on messages. An empty set matches all."""
-
     components: frozenset[Component] = frozenset()
     severities: frozenset[Severity] = frozenset()
     kinds: frozenset[str] = frozenset()
@@ -65,7 +63,7 @@ class ChosenChannels(Struct, frozen=True):
 class MessageRoutes(Struct, frozen=True):
     channels: tuple[str, ...] = ()
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """Routes by channel; channels that are only defaults have none."""
+    """Empty for channels that are only defaults."""
     defaults: tuple[str, ...] = ()
 
     @property
@@ -82,7 +80,7 @@ class MessageRoutes(Struct, frozen=True):
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
-        """Return a channel's routes as texts; empty if no routes are set."""
+        """Empty if no routes are set."""
         if not self.are_set:
             return []
         said = [str(route) for route in self.routes.get(name, ())]
@@ -91,7 +89,7 @@ class MessageRoutes(Struct, frozen=True):
 
     @property
     def caveat(self) -> str:
-        """A warning if a message may need a missing default channel."""
+        """Warning if a message may need a missing default channel."""
         if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
             return ""
         return (
@@ -112,8 +110,8 @@ def _has_no_condition(routes: MessageRoutes, name: str) -> bool:
 def parse_routes(text: str) -> MessageRoutes:
     """Parse routes such as ``gpu=component:gpu,node;severity:critical chat=default``.
 
-    White space separates pairs; semicolons separate conditions that must all hold. A channel's pairs are alternatives.
-    Raises ValueError naming the pair, channel and field.
+    White space separates pairs, of which a channel may have several; semicolons separate conditions that must all hold.
+    Raises ValueError.
     """
     routes: dict[str, list[MessageRoute]] = {}
     defaults: set[str] = set()

@@ -9,7 +9,7 @@ _SHOWN = 5
 
 
 def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
-    """Return a warning that lists playbooks with channels outside `channels`; empty for none."""
+    """Return a warning on playbooks with channels outside `channels`; empty for none."""
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
         telling = sorted(name for name, wanted in named.items() if wanted)
@@ -24,7 +24,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """Yield the channels of its steps: an empty text for all, or for one that only a run determines."""
+    """Yield the steps' channels: empty for all, or for one that only a run determines."""
     for step in chain.from_iterable(map(playbook.phase, EVERY_PHASE)):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))

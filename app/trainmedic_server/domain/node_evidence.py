@@ -2,10 +2,9 @@
 
 Names are resolved among agents, cluster and inventory, then compared. In this order:
 
-1. A GPU UUID that one agent reports is proof.
-2. The subject's own labels: ``exported_instance``, ``exported_node``, then ``node`` and similar. Different known nodes
-  are ambiguous. An unknown name is not replaced by a less trusted label, which may be the exporter's host.
-3. Without a subject: the exporter's node, if the exporter measures its own node.
+1. A GPU UUID that one agent reports is proof. 2. The subject's own labels: ``exported_instance``, ``exported_node``,
+then ``node`` and similar. Different known nodes are ambiguous. An unknown name is not replaced by a less trusted label,
+which may be the exporter's host. 3. The exporter's node, if the exporter measures its own node.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class NodeEvidence:
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
-        """Return known nodes in the subject's labels; empty if only the exporter's location is known."""
         if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
             return _NONE
         if self.by_gpu is not None:
@@ -97,7 +95,6 @@ class NodeEvidence:
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
-        """The node whose agent reports the GPU's UUID, or None."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None
@@ -117,7 +114,6 @@ class NodeEvidence:
 
     @once
     def subjects(self) -> Sequence[Naming]:
-        """Nodes in the subject's labels, without exporters' names."""
         namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
         if self._labels.of(self._identity.node_if_known):
             namings += self._named_if_known()
@@ -174,7 +170,6 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """The single host in host-list labels, None, or why it is not unique."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -233,7 +228,6 @@ class NodeEvidence:
         return self._not_measured_elsewhere(node) or node
 
     def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
-        """Return why the node is wrong: the exporter's pod measures another one."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -276,7 +270,6 @@ class NodeEvidence:
 
     @once
     def _instance(self) -> Naming | None:
-        """The scraped address, with nodes if it is a node's own."""
         for label in self._labels.under("instance"):
             if label not in self._listings and (host := host_of(label.value)):
                 return Naming(label, self._topology.known.find(host), host)
@@ -306,11 +299,10 @@ class NodeEvidence:
 
     @once
     def _is_relayed(self) -> bool:
-        """True if ``instance`` is not the measured host: the exporter is central or relays another."""
+        """True if the exporter is central or relays another, so that ``instance`` is not the measured host."""
         return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
-        """Return labels with the exporter's location, or why it does not locate the subject."""
         is_behind = bool(self._labels.under("exported_instance"))
         if exporters.is_central(self._labels, exported=is_behind):
             named = next(iter(self._labels.of(("instance", "job"))), "it")
@@ -339,7 +331,6 @@ class NodeEvidence:
 
     @once
     def own_pod(self) -> Pod | None:
-        """The exporter's pod by ``pod`` and ``namespace``, if scraped at its address."""
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None
@@ -386,7 +377,6 @@ def _common(namings: Sequence[Naming]) -> Nodes:
 
 
 def _agree(naming: Naming, other: Naming) -> bool:
-    """Return whether labels of different names mean the same host."""
     return naming.label.name.lower() != other.label.name.lower() and _agree_on_host(naming, other)
 
 
@@ -399,7 +389,6 @@ def _shown(namings: Sequence[Naming]) -> str:
 
 
 def host_of(instance: str) -> str:
-    """Return the host of ``host:port``, ``[v6]:port``, a bare host or IPv6 address."""
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     if instance.count(":") > 1:

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 Nodes = frozenset[str]
 _NONE: Nodes = frozenset()
 _MOST_PARTS = 10
-"""Used parts of a full name. Real names have at most six, a label can have thousands."""
+"""Real names have at most six parts, a label can have thousands."""
 
 
 _LONGEST_KEPT = 255
@@ -49,14 +49,12 @@ def is_address(host: str) -> bool:
 
 
 def is_same_spelling(name: str, other: str) -> bool:
-    """Return whether the names are equal, or one is the other's short form."""
+    """Return whether one name is the other or its short form."""
     first, second = sorted((spelled(name), spelled(other)), key=len)
     return first == second or (bool(first) and not is_address(first) and second.startswith(f"{first}."))
 
 
 class NodeNames(Struct, frozen=True, dict=True):
-    """One source's nodes, with their other names."""
-
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
 
@@ -94,7 +92,7 @@ class NodeNames(Struct, frozen=True, dict=True):
         return called
 
     def called(self, name: str) -> Nodes:
-        """Return nodes with this exact name or address; other case counts if none matches."""
+        """Exact names and addresses precede those in other case."""
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:
@@ -118,11 +116,10 @@ class KnownNodes(Struct, frozen=True, dict=True):
 
     @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
-        """Sources by precedence: commands need the agent's name for a node."""
+        """In order of precedence: commands need the agent's name for a node."""
         return (self.agents, self.cluster, self.slurm, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
-        """Return the nodes that this name may mean, several if ambiguous."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)
@@ -160,7 +157,6 @@ class KnownNodes(Struct, frozen=True, dict=True):
             yield from (node for node in sorted(self._all) if text in node or node in text)
 
     def counts(self) -> str:
-        """For a person: ``agents (12), cluster (40)``."""
         titles = ("agents", "cluster", "Slurm", "inventory", "agents that are gone")
         counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
@@ -170,7 +166,6 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset[str]().union(*(source.names for source in self.sources))
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Return whether only other full names with this prefix are known."""
         longer = (
             full
             for shorter in _shorter(name)
@@ -235,7 +230,6 @@ def _back(source: NodeNames, name: str) -> Nodes:
 
 
 def _shorter(name: str) -> Iterator[str]:
-    """Yield ``a`` and ``a.b`` for ``a.b.c``; nothing for an address."""
     if "." not in name or is_address(name):
         return
     parts = name.split(".", _MOST_PARTS)

@@ -9,10 +9,9 @@ from trainmedic_logs.rules import finding_alerts
 SOURCE = finding_alerts.SOURCE
 LOG = finding_alerts.LOG
 DIAGNOSIS = "diagnosis"
-"""`SOURCE` of verdict alerts and of `NODE_SUSPECT`."""
 NODE_SUSPECT = "NodeSuspect"
 
 
 def is_own(labels: Mapping[str, str]) -> bool:
-    """Return whether these are labels of the server's own alerts. The delivery must be authenticated."""
+    """Return whether these are the server's own alerts. The delivery must be authenticated."""
     return labels.get(SOURCE) in (LOG, DIAGNOSIS)

@@ -14,13 +14,12 @@ from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):
-    """Runs to which a pause applies. All given conditions must hold; none given: all runs."""
+    """Runs that meet all given conditions."""
 
     playbook: str | None = None
     node: str | None = None
     """Shell pattern for nodes that the run touches, directly or through a job."""
     job: str | None = None
-    """Shell pattern for jobs: the target, or one running on it."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -47,21 +46,19 @@ EVERYTHING = Scope()
 
 class OperatorPause(Struct, frozen=True):
     id: str
-    """Eight letters and digits, unique among stored pauses."""
     by: str
     at: datetime
     starts_at: datetime
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
-    """None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False
     """True if covered runs are recorded as in mode observe, not held."""
 
     def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
-        """Return the open or next window; None if over."""
+        """Return None if over."""
         if self.every is None or self.ends_at is None or now < self.ends_at:
             return None if self.ends_at is not None and now >= self.ends_at else (self.starts_at, self.ends_at)
         length = self.ends_at - self.starts_at
@@ -79,7 +76,6 @@ class OperatorPause(Struct, frozen=True):
         return self.window(now) is None
 
     def until(self, now: datetime) -> datetime | None:
-        """Return the end of the open or next window; None until a person ends it."""
         window = self.window(now)
         return window[1] if window is not None else None
 
@@ -132,8 +128,6 @@ class PauseOrder(Struct, frozen=True):
     scope: Scope = EVERYTHING
     note: str = ""
     starts_at: datetime | None = None
-    """None for now."""
     length: timedelta | None = None
-    """None until a person ends it."""
     every: timedelta | None = None
     observe: bool = False

@@ -33,7 +33,7 @@ def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:
-    """Return the target's number of GPUs; None if unknown."""
+    """Return None if unknown."""
     match target.kind:
         case TargetKind.GPU:
             return 1

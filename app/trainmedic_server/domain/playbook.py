@@ -38,7 +38,7 @@ APPROVAL = "approval"
 """ID of mode approve's question before the first step. No playbook step may have it."""
 
 PROMETHEUS_QUERY = "prometheus.query"
-"""The action that a wait for a query repeats."""
+"""Repeated by a wait for a query."""
 
 MOST_WINDOWS = 20
 MOST_STEPS = 200
@@ -107,7 +107,6 @@ class Guards(_Model):
 
     cooldown: Duration | None = Field(None, description="Minimum time after the end of the last run on the target.")
     max_runs: RateLimit | None = None
-    """None for no limit."""
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
     queue: Duration | None = Field(
         None, description="How long further runs wait for their turn in max_concurrent; default: refused."
@@ -125,7 +124,6 @@ class Retry(_Model):
     attempts: int = Field(1, ge=1, le=100)
     delay: Duration = Field(default="2s", validate_default=True)
     backoff: float = Field(2.0, ge=1.0, le=10.0)
-    """Factor from each wait to the next."""
     max_delay: Duration = Field(default="5m", validate_default=True)
 
 
@@ -140,7 +138,7 @@ class _Step(_Model):
     id: Identifier | None = Field(None, description="For steps.<id> in expressions; step-<n> by default.")
     when: Expression | None = Field(None, description="Skip the step unless this holds.")
     timeout: Duration | None = None
-    """For an action: of one attempt, None for the action's default. For a wait or approval: None for no limit."""
+    """None: for an action, its default; for a wait or approval, no limit."""
     on_error: Literal["fail", "continue"] = "fail"
 
 
@@ -271,7 +269,6 @@ class Approval(AskingForm):
     """How mode approve asks before a run acts."""
 
     timeout: Duration | None = Field(default="1h", validate_default=True)
-    """None for no limit."""
     ask_again: Duration | None = Field(default="30m", validate_default=True)
     on_timeout: OnTimeout = "reject"
 
@@ -319,7 +316,7 @@ class Playbook(_Model):
     playbook: Identifier = Field(description="The playbook's name, unique among those loaded.")
     summary: str = ""
     mode: Mode = Mode.ENFORCE
-    """The most it may do; the server's mode may allow less."""
+    """The server's mode may allow less."""
     on: Trigger
     priority: int = Field(0, ge=-1000, le=1000, description="Higher ones first, among those that answer one alert.")
     exclusive: bool = Field(False, description="It alone acts, among those that answer one alert on one target.")
@@ -329,11 +326,8 @@ class Playbook(_Model):
         | Annotated[GroupTarget, Tag("GroupTarget")],
         Discriminator(kind_of_target),
     ]
-    """A kind, resolved from the alert's labels, templates for names, or the selector of a group. With ``jobs:
-    on_node``, a run has several targets.
-    """
+    """A kind, resolved from the alert's labels; templates for names; or a group's selector."""
     rollout: Rollout | None = None
-    """Only for a group. None for the defaults."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     only_during: OnlyDuring | None = Field(
         None, description="Times at which it may start, and begin its harmful steps; default: always."
@@ -362,7 +356,6 @@ class Playbook(_Model):
 
     @property
     def begins_with(self) -> tuple[str, ...]:
-        """Names of the alerts, or stand-in alerts, that begin it. Empty if people do."""
         return self.on.begins_with(self.playbook)
 
     @property
@@ -376,7 +369,7 @@ class Playbook(_Model):
 
     @property
     def target_kind(self) -> TargetKind:
-        """Kind of what the steps work on: in a group, of its members."""
+        """In a group, the kind of its members."""
         return self.target if isinstance(self.target, TargetKind) else self.target.kind
 
     @property
@@ -385,11 +378,9 @@ class Playbook(_Model):
 
     @property
     def has_jobs(self) -> bool:
-        """True if jobs are a second target."""
         return getattr(self.target, JOBS, None) == ON_NODE
 
     def phase(self, name: str) -> tuple[Step, ...]:
-        """Return one of `EVERY_PHASE`."""
         if name == CHECK:
             return self.rollout.check if self.rollout is not None else ()
         steps: tuple[Step, ...] = getattr(self, name)
@@ -397,18 +388,15 @@ class Playbook(_Model):
 
 
 CHECK = "check"
-"""Phase of ``rollout.check``."""
 PHASES = ("steps", CHECK, "on_success", "on_failure")
-"""Step lists in the order in which a run stores them. One of the last two is executed."""
+"""In the order in which a run stores them. One of the last two is executed."""
 ON_LIMITED = "on_limited"
-"""Phase of the steps for a run that ``max_runs`` refuses. It has no other steps."""
 EVERY_PHASE = (*PHASES, ON_LIMITED)
 _NAMED = {"steps": "step", CHECK: "check", "on_success": "success", "on_failure": "failure", ON_LIMITED: "limited"}
 _WITHIN = {CHECK: "rollout", ON_LIMITED: "guards"}
 
 
 def place_of(phase: str) -> tuple[str, ...]:
-    """Return the path of a phase in the document."""
     return (_WITHIN[phase], phase) if phase in _WITHIN else (phase,)
 
 
@@ -421,5 +409,4 @@ def step_id(step: _Step, index: int, phase: str = "steps") -> str:
 
 
 def default_id(index: int, phase: str) -> str:
-    """Return ``step-<n>``, ``check-<n>``, ``success-<n>`` or ``failure-<n>``, counted from 1."""
     return f"{_NAMED[phase]}-{index + 1}"

@@ -13,7 +13,6 @@ from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 ON_NODE = "on_node"
 JOBS = "jobs"
-"""Name of a run's second target, the jobs on its node."""
 
 
 def _beside_node(value: Any) -> Any:
@@ -27,11 +26,9 @@ class TargetParts(PlaybookModel):
 
     node: str | None = None
     gpu: str | None = None
-    """UUID, PCI address or index on the node."""
     job: str | None = None
-    """Name, or what the job uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
+    """Name, or ``node:…``, ``gpu:…`` or ``pod:…`` that the job uses (``job_lookup``)."""
     jobs: Annotated[Literal["on_node"], BeforeValidator(_beside_node)] | None = None
-    """Second target."""
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> TargetParts:
@@ -61,7 +58,7 @@ _Values = Annotated[
 
 
 def _written_out(value: Any) -> Any:
-    """All is never the meaning of nothing."""
+    """Refuse an empty selector: nothing never means all."""
     if value == ON_NODE:
         raise ValueError("on_node is for jobs, next to a node: {node: '{{ labels.node }}', jobs: on_node}")
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
@@ -78,7 +75,7 @@ Selected = Annotated[
     Discriminator(lambda value: "dict" if isinstance(value, dict) else "literal"),
     BeforeValidator(_written_out),
 ]
-"""``all``, or conditions on topology attributes: the value, or a list of possible ones."""
+"""``all``, or the value of each topology attribute, or a list of possible ones."""
 
 SelectedJobs = Annotated[
     Annotated[Literal["all", "on_node"], Tag("literal")]
@@ -119,7 +116,6 @@ class GroupTarget(PlaybookModel):
 
     @property
     def kind(self) -> TargetKind:
-        """Kind of the members."""
         return MEMBER_KINDS[self.plural]
 
     @property
@@ -129,7 +125,6 @@ class GroupTarget(PlaybookModel):
 
 
 def is_group(written: Any) -> bool:
-    """Return whether a written target selects a group."""
     if not isinstance(written, dict):
         return False
     is_of_one = bool(written.keys() & {"node", "gpu", "job"})

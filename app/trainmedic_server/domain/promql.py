@@ -34,12 +34,11 @@ NOT_A_NUMBER: Final = "is not a number"
 class Comparison(Struct, frozen=True):
     query: str
     operator: str
-    """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
     limit: float | None
 
     @property
     def better(self) -> str | None:
-        """``lower`` or ``higher``, if the operator determines it."""
+        """None if the operator does not determine it."""
         return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
 
     def holds(self, value: float) -> bool | None:
@@ -126,7 +125,6 @@ def is_within_quotes(text: str) -> bool:
 
 
 def gives_bool(query: str) -> bool:
-    """Return whether an operator has the modifier ``bool``."""
     return any(token.kind == "name" and token.text.lower() == "bool" for token in _tokens(query))
 
 
@@ -151,7 +149,6 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _bare(text: str) -> str:
-    """Strip comments, outer space and outer brackets."""
     while tokens := _tokens(text):
         first, last = tokens[0], tokens[-1]
         text = text[first.begin : last.end]

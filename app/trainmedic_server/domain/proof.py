@@ -1,7 +1,7 @@
 """Proof that an alert must give before a harmful playbook reacts (``on.proof``).
 
-An alertname proves nothing: other rule sets use the same names for other conditions. ``api.own_alerts`` ensures that
-only the server's own alerts have ``source``.
+An alertname proves nothing: other rule sets use it for other conditions. ``api.own_alerts`` ensures that only the
+server's own alerts have ``source``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL, Ale
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, SOURCE
 
 XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"})
-"""Lower-case label names for XIDs, from exporters and common rules."""
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
 _MEANT_BY: Mapping[str, str] = {
@@ -30,7 +29,7 @@ _MOST_CODES = 4
 
 class AlertProof(StrEnum):
     SHIPPED_RULE = "shipped_rule"
-    """The alert has the label `SHIPPED_RULE_LABEL`, or the server raised it."""
+    """The alert has `SHIPPED_RULE_LABEL`, or the server raised it."""
     HARDWARE_XID = "hardware_xid"
     """The alert names an XID that requires a GPU reset or node restart (``xids``)."""
 
@@ -55,7 +54,6 @@ def _is_shipped(labels: Mapping[str, str]) -> bool:
 
 
 def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (label name, value, XID or None for another value)."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
             stripped = value.strip()

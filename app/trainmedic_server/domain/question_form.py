@@ -1,4 +1,4 @@
-"""Models of how people are asked, and the base of all models of the playbook language."""
+"""Models of questions to people, and the base of all playbook models."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ class Escalation(PlaybookModel):
     """The next approvers if no one answers in time, and what follows if they do not answer either."""
 
     by: Annotated[Approvers, Field(min_length=1)]
-    """Further approvers, in the form of a question's ``by``."""
     to: str | None = Field(None, description="Notification channel; default: all.")
     timeout: Duration | None = None
-    """None for the first question's timeout."""
     on_timeout: LastResort = "fail"
 
 

@@ -1,4 +1,4 @@
-"""A playbook's reaction to an alert, stored with it to make alerts without a run traceable."""
+"""A playbook's reaction to an alert, stored with the alert."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class NoReaction(StrEnum):
     NOT_MATCHED = "not_matched"
     MATCH_FAILED = "match_failed"
     NO_PROOF = "no_proof"
-    """Only the proof required by ``on.proof`` is missing."""
     EXCLUDED = "excluded"
-    """It matches, and another playbook is ``exclusive``."""
+    """Another playbook is ``exclusive``."""
     RESOLVED = "resolved"
     NOT_ACCEPTED = "not_accepted"
     """The alert map's ``accept`` refuses the alert; no playbook is checked."""
@@ -33,7 +32,6 @@ class Reaction(Struct, frozen=True):
     """Empty in ``not_accepted`` and in the count of playbooks without a stored reason."""
     decision: str
     reason: str = ""
-    """For a person; may be empty."""
     run_id: str | None = None
     """The run started or joined, or the history item stating why not; None for a `NoReaction`."""
 

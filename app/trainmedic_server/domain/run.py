@@ -72,7 +72,7 @@ PASSING = frozenset(
         Decision.CAPACITY_LIMITED,
     }
 )
-"""Reasons not to start that may no longer hold at the alert's next report."""
+"""Reasons that may no longer hold at the alert's next report."""
 
 
 class StepStatus(StrEnum):
@@ -119,7 +119,7 @@ class UndoStatus(StrEnum):
 class Attempt(Struct, frozen=True):
     number: int
     command_id: str
-    """UUIDv7. After an unknown outcome the next attempt has the same, so that nothing is applied twice."""
+    """UUIDv7, kept after an unknown outcome, so that nothing is applied twice."""
     started_at: datetime
     """Time of persisting, before any request to act."""
     deadline: datetime
@@ -128,16 +128,15 @@ class Attempt(Struct, frozen=True):
     been applied).
     """
     ended_at: datetime | None = None
-    """When its outcome was known; None while it runs."""
     error: str | None = None
     order: str | None = None
-    """ID of the operator command that this undo attempt executes."""
+    """Operator command that this undo attempt executes."""
     in_part: bool = False
     """True if a part was applied without success."""
 
 
 class Undo(Struct, frozen=True):
-    """Recorded inverse of a step's action, pending from before the action until carried out."""
+    """Inverse of a step's action, pending from before the action until carried out."""
 
     trigger: UndoTrigger
     action: str
@@ -146,32 +145,30 @@ class Undo(Struct, frozen=True):
     """ID of the command to revert. A receiver that never applied it changes nothing."""
     status: UndoStatus = UndoStatus.ARMED
     because: str | None = None
-    """For a person: why it was begun, dropped or closed; None before."""
+    """Why it was begun, dropped or closed; None before."""
     attempts: tuple[Attempt, ...] = ()
     """Oldest first; only the first and last of very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     retry_at: datetime | None = None
-    """When the next attempt is due (aware UTC), if one is."""
+    """Time of the next attempt (aware UTC)."""
 
 
 class StepState(Struct, frozen=True):
     phase: str
-    """``approval`` (mode approve's first question), ``steps``, ``check``, ``on_success`` or ``on_failure``."""
+    """``approval`` (mode approve's first question), or one of `EVERY_PHASE`."""
     index: int
     id: str
-    """ID in the playbook, or ``step-<n>``, for operators and expressions."""
+    """ID in the playbook, or ``step-<n>``."""
     kind: str
     action: str | None = None
-    """None for other kinds."""
     status: StepStatus = StepStatus.PENDING
     params: Mapping[str, Any] = field(default_factory=dict)
     attempts: tuple[Attempt, ...] = ()
     output: Mapping[str, Any] = field(default_factory=dict)
-    """Output of the last attempt; for an approval, the approvers and their notes."""
+    """For an approval, the approvers and their notes."""
     error: str | None = None
     message: str | None = None
-    """For a person: an approval's question, or why the step is skipped."""
     started_at: datetime | None = None
     ended_at: datetime | None = None
     deadline: datetime | None = None
@@ -188,7 +185,7 @@ class StepState(Struct, frozen=True):
 
     @property
     def why_not(self) -> str:
-        """Why it did not succeed; never empty."""
+        """Never empty."""
         said = None if self.kind == "approve" else self.message  # a question is no reason
         told = (self.error, said, *(attempt.error for attempt in reversed(self.attempts)))
         known = next((text for text in told if text and text.strip()), None)
@@ -200,7 +197,7 @@ class StepState(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One item of the history: an execution of a playbook, or a decision against one."""
+    """An execution of a playbook, or a decision against one."""
 
     id: str
     """UUIDv7, sortable by time."""
@@ -218,14 +215,13 @@ class Run(Struct, frozen=True):
     created_at: datetime
     steps: tuple[StepState, ...] = ()
     ended_at: datetime | None = None
-    """None while open."""
     acted_at: datetime | None = None
     """When its first harmful attempt was persisted; None if it changed nothing."""
     waiting_on: str | None = None
     """While open and idle: ``target``, ``resolved``, ``retry``, ``approval``, ``resume`` (paused), ``members`` (of a
-    group), ``window`` (``only_during``), ``turn`` (``queue``) or ``wait`` (for a time or condition). Otherwise None."""
+    group), ``window`` (``only_during``), ``turn`` (``queue``) or ``wait`` (for a time or condition). Otherwise None.
+    """
     message: str = ""
-    """For a person: current wait or problem, finally the outcome."""
     touched: tuple[str, ...] = ()
     """Nodes that it changed or was about to change, sorted. Filled only on reading the history."""
     started_by: str | None = None
@@ -233,19 +229,17 @@ class Run(Struct, frozen=True):
     repeats: str | None = None
     request_key: str | None = None
     parent: str | None = None
-    """ID of a member's parent run, whose alerts and orders count for the member too."""
+    """A member's parent run, whose alerts and orders count for the member too."""
     batch: int | None = None
     """Batch of a member, from 0. Of a parent: the one that its check's steps are of, None before the first check."""
     group: GroupCounts | None = None
-    """Of a parent run, filled only on reading the history."""
+    """Filled only for a parent run on reading the history."""
     members_owe: bool = False
     """True for a closed parent run of which a member owes an undo when read."""
     original_labels: Mapping[str, str] | None = None
-    """Labels as Alertmanager sent them. None if no alert map changed them."""
     also: tuple[Target, ...] = ()
-    """Further targets: the jobs on the target's node, as of the lock. Empty without any."""
+    """Further targets: the jobs on the target's node, as of the lock."""
     memory: RunMemory | None = None
-    """None if its playbook does not use ``runs``."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -254,13 +248,11 @@ class Run(Struct, frozen=True):
         raise KeyError(key)
 
     def with_step(self, changed: StepState, **changes: Any) -> Run:
-        """Return the run with the step of this key replaced, and further `changes`."""
         steps = tuple([changed if step.key == changed.key else step for step in self.steps])
         return replace(self, steps=steps, **changes)
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
-        """Labels known to Prometheus and Alertmanager."""
         return self.alert_labels if self.original_labels is None else self.original_labels
 
     @property
@@ -269,12 +261,10 @@ class Run(Struct, frozen=True):
 
     @property
     def original_alert_name(self) -> str | None:
-        """``alertname`` as sent. None if no alert map changed the labels."""
         return None if self.original_labels is None else self.original_labels.get("alertname", "")
 
     @property
     def target_key(self) -> str:
-        """Empty without a target."""
         return self.target.key if self.target else ""
 
     @property
@@ -282,7 +272,7 @@ class Run(Struct, frozen=True):
         return self.also if self.target is None else (self.target, *self.also)
 
     def targets_of(self, step: StepState) -> tuple[Target, ...]:
-        """Return what a step works on. Empty if no job runs on the node, or without a target."""
+        """Return what a step works on. Empty if no job runs on the node."""
         if step.target is not None:
             return self.also
         return () if self.target is None else (self.target,)
@@ -298,7 +288,7 @@ class Run(Struct, frozen=True):
 
     @property
     def story(self) -> str:
-        """ID of the run whose alerts count: a member's parent, or itself."""
+        """The run whose alerts count: a member's parent, or itself."""
         return self.parent or self.id
 
     @property
@@ -308,7 +298,6 @@ class Run(Struct, frozen=True):
 
     @property
     def has_alert(self) -> bool:
-        """False for a stand-in alert."""
         return not self.alert.fingerprint.startswith(STAND_INS)
 
     @property
@@ -321,26 +310,24 @@ class Run(Struct, frozen=True):
 
     @property
     def undone_at(self) -> datetime | None:
-        """When its last undo was carried out. None if none was, or one is pending."""
+        """None if none was carried out, or one is pending."""
         done = [step.undo.attempts[-1] for step in self.steps if step.undo and step.undo.status is UndoStatus.DONE]
         return None if self.owes_undo else max((last.ended_at for last in done if last.ended_at), default=None)
 
     @property
     def delayed_undo(self) -> Undo | None:
-        """The first begun undo whose last attempt failed."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
         return next((undo for undo in begun if undo.error is not None), None)
 
     @property
     def action_taken(self) -> str | None:
-        """Applied actions in order (planned ones in mode observe), or None."""
         applied = StepStatus.OBSERVED if self.status is Status.OBSERVED else StepStatus.SUCCEEDED
         names = [step.action for step in self.steps if step.action and step.status is applied]
         return ", ".join(names) or None
 
     @property
     def success(self) -> bool | None:
-        """True or False for a closed run that acted; otherwise None."""
+        """None for a run that is open or did not act."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED
@@ -362,7 +349,7 @@ class OperatorOrder(Struct, frozen=True):
     at: datetime
     note: str = ""
     step: str | None = None
-    """ID of the approved or rejected step; None for other kinds."""
+    """None for other kinds."""
     asked: int | None = None
     """Round of the answered question. None for other kinds and from earlier releases."""
 
@@ -371,10 +358,8 @@ class Event(Struct, frozen=True):
     """One entry of the append-only history."""
 
     kind: str
-    """Such as ``step_started``; see ``docs/reference/events.md``."""
     at: datetime
     run_id: str | None = None
-    """None if it concerns no run."""
     actor: str = "trainmedic"
     data: Mapping[str, Any] = field(default_factory=dict)
     seq: int | None = None
@@ -395,7 +380,7 @@ class Controls(Struct, frozen=True):
     alive_at: datetime | None = None
     pauses: tuple[OperatorPause, ...] = ()
     breaker_closed_at: datetime | None = None
-    """When a person last closed the breaker; only later acts count. None if never, or in the future."""
+    """When a person last closed the breaker. None if never, or in the future."""
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
         """Return the window's start or the last closing: only later acts count."""

@@ -1,6 +1,6 @@
 """Selectors of groups by topology attributes, such as ``nodes: {pool: h100}``.
 
-A selector's canonical text is its parent run's target key, so equal selectors are one target.
+Equal selectors have the same canonical text, which is the parent run's target key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.topology import Topology
 
 MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": TargetKind.NODE, "jobs": TargetKind.JOB}
-"""Kind of members by plural key in a playbook's ``target``."""
 ALL = "all"
 NAME = "name"
 ON_NODES = "on_nodes"
@@ -30,12 +29,10 @@ _SHOWN = 3
 
 
 class Selector(Struct, frozen=True):
-    """Conditions on attributes. Each needs one of its values; no condition selects all."""
+    """Conditions on attributes. Each needs one of its values."""
 
     kind: TargetKind
-    """Kind of the members."""
     terms: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Sorted by attribute."""
 
     @property
     def target(self) -> Target:
@@ -44,7 +41,7 @@ class Selector(Struct, frozen=True):
 
     @classmethod
     def of(cls, target: Target) -> Selector:
-        """Return the selector of a group. Raises ValueError."""
+        """Raises ValueError."""
         plural, _, text = (target.group or "").partition(":")
         kind = MEMBER_KINDS.get(plural)
         if kind is None or not text:
@@ -71,9 +68,7 @@ def _quoted(text: str) -> str:
 
 
 def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
-    """Return the members in natural order of their names. Refused if there are none, too many, or a source that may
-    know more does not answer.
-    """
+    """Return the members in natural order. Refused if there are none, too many, or a source does not answer."""
     if not topology.answers:
         return Unresolved("target_unknown", "a source of the topology does not answer, so the group is not known whole")
     key = selector.target.key
@@ -97,9 +92,7 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
 
 
 def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unresolved:
-    """Return the jobs on a target's node that take commands, in natural order. Refused if a source that may know more
-    does not answer.
-    """
+    """Return the jobs on a target's node that take commands, in natural order. Refused if a source does not answer."""
     if not topology.agents_answer:
         return Unresolved("target_unknown", f"the jobs on {target.node} are not known while Redis does not answer")
     node = target.node or ""
@@ -110,7 +103,7 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
 
 
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
-    """Return the nodes that a selector of nodes or GPUs selects now. Refused if a source does not answer."""
+    """Return the nodes that a selector of nodes or GPUs selects. Refused if a source does not answer."""
     if not (topology.agents_answer and topology.cluster.answers and topology.slurm.answers):
         return Unresolved("target_unknown", "a source of the topology does not answer")
     return _nodes(selector, topology)
@@ -132,12 +125,11 @@ def vanished(member: Target, topology: Topology) -> str | None:
 
 
 def nodes_of(members: Collection[Target], topology: Topology) -> set[str]:
-    """Return the known nodes of the members."""
     return {node for member in members for node in places.nodes_of(member, topology)}
 
 
 def gpus_of(members: Sequence[Target], topology: Topology) -> int | None:
-    """Return the number of distinct GPUs of all members; None if one is unknown."""
+    """Return the number of distinct GPUs; None if one member's is unknown."""
     keys: set[str] = set()
     for member in members:
         if member.kind is TargetKind.GPU:
@@ -175,13 +167,11 @@ def _has(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology: To
 
 
 def has_value(node: str, name: str, values: Collection[str], topology: Topology) -> bool:
-    """Return whether an attribute has one of these values."""
     attribute = topology.attributes_by_node.get(node, {}).get(name)
     return attribute is not None and (attribute in values or any(each in values for each in attribute.split(",")))
 
 
 def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str] | Unresolved | None:
-    """Return the nodes of host lists; None without any. Unknown names are refused."""
     if values is None:
         return None
     names: list[str] = []
@@ -236,7 +226,6 @@ def _jobs(selector: Selector, topology: Topology) -> Selection | Unresolved:
 
 
 def _job_names(topology: Topology) -> set[str]:
-    """Return the jobs that take commands: those that report their nodes."""
     written = (job for jobs in topology.written.reported_by_node.values() for job in jobs)
     return {*topology.jobs.nodes_by_job, *written}
 
@@ -263,7 +252,6 @@ def _few(names: Collection[str]) -> str:
 
 
 def of_written(plural: str, written: str | Mapping[str, Collection[str]]) -> Selector:
-    """Return the selector of rendered conditions, or of ``all``."""
     terms = {} if isinstance(written, str) else written
     return Selector(MEMBER_KINDS[plural], tuple(sorted((name, tuple(values)) for name, values in terms.items())))
 

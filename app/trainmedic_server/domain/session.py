@@ -6,12 +6,11 @@ from msgspec import Struct
 
 
 class Session(Struct, frozen=True):
-    """A signed-in browser session of the console; the cookie's secret is not stored. Times are aware UTC."""
+    """A signed-in browser session of the console. Times are aware UTC."""
 
     id: str
     """UUIDv7, public: it grants no access."""
     digest: str
-    """SHA-256 of the cookie's secret, hexadecimal."""
     name: str
     token: str
     """SHA-256, hexadecimal, as in the tokens file. The session ends with the token."""

@@ -9,7 +9,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 
 class Percentage(float):
-    """Share of a group's members, over 0 to 100."""
+    """Over 0 to 100."""
 
 
 def _share(value: Any) -> float:
@@ -43,7 +43,6 @@ _ShareSchema = WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?%$"}]}
 )
 Batch = Annotated[float, PlainValidator(_read_batch), _ShareSchema]
-"""Members: a number, or a percentage of the group."""
 Share = Annotated[float, PlainValidator(_share), _ShareSchema]
 
 

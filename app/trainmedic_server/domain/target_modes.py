@@ -1,4 +1,4 @@
-"""Modes of parts of the cluster, such as enforce for a canary pool on a server in mode observe. Pure."""
+"""Modes of parts of the cluster, such as enforce for a canary pool."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from trainmedic_server.domain.topology import Topology
 
 
 class ModeEntry(Struct, frozen=True):
-    """The server's mode for the selected targets."""
-
     selector: Selector
-    """Of nodes or jobs, with host lists expanded."""
     mode: Mode
 
     def __str__(self) -> str:
@@ -25,14 +22,14 @@ class ModeEntry(Struct, frozen=True):
 
 
 class TargetModes(Struct, frozen=True):
-    """Entries in the order of their file; the first that fits a node or job counts."""
+    """Entries in the order of their file; the first that fits counts."""
 
     entries: tuple[ModeEntry, ...] = ()
 
     def of(self, target: Target | None, server: Mode, topology: Topology) -> tuple[Mode, str]:
         """Return the mode for a target, and the entry that made it differ from the server's.
 
-        Of several nodes or possible entries the strictest counts.
+        The strictest of several nodes or possible entries counts.
         """
         if not self.entries or target is None or target.kind in (TargetKind.CLUSTER, TargetKind.GROUP):
             return server, ""
@@ -63,7 +60,6 @@ def of_members(modes: Collection[Mode]) -> Mode:
 
 
 def _unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Topology) -> str:
-    """Return why it is unknown which entries fit; empty if known."""
     if not nodes:
         return "the nodes of the target are not known"
     if not topology.answers:

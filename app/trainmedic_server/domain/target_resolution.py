@@ -25,7 +25,7 @@ def resolve(
     topology: Topology,
     identity: IdentityLabels = IdentityLabels(),
 ) -> Target | Unresolved:
-    """Return the target of `kind` named by `labels`. Ambiguous or unknown names are refused, never guessed."""
+    """Return the target named by `labels`. Ambiguous or unknown names are refused, never guessed."""
     match kind:
         case TargetKind.CLUSTER:
             return Target(kind)
@@ -42,7 +42,7 @@ def resolve(
 
 
 def bounded(target: Target) -> Target | Unresolved:
-    """Return the target, unless a name is too long for a database index."""
+    """Refuse a name that is too long for a database index."""
     for part, name in (
         *(("node", target.node), ("GPU", target.gpu), ("job", target.job)),
         ("selector", target.group),
@@ -54,7 +54,7 @@ def bounded(target: Target) -> Target | Unresolved:
 
 
 def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] | None = None) -> Unresolved | None:
-    """Return why the target's node is rejected as unknown. None if a source knows it or does not answer."""
+    """Return why the node is rejected as unknown. None if a source knows it or does not answer."""
     if target.node is None or not topology.knows_all_nodes or topology.known.knows(target.node):
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
@@ -186,7 +186,6 @@ def _single(
     same: Callable[[str], str] = str,
     is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """Return the value on which these labels agree. `same` makes values comparable."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_passed_over(label):

@@ -1,7 +1,6 @@
 """Gaps in the wall clock: downtimes and forward clock steps.
 
-Periods such as "90 days ago" skip them, so that they age out no data. A backward step makes no gap; older data is then
-retained longer.
+Periods skip them, so that they age out no data. A backward step makes no gap; older data is then retained longer.
 """
 
 from __future__ import annotations
@@ -13,19 +12,17 @@ from typing import TypeAlias
 from msgspec import Struct
 
 SHORTEST = timedelta(minutes=1)
-"""Minimum gap: restarts and NTP corrections take seconds."""
+"""Restarts and NTP corrections take seconds."""
 
 Ago: TypeAlias = Callable[[timedelta], datetime]
-"""Returns the time that lies this far back, excluding gaps."""
+"""Function that returns the time this far back, excluding gaps."""
 
 
 class TimeGap(Struct, frozen=True):
-    """A period of the wall clock without a working server. Times are aware UTC."""
-
     ended_at: datetime
     length: timedelta
     is_downtime: bool
-    """True if no server ran; otherwise the clock was set, or the machine slept."""
+    """False if the clock was set, or the machine slept."""
 
 
 def ago(now: datetime, span: timedelta, gaps: Sequence[TimeGap]) -> datetime:

@@ -1,7 +1,7 @@
 """Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-Jobs, agents, the cluster and the inventory are separate sources; none overwrites another, and answers that may differ
-are returned by source. Anyone who can write to Redis can write presences, so invalid data in them is skipped.
+None of the sources overwrites another, and answers that may differ are returned by source. Anyone who can write to
+Redis can write presences, so invalid data in them is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
 SLURM = "slurm:"
-"""Prefix of Slurm jobs' names (``slurm:4711``)."""
 
 _NO_JOBS: Jobs = frozenset()
 
@@ -35,25 +34,23 @@ class ClusterNode(Struct, frozen=True):
     name: str
     addresses: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """For selectors of groups, such as ``pool`` and ``rack``. Commas separate several values."""
+    """For selectors of groups. Commas separate several values."""
     unavailable: str = ""
-    """Why no new work starts on it; empty if available."""
+    """Empty if available."""
     pools: tuple[str, ...] = ()
     """Slurm partitions, whose capacity counts alone. Empty: the whole cluster."""
 
 
 class Pod(Struct, frozen=True):
-    """A scheduled pod that has not ended."""
-
     uid: str
     namespace: str
     name: str
     node: str
     job: str | None
     addresses: tuple[str, ...] = ()
-    """IP addresses; the node's if it uses the host network."""
+    """The node's if it uses the host network."""
     gpus: int = 0
-    """Requested GPUs; at least 1 for shares of one."""
+    """At least 1 for shares of one."""
     is_per_node: bool | None = None
     """True if each node has one, as with a DaemonSet. None if the pod has no owner."""
     is_ending: bool = False
@@ -87,8 +84,6 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
-    """Jobs that use something, by source; their names may differ (``job_lookup``)."""
-
     reported: Jobs
     observed: Jobs
 
@@ -122,13 +117,11 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_of(self, name: str, node: str) -> str:
-        """Return the UUID key of a GPU on the node, if an agent reports it."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
-        """Return the agent's name for a node, or the given one."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -159,11 +152,10 @@ class JobTopology(Struct, frozen=True):
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Nodes, by job, with a rank whose GPU the agents do not know; it may be any."""
+    """Nodes with a rank whose GPU the agents do not know; it may be any."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
     names_by_slurm_id: JobsByName = field(default_factory=dict)
-    """Connected jobs by the Slurm id that they report."""
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
@@ -231,7 +223,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_address(self) -> Mapping[str, Pod | None]:
-        """Pods by address; None if pods of several nodes have it and none is ending."""
+        """None if pods of several nodes have it and none is ending."""
         pods: dict[str, Pod | None] = {}
         for pod in sorted(self.pods.values(), key=lambda pod: pod.is_ending):
             for address in pod.addresses:
@@ -246,7 +238,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_name(self) -> Mapping[str, Pod | None]:
-        """Pods by name alone; None if two namespaces have it."""
+        """None if two namespaces have it."""
         pods: dict[str, Pod | None] = {}
         for pod in self.pods.values():
             pods[pod.name] = None if pod.name in pods else pod
@@ -274,13 +266,9 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
 
 class SlurmTopology(Struct, frozen=True, dict=True):
-    """Nodes and running jobs of Slurm."""
-
     nodes: Sequence[ClusterNode] = ()
     jobs_by_node: JobsByName = field(default_factory=dict)
-    """Running jobs, as ``slurm:4711``."""
     jobs_by_gpu: JobsByName = field(default_factory=dict)
-    """By ``<NodeName>/<index>``."""
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
     """By any id: that of an array's task (for ``4711_3``), or of a component's leader."""
@@ -320,11 +308,8 @@ NO_SLURM = SlurmTopology()
 
 
 class Pool(Struct, frozen=True):
-    """Nodes whose capacity counts together."""
-
     nodes: frozenset[str]
     unavailable: Mapping[str, str]
-    """Reason by node."""
 
 
 WHOLE = ""
@@ -355,7 +340,6 @@ class WrittenTopology(Struct, frozen=True, dict=True):
     observed_by_gpu: JobsByName = field(default_factory=dict)
     attributes_by_node: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gpus_by_node: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """GPUs of nodes without an agent."""
 
     @cached_property
     def names(self) -> NodeNames:
@@ -368,14 +352,14 @@ class WrittenTopology(Struct, frozen=True, dict=True):
 
 
 class Topology(Struct, frozen=True, dict=True):
-    """The state of all sources at one moment. Unknown facts are empty, never guessed."""
+    """State of all sources at one moment. Unknown facts are empty, never guessed."""
 
     written: WrittenTopology = field(default_factory=WrittenTopology)
     jobs: JobTopology = field(default_factory=JobTopology)
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    """By job, for failures within the last hour."""
+    """Failures within the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
     agents_answer: bool = True
     slurm: SlurmTopology = NO_SLURM
@@ -390,7 +374,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @property
     def knows_all_nodes(self) -> bool:
-        """True if an unknown node does not exist: there is a node source, and all sources answer."""
+        """True if there is a node source, and all sources answer: an unknown node does not exist."""
         if not self.answers:
             return False
         known = self.known
@@ -406,7 +390,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def attributes_by_node(self) -> Mapping[str, Mapping[str, str]]:
-        """Attributes of all nodes, by the name to use; the inventory's override Kubernetes', and these Slurm's."""
+        """Attributes by the node's name to use; the inventory's override Kubernetes', and these Slurm's."""
         attributes: dict[str, dict[str, str]] = {node: {} for node in self.agents.gpus_by_node}
         for node in (*self.slurm.nodes, *self.cluster.nodes):
             attributes.setdefault(self.known.name_of(node.name), {}).update(node.attributes)
@@ -420,7 +404,6 @@ class Topology(Struct, frozen=True, dict=True):
         return self.written.gpus_by_node.get(node) if reported is None else tuple(gpu.uuid for gpu in reported)
 
     def node_at(self, address: str) -> str | None:
-        """Return the node with this IP address, or with a pod that has it."""
         nodes = self.known.find(address)
         if not nodes and is_address(address):
             pod = self.cluster.pods_by_address.get(address)
@@ -442,12 +425,10 @@ class Topology(Struct, frozen=True, dict=True):
         return by_pods | self._reporting(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
 
     def _reporting(self, slurm_jobs: Jobs) -> Jobs:
-        """Return the jobs by the names under which they take commands, if connected."""
         return frozenset(chain.from_iterable(self.names_by_slurm_job.get(job) or {job} for job in slurm_jobs))
 
     @cached_property
     def names_by_slurm_job(self) -> JobsByName:
-        """Connected jobs by ``slurm:4711``."""
         names: dict[str, set[str]] = {}
         for slurm_id, jobs in self.jobs.names_by_slurm_id.items():
             names.setdefault(f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}", set()).update(jobs)
@@ -484,7 +465,6 @@ class Topology(Struct, frozen=True, dict=True):
         return called[0] if len(called) == 1 else node
 
     def jobs_on_gpu(self, key: str) -> JobsBySource:
-        """Return the jobs with ranks or pod processes on this GPU (`gpu_names.key`)."""
         reported = _first(key, self.written.reported_by_gpu, self.jobs.jobs_by_gpu)
         observed = self.written.observed_by_gpu.get(key)
         return JobsBySource(reported, self._jobs_seen_on(key) if observed is None else observed)
@@ -517,14 +497,12 @@ def _frozen(sets: Mapping[str, set[str]]) -> Mapping[str, frozenset[str]]:
 
 
 def slurm_job_id(details: Mapping[str, Any]) -> str | None:
-    """Return the Slurm id that a job's presence reports."""
     slurm = details.get("slurm")
     job_id = slurm.get("job_id") if isinstance(slurm, Mapping) else None
     return job_id if isinstance(job_id, str) and job_id.isascii() and job_id.isdecimal() else None
 
 
 def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:
-    """Return the ranks in a job's presence that have a node."""
     return [
         Rank(job, entry.get("rank"), node, _text(entry.get("gpu")))
         for entry in _mappings(details.get("placement"))

@@ -81,12 +81,10 @@ class Trigger(PlaybookModel):
 
     @property
     def proofs(self) -> tuple[AlertProof, ...]:
-        """Proofs of which one suffices. Empty if none is required."""
         return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property
     def alertnames(self) -> tuple[str, ...]:
-        """Empty if no alert begins the playbook."""
         return (self.alert,) if isinstance(self.alert, str) else self.alert or ()
 
     @property
@@ -102,7 +100,6 @@ class Trigger(PlaybookModel):
         return tuple(map(beginnings.run_name, self.run.playbook)) if self.run is not None else self.alertnames
 
     def next_times(self, now: datetime, count: int = 3) -> tuple[datetime, ...]:
-        """Return the schedule's next times in UTC; empty without one."""
         times: list[datetime] = []
         while self.schedule is not None and len(times) < count:
             times.append(cron.next_after(self.schedule, self.zone, times[-1] if times else now))
@@ -110,7 +107,6 @@ class Trigger(PlaybookModel):
 
     @property
     def starter(self) -> str:
-        """Statement for people on the start; empty for alerts."""
         if self.manual is not None:
             return "people start this playbook"
         if self.schedule is not None:
@@ -121,7 +117,6 @@ class Trigger(PlaybookModel):
 
     @property
     def sentence(self) -> str:
-        """The beginning, for people."""
         if self.manual is not None:
             return f"started by {' or '.join(self.manual.by) or 'operators'}"
         if self.schedule is not None:

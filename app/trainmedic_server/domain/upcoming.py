@@ -1,4 +1,4 @@
-"""The next actions of a run, as far as known. Times are aware UTC."""
+"""The next actions of a run. Times are aware UTC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clock(at: datetime) -> str:
 
 
 UNTIL = "until "
-"""Beginning of `Upcoming.waits_for` if that is a condition or a time."""
+"""Prefix of `Upcoming.waits_for` for a condition or a time."""
 
 TRIED_AGAIN = "tried again"
 """`Upcoming.outcome` after a run's end (``guards.again``)."""
@@ -39,16 +39,14 @@ def waiting(waits_for: str) -> str:
 class Upcoming(Struct, frozen=True):
     now: str | None = None
     waits_for: str | None = None
-    """For a person; None while it works."""
     holder: str | None = None
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None
-    """Earliest automatic continuation, such as the next attempt."""
     deadline: datetime | None = None
     at_deadline: str | None = None
     step: str | None = None
-    """ID of the next step. None if the run ends next (see ``outcome``)."""
+    """None if the run ends next (see ``outcome``)."""
     kind: str | None = None
     action: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)

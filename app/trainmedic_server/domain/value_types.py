@@ -1,4 +1,4 @@
-"""Types of values that expressions use, so that conditions are checked when a playbook is loaded."""
+"""Types of values in expressions, to check conditions when a playbook is loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ class ValueType(StrEnum):
 
 
 class Each(Struct, frozen=True):
-    """A list or mapping with unknown keys and values of one type."""
-
     value: Shape
     is_list: bool = False
-    """True if certainly a list."""
 
 
 Shape: TypeAlias = "ValueType | Each | Mapping[str, Shape]"
@@ -45,7 +42,7 @@ def of_constant(value: Any) -> Shape:
 
 
 def of_outputs(outputs: Collection[str]) -> Mapping[str, Shape]:
-    """Return an action's outputs as a mapping; types are unknown if it names only keys."""
+    """Types are unknown if `outputs` has only keys."""
     return outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ANY)
 
 

@@ -1,5 +1,3 @@
-"""Detection of missing presences. A server stall restarts the count."""
-
 from __future__ import annotations
 
 import asyncio
@@ -8,9 +6,10 @@ from datetime import timedelta
 
 
 class AbsenceDetection:
-    """Reports names missing for `counts_after` without interruption, by a monotonic clock ``elapsed`` in seconds.
+    """Detector of names that are missing for `counts_after` without interruption.
 
-    More than `latest_look` between two checks is a server stall.
+    ``elapsed`` is a monotonic clock in seconds. More than `latest_look` between two checks is a server stall, which
+    restarts the count.
     """
 
     def __init__(

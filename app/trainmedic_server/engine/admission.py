@@ -1,4 +1,4 @@
-"""Decisions on alerts: new, repeated or resolved, and whether a playbook starts a run, joins one, or neither. Pure.
+"""Decisions on alerts: new, repeated or resolved, and whether a playbook starts or joins a run.
 
 Deliveries of one transaction are decided as if each were committed alone.
 """
@@ -35,7 +35,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
-"""Returns a starting run's first plan; None to leave it to the driver."""
+"""Returns None to leave the plan to the driver."""
 _DUPLICATE = Decision.DUPLICATE
 _TRIED_AGAIN = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
@@ -51,7 +51,6 @@ class Admitter:
         self._now = now
         self._ago = ago
         self._started: Counter[str | Key] = Counter()
-        """By playbook, and by playbook and target."""
         self._opened: Counter[str] = Counter()
         self._by_hand: ByHand | None = None
         self._repeats: str | None = None
@@ -68,7 +67,7 @@ class Admitter:
         self._selections: dict[str, Selection | Unresolved] = {}
 
     def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
-        """Return all changes, without first plans for runs that changed again in the same transaction."""
+        """Return all changes. Runs that changed again get no first plan."""
         runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
         for run_id, started in self._to_drive.items():
             first = first_plan(started, self._now) if first_plan is not None and run_id not in self._touched else None
@@ -93,7 +92,7 @@ class Admitter:
         return touched
 
     def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
-        """Start a run manually. Return it, or the record of why the guards refuse it.
+        """Start a run manually. Return it, or the record of its refusal.
 
         The alert may be of any age. Raises Conflict if a run of the playbook is open on the target.
         """
@@ -182,7 +181,6 @@ class Admitter:
                 self._touched.add(run.run_id)
 
     def _begun(self, alert: Alert) -> AlertRecord | None:
-        """Return the record of the same beginning; None if it comes for the first time, and for ordinary alerts."""
         if not alert.is_stand_in:
             return None
         newest = self._facts.newest.get(alert.fingerprint)
@@ -190,7 +188,6 @@ class Admitter:
         return newest if is_repeated else self._facts.records.get(alert.identity)
 
     def _firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
-        """Record a firing alert; return whether it was known, and each playbook's decision."""
         begun = self._begun(alert)
         if begun is not None:
             self._keep(replace(begun, last_heard_at=self._now, count=begun.count + 1))
@@ -220,7 +217,6 @@ class Admitter:
         return earlier is not None, decisions
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Record, once, a firing report that arrived after its resolution."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -266,7 +262,6 @@ class Admitter:
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _tells_of_limit(self, candidate: Candidate, decision: Decision) -> bool:
-        """Return whether ``on_limited`` runs for this refusal."""
         playbook, rules = candidate.playbook.definition, candidate.playbook.definition.guards
         if decision is not Decision.RATE_LIMITED or not rules.on_limited or self._by_hand is not None:
             return False
@@ -276,11 +271,10 @@ class Admitter:
         return candidate.key[1] not in informed if guards.counts_per_target(rules) else not informed
 
     def try_again(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Decide as if the alert were reported now, without recording a report."""
+        """Decide as if the alert were reported now."""
         return self._candidate(record, candidate, list(self._facts.linked.get(record.identity, ())))
 
     def _is_due_again(self, candidate: Candidate, acted: Sequence[LinkedRun]) -> bool:
-        """Return whether a further run is due after `acted`."""
         due = guards.again_at(candidate.playbook.definition.guards.again, acted)
         return due is not None and due <= self._now
 
@@ -327,7 +321,6 @@ class Admitter:
         return outcome
 
     def _short_of_nodes(self, playbook: CompiledPlaybook, target: Target, decision: Decision) -> str | None:
-        """Return why ``min_available`` refuses a run that else may start."""
         minimum = playbook.definition.guards.min_available
         if minimum is None or target.node is None or decision not in (Decision.STARTED, Decision.OBSERVE_ONLY):
             return None
@@ -343,7 +336,6 @@ class Admitter:
         return self._selections[target.key]
 
     def select(self, target: Target, members: Selection) -> None:
-        """Set a group's members, instead of those of its selector."""
         self._selections[target.key] = members
 
     def start_member(
@@ -404,7 +396,6 @@ class Admitter:
     def _mode(
         self, playbook: CompiledPlaybook, target: Target | Unresolved, also: tuple[Target, ...]
     ) -> tuple[Mode, str]:
-        """Return the mode, and the reason if an operator or the modes file restricted it."""
         is_by_target = isinstance(target, Target) and self._limits.target_modes.entries
         by_target = (target, *also) if is_by_target else ()
         key = playbook.definition.playbook, playbook.version, by_target
@@ -416,7 +407,6 @@ class Admitter:
         return self._modes[key]
 
     def _mode_for(self, target: Target | Unresolved, also: tuple[Target, ...]) -> tuple[Mode, str]:
-        """Return the server's mode. That of a group is made of its members'."""
         topology = self._facts.topology
         if isinstance(target, Unresolved):
             return self._limits.mode, ""
@@ -468,7 +458,6 @@ class Admitter:
         return run
 
     def _freeze(self, run: Run) -> group_events.GroupFrozen | None:
-        """Fix the list of a parent that starts or is observed."""
         if not run.is_group or run.status is Status.NOT_STARTED or run.is_limited:
             return None
         assert run.target is not None
@@ -480,7 +469,6 @@ class Admitter:
         return group_events.GroupFrozen(run.target_key, len(keys), group.digest(keys), shown, left_out)
 
     def _would(self, run: Run, playbook: CompiledPlaybook) -> str:
-        """Return what mode observe has not done, for a person."""
         if not run.is_group or run.target is None:
             return f"would have applied {run.action_taken or 'nothing'}"
         selection = self.selection(run.target)
@@ -577,7 +565,7 @@ class Admitter:
 
 
 def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:
-    """Return the alert with its earlier mapped labels, so that a changed map does not make it another alert."""
+    """Retain the earlier mapped labels, so that a changed map does not make another alert."""
     if alert.labels == earlier.labels or (alert.original is None and earlier.original is None):
         return alert
     return replace(alert, labels=earlier.labels, original=earlier.original)

@@ -37,12 +37,10 @@ class AdmissionChanges(Struct, frozen=True):
     started: Sequence[StartedRun]
     touched: Set[str]
     frozen: Mapping[str, Sequence[str]] = {}
-    """Lists of new parent runs."""
     outside: OutsideState | None = None
-    """What the parent of started members has read; None for other runs."""
+    """Read by the parent of started members; None for other runs."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
-        """Write everything except playbook texts."""
         tx.save_alerts(list(self.records.values()))
         tx.add_runs(self.runs)
         for run_id, members in self.frozen.items():
@@ -61,11 +59,11 @@ class ByHand(Struct, frozen=True):
     repeats: str | None = None
     key: str | None = None
     groups: frozenset[str] = frozenset()
-    """Of the actor; not recorded."""
+    """Not recorded."""
 
 
 def events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
-    """Yield the events of a delivery's malformed alerts: a few of them, and the number of others."""
+    """Yield events of a delivery's first malformed alerts, and the number of others."""
     for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
         fingerprint = rejected.identity.fingerprint if rejected.identity is not None else None
         content = kinds.AlertRejected(

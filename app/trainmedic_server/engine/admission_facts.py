@@ -23,9 +23,8 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 class AdmissionFacts(Struct):
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
-    """By fingerprint, only for those that resolve in these deliveries."""
+    """Only fingerprints that resolve in these deliveries."""
     newest: dict[str, AlertRecord]
-    """Newest stand-in alerts of events, by fingerprint."""
     linked: dict[Identity, list[LinkedRun]]
     open_runs: dict[Key, str]
     guards: dict[Key, GuardFacts]
@@ -34,11 +33,10 @@ class AdmissionFacts(Struct):
     known_nodes: set[str]
     topology: Topology = field(default_factory=Topology)
     memories: dict[Key, RunMemory] = field(default_factory=dict)
-    """Of playbooks that use ``runs``."""
+    """Only of playbooks that use ``runs``."""
     limited: dict[str, set[str]] = field(default_factory=dict)
     """Targets by playbook, as `Transaction.limited_since`."""
     nodes_taken: set[str] = field(default_factory=set)
-    """Nodes that runs may be about to take out of service."""
 
 
 _TOPOLOGY_LAG = timedelta(seconds=30)
@@ -52,7 +50,7 @@ def read(
     topology: Topology,
     catalog: Catalog,
 ) -> AdmissionFacts:
-    """Read the data for these deliveries in a fixed number of queries."""
+    """Read the data in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
     candidates = [candidate for entry in prepared for candidate in entry.candidates]
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
@@ -120,7 +118,7 @@ def for_members(
     topology: Topology,
     catalog: Catalog,
 ) -> AdmissionFacts:
-    """Read the data for members of a group. Their alerts are the parent's."""
+    """Read the data for members of a group, whose alerts are the parent's."""
     keys = {candidate.key for candidate in candidates}
     controls = tx.controls()
     return AdmissionFacts(
@@ -140,7 +138,6 @@ def for_members(
 
 
 def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Catalog, ago: Ago) -> set[str]:
-    """Return nothing if no candidate is limited by it."""
     if not any(guards.keeps_capacity(each.playbook) for each in candidates):
         return set()
     keeping = {each.definition.name for each in catalog.all() if guards.keeps_capacity(each)}

@@ -1,10 +1,7 @@
-"""Permitted actions of a run after its alert has resolved. Pure.
+"""Permitted actions of a run after its alert has resolved.
 
-A changing step starts only while an alert of the run fires. Exceptions:
-
-- `is_behind_wait`
-- steps that only revert (``Action.gives_back``)
-- `may_be_silenced`
+A changing step starts only while an alert of the run fires. Exceptions: `is_behind_wait`, `may_be_silenced`, and steps
+that only revert (``Action.gives_back``).
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ NOT_BEGUN = "the alert resolved before it began"
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the step must not start: it changes something and all alerts of the run resolved."""
+    """Return whether the step must not start, because all alerts of the run resolved."""
     if not is_resolved(draft) or state.action is None:
         return False
     action = draft.context.actions.action_class(state.action)
@@ -34,8 +31,7 @@ def is_unwanted(draft: RunDraft, state: StepState) -> bool:
 def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bool:
     """Return whether a ``wait_for: resolved`` before the step succeeded.
 
-    After a wait with ``on_timeout: continue``, which only gives a repair time, this counts only if no other wait
-    follows.
+    A wait with ``on_timeout: continue``, which only gives a repair time, counts only if no other wait follows.
     """
     before = [wait for wait in _waits(run) if _place(run, wait) < _place(run, state)]
     ended = [wait for wait in before if wait.status is StepStatus.SUCCEEDED]
@@ -89,7 +85,6 @@ def left_out(run: Run) -> Iterator[StepState]:
 
 
 def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
-    """Return whether all alerts resolved, and the step does not follow the run's wait for it."""
     if not is_resolved(draft) or may_be_silenced(draft):
         return False
     return not is_behind_wait(draft.run, draft.playbook, state)
@@ -108,5 +103,4 @@ def _place(run: Run, state: StepState) -> int:
 
 
 def _follows(later: StepState, state: StepState) -> bool:
-    """Return whether `later` is reached from `state`: ``on_success`` follows ``steps``."""
     return later.phase == state.phase or (later.phase == "on_success" and state.phase != "on_failure")

@@ -1,4 +1,4 @@
-"""Detection of lost agents, from records in the run store.
+"""Detection of lost agents.
 
 An agent lost while the server was down counts as lost since its last recorded report. Redis outages do not count.
 """
@@ -33,10 +33,7 @@ class AgentSource(Protocol):
 
 
 class AgentWatch:
-    """Lost agents and their nodes stay known for ``retention``.
-
-    ``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds.
-    """
+    """``ago`` excludes downtimes; ``elapsed`` is a monotonic clock in seconds."""
 
     def __init__(
         self,
@@ -58,7 +55,6 @@ class AgentWatch:
         self._lives: dict[str, AgentLife] | None = None
         self._names = NodeNames()
         self._heard: dict[str, datetime] = {}
-        """Last report of each, as known to this process."""
 
     async def watch(self) -> None:
         await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)
@@ -81,7 +77,7 @@ class AgentWatch:
             self._names = NodeNames(frozenset(self._lives))
 
     async def look(self) -> None:
-        """Check once. Raises BusUnavailable, StoreUnavailable."""
+        """Raises BusUnavailable, StoreUnavailable."""
         lives, now = await self._loaded(), self._clock.now()
         try:
             agents = await self._source.agents()

@@ -1,4 +1,4 @@
-"""Progress of approve steps: question, answers, timeouts. Pure."""
+"""Progress of approve steps: question, answers, timeouts."""
 
 from __future__ import annotations
 
@@ -63,12 +63,10 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
-    """Return the adjusted deadline; the persisted one is never adjusted twice."""
     return draft.timely(state, is_question=True).deadline
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Ask with a current preview; None if the question cannot be rendered."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
@@ -99,7 +97,6 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
 
 
 def _steps_ahead(draft: RunDraft, state: StepState, names: Scope) -> tuple[StepAhead, ...]:
-    """Return what an approval lets happen: in a check, the next batch as it would be chosen now."""
     run, playbook, actions, topology = draft.run, draft.playbook, draft.context.actions, draft.context.topology()
     if draft.group is None or state.phase not in (APPROVAL, CHECK):
         return preview.steps_after(state, run, playbook, names, actions, topology)
@@ -145,7 +142,6 @@ def _is_answered(draft: RunDraft, state: StepState) -> bool:
 
 
 def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Handle a timeout: escalate, or ask again later; None if the step is final."""
     terms, question = Terms.of(state), definition.question
     if definition.on_timeout == "escalate" and question.escalate is not None and not terms.escalated:
         second = question.escalate
@@ -182,7 +178,6 @@ _LAPSED = {
 
 
 def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Remind or ask again, if due."""
     lapsed, question = Terms.of(state).lapsed, definition.question
     every = question.ask_again if lapsed else question.remind
     if every is None or state.retry_at is None:

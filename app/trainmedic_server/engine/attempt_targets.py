@@ -1,4 +1,4 @@
-"""Targets, nodes and commands of attempts. Pure."""
+"""Targets, nodes and commands of attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching of concurrent requests, such as deliveries in one transaction or commits of many runs.
+"""Batching of concurrent requests, such as deliveries in one transaction.
 
 The next batch collects while others are handled, so a lone caller never waits for more.
 """
@@ -30,8 +30,8 @@ class Batcher(Generic[Asked, Answer]):
 
     - ``handle`` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
       store outage fails the whole batch.
-    - ``most``: maximum weight of a batch. An entry that is heavier has its own batch.
-    - ``at_once``: batches handled at the same time
+    - ``most``: maximum weight of a batch; a heavier entry has its own
+    - ``at_once``: concurrent batches
     - ``limit``: waiting entries, beyond which `ask` raises Saturated
     """
 

@@ -1,8 +1,7 @@
 """The breaker: blocks runs that would touch too many nodes.
 
 A run's target node counts at admission; others count before each attempt, all or none. Nodes that the run touched
-before never block it. A group never opens it, and members of a list that a person approved do not count. After a
-person closes it, only later acts count. Undos do not.
+before never block it. A group never opens it, and members of an approved list do not count, nor do undos.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Breaker:
     def _count(
         self, tx: Transaction, run: Run, nodes: Set[str], own: Set[str], known_nodes: Set[str]
     ) -> tuple[str | None, Controls | None]:
-        """Return the reason for blocking and the changed switches. `own` are nodes touched before."""
+        """`own` are nodes touched before."""
         now, controls = self._clock.now(), tx.controls()
         new = nodes - tx.touched_nodes(run.id) - own
         if new and controls.breaker_open:

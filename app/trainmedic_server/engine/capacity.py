@@ -1,4 +1,4 @@
-"""Room for members under ``rollout.max_unavailable``. Pure."""
+"""Room for members under ``rollout.max_unavailable``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ WORKED_ON = "a run works on it"
 
 class Capacity(Struct, frozen=True):
     pool: int
-    """Nodes selected now or in the frozen list."""
     allowed: int
     out: Mapping[str, str]
-    """Unavailable nodes, with reasons."""
     others: frozenset[str] = frozenset()
     """Nodes of other runs. A member there would wait for its lock and grow stale."""
 
@@ -75,7 +73,7 @@ def of(
 
 
 def fitting(capacity: Capacity, ordered: Sequence[str], count: int, topology: Topology) -> list[str]:
-    """Return the first `count` members that fit; one on unavailable nodes takes nothing away."""
+    """Return the first `count` members that fit."""
     taken, fit = set(capacity.out), list[str]()
     for key in ordered:
         if len(fit) == count:

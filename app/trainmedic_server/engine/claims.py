@@ -1,8 +1,7 @@
-"""Claims of runs and attempts, from their actions. Pure.
+"""Claims of runs and attempts, from their actions.
 
 A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU.
-Without changes it locks nothing, except on a job. Unknown actions count as changing. Further targets are locked with
-the first.
+Without changes it locks nothing, except on a job. Unknown actions count as changing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 def is_unlocked(run: Run) -> bool:
-    """Return whether the run is at a wait before its first action, and locks nothing."""
     if any(step.attempts for step in run.steps):
         return False
     at = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
@@ -29,7 +27,6 @@ def is_unlocked(run: Run) -> bool:
 
 
 def at_start(run: Run, actions: Actions) -> Claim:
-    """Return what the run locks when its driver starts."""
     claim = of_run(run, actions)
     return Claim(claim.target, nothing=True) if is_unlocked(run) else claim
 

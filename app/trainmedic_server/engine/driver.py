@@ -1,7 +1,7 @@
 """Execution of one run: plan, commit, act, commit, repeated until nothing is due.
 
 Only its driver changes a run that is open or owes an undo. External changes are stored separately and read after
-`touch`. So runs need no locks and lose no updates.
+`touch`, so runs need no locks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class Driver:
         received_at: datetime | None,
         then: Instruction | None = None,
     ) -> None:
-        """`then` is the first instruction, if persisted with the admission."""
         self.run = run
         self._outside = outside
         self._services = services
@@ -83,7 +82,6 @@ class Driver:
         self._group = GroupFollower(services, run) if run.is_group and not run.is_limited else None
         self._has_target = True
         self._granted: asyncio.Future[None] | None = None
-        """Place in the queue for the target after a wait."""
         self._watching: Watching | None = None
         self._news: Sight | None = None
         self._look_once = False
@@ -100,7 +98,6 @@ class Driver:
 
     @property
     def sight(self) -> Sight | None:
-        """What the present polled wait has seen."""
         return self._watching.sight if self._watching is not None else None
 
     @property
@@ -161,7 +158,6 @@ class Driver:
         self._look_once = isinstance(self._then, Look) and self._then.once
 
     async def _carry_out(self) -> EndedAttempt | None:
-        """Wait, or make the attempt and return it with its outcome. None after a wait."""
         if not isinstance(self._then, (Look, TakeTarget)):
             self._stop_watching()
         self._settle_target()
@@ -205,7 +201,6 @@ class Driver:
         )
 
     async def _watch(self, look: Look) -> None:
-        """Look on time until there is news, a touch or the deadline."""
         if self._watching is None or self._watching.sight.key != look.key:
             self._stop_watching()
             self._watching = Watching(look.key)
@@ -235,7 +230,6 @@ class Driver:
             self._watching = None
 
     async def _queue_for_target(self, until: datetime | None) -> None:
-        """Lock the target after a wait, or join its queue and rest."""
         locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
         if self._granted is None:
             locks.release(self.run.id)  # it locked nothing
@@ -255,7 +249,6 @@ class Driver:
         self._granted, self._has_target, self._look_once = None, True, claims.is_unlocked(self.run)
 
     def _settle_target(self) -> None:
-        """Leave the queue for a target that is no longer needed, and unlock one that a wait does not need."""
         if self._granted is not None and not isinstance(self._then, TakeTarget):
             self._has_target = self._granted.done()
             self._granted = None
@@ -301,7 +294,6 @@ class Driver:
         return f"waited {waited} for its turn; at most {most} runs may be open", Decision.CONCURRENCY_LIMITED
 
     async def _take_target(self) -> bool:
-        """Lock all targets together, waiting if necessary; False if the run was closed instead."""
         while True:
             claim = claims.at_start(self.run, self._services.actions)
             if not self._services.locks.try_acquire(self.run.id, claim):
@@ -333,7 +325,6 @@ class Driver:
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     async def _has_changed_targets(self) -> bool:
-        """Unlock all if the further targets have changed, so that the run queues again."""
         run, playbook = self.run, self._context.playbook
         if playbook is None or run.is_group or _is_committed(run):
             return False
@@ -351,7 +342,6 @@ class Driver:
         return True
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
-        """Return reason and decision if the run must not start after waiting for its target."""
         if plan.has_begun(self.run):
             return None  # it acted before a restart and continues
         if self._outside.breaker is not None:
@@ -403,7 +393,6 @@ class Driver:
         return outcome
 
     async def _refused(self, act: PerformAttempt, targets: Sequence[Target], waited: bool) -> AttemptOutcome | None:
-        """Return the outcome of a blocked attempt. None if it may start; its touched nodes are then recorded."""
         actions = self._services.actions
         try:
             touched = attempt_targets.nodes_touched(self.run, act, actions, targets)
@@ -430,10 +419,6 @@ class Driver:
         return plan.is_called_off(self._draft(), act)
 
     async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
-        """Record the destinations of an action that determines them; return the outcome if it cannot.
-
-        An undo uses the recorded ones.
-        """
         action = performing.multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None or self.run.step(act.key).target is not None:
             return None
@@ -474,7 +459,6 @@ class Driver:
         return "hold" if self._pause() is not None else "go_on"
 
     async def _outside_in_flight(self) -> OutsideState:
-        """Read the external state once per touch."""
         while self._touched.is_set() and self._in_flight is None:
             touches = self._times_touched
             snapshot = await self._services.recorder.snapshot(self.run.id)
@@ -568,7 +552,6 @@ class Driver:
 
 
 def _is_committed(run: Run) -> bool:
-    """Return whether the run has acted on its targets, or asked a person about them."""
     return any(step.attempts or (step.kind == "approve" and step.started_at) for step in run.steps)
 
 

@@ -1,7 +1,7 @@
 """Measurement of an alert's metric after a run has acted.
 
-An effect is stored at a run's first act. From 10 minutes later, `EffectMeasuring` queries Prometheus for the whole
-period. So restarts and outages lose none, and no run waits.
+An effect is stored at a run's first act. `EffectMeasuring` later queries Prometheus for the whole period, so outages
+lose none, and no run waits.
 """
 
 from __future__ import annotations
@@ -167,7 +167,6 @@ def _is_of(rule: AlertRule, run: Run) -> bool:
 
 
 def _of_series(effect: Effect, series: Sequence[MetricSeries], comparison: promql.Comparison | None) -> Effect | None:
-    """Return the effect from the only series; None without a series."""
     if len(series) > 1:
         return effect.not_measured(f"the query gives {len(series)} series where one is needed")
     return effects.measured(effect, series[0].points, comparison) if series else None

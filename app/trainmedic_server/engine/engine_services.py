@@ -1,5 +1,3 @@
-"""Shared services of the engine's parts."""
-
 from __future__ import annotations
 
 import asyncio
@@ -50,9 +48,7 @@ class EngineServices(Struct, frozen=True):
     breaker: Breaker
     fence: Fence
     on_admitted: Callable[[AdmissionChanges], None]
-    """Starts and touches the runs of durable changes."""
     touch: Callable[[Iterable[str]], None]
-    """Makes the drivers of these runs reload."""
     group_news: GroupNews
     topology: Callable[[], Topology] = Topology
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
@@ -60,7 +56,6 @@ class EngineServices(Struct, frozen=True):
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
     turns: RunQueue = field(default_factory=RunQueue)
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
-    """Bounds the looks of polled waits at a time."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, timeline = self.limits, self.timeline

@@ -1,7 +1,7 @@
 """Ordered, at-least-once delivery of history events to listeners.
 
-The run store advances a listener's position after it has taken the events. Each has its own loop. So outages and kills
-lose nothing and block no run. New listeners start at the present.
+A listener's stored position advances after it has taken the events. Each has its own loop, so it blocks no run. New
+listeners start at the present.
 """
 
 from __future__ import annotations

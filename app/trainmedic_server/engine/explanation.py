@@ -1,4 +1,4 @@
-"""Explanation of playbooks' reactions to alerts, by a dry run of admission. Pure."""
+"""Explanation of playbooks' reactions to alerts, by a dry run of admission."""
 
 from __future__ import annotations
 
@@ -36,14 +36,11 @@ from trainmedic_server.ports.store import GuardFacts
 
 _IMAGINED = "imagined-"
 _SHOWN = 5
-"""Members and batches shown of a group."""
 _ACTING = (Decision.STARTED, Decision.JOINED)
 
 
 class Explanation(Struct, frozen=True):
-    """One playbook's reaction to one alert. Without one, ``guards`` and ``steps`` are empty and ``decision`` is None,
-    as it is for a resolved alert.
-    """
+    """One playbook's reaction to one alert. ``decision`` is None without a reaction and for a resolved alert."""
 
     playbook: str
     source: str
@@ -54,7 +51,6 @@ class Explanation(Struct, frozen=True):
     mode: Mode | None = None
     target: str | None = None
     target_from: tuple[str, ...] = ()
-    """Sentences on labels that name a node, with sources; empty if the target has none."""
     decision: Decision | None = None
     run_id: str | None = None
     waits_for: str | None = None
@@ -68,11 +64,9 @@ class ExplainedAlert(Struct, frozen=True):
     told: tuple[str, ...] = ()
     """Runs that would learn of the alert's end and may end or revert changes."""
     refused: str = ""
-    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def acting(self) -> tuple[str, ...]:
-        """Playbooks that would act, one after the other."""
         return tuple(each.playbook for each in self.playbooks if each.decision in _ACTING)
 
 
@@ -82,11 +76,9 @@ class ExplainContext(Struct, frozen=True):
     now: datetime
     ago: Ago
     holder: Callable[[matching.Key], str | None] = lambda key: None
-    """Returns the run that holds the target of a playbook's run."""
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     memories: Mapping[matching.Key, RunMemory] = field(default_factory=dict)
-    """Without the members of groups."""
     is_live: bool = False
 
 
@@ -104,7 +96,7 @@ def prepared(
 def explain(
     playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain each alert for each matched playbook, assuming that earlier alerts were admitted."""
+    """Assume for each alert that earlier ones were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
     guard_facts = dict(facts.guards)
     numbers = itertools.count(1)
@@ -154,7 +146,6 @@ def for_a_test(
     actions: Actions,
     limits: EngineLimits,
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain what a playbook test would see: each alert alone, at its start, in mode enforce."""
     enforcing = replace(limits, mode=Mode.ENFORCE)
     return tuple(
         explained
@@ -230,7 +221,6 @@ def _reacting(
 
 
 def _members(target: Target, topology: Topology) -> Sequence[Target]:
-    """Return the members that a group has now; empty for other targets."""
     if target.kind is not TargetKind.GROUP:
         return ()
     selection = selectors.resolve(Selector.of(target), topology)
@@ -238,7 +228,6 @@ def _members(target: Target, topology: Topology) -> Sequence[Target]:
 
 
 def _observed(playbook: CompiledPlaybook, members: Sequence[Target], admitter: Admitter) -> tuple[str, ...]:
-    """Return a sentence on the members that the modes file only lets observe."""
     observed = [member.key for member in members if admitter.mode_of(playbook, member) is Mode.OBSERVE]
     if not observed or len(observed) == len(members):
         return ()
@@ -252,7 +241,6 @@ def _next_times(definition: Playbook, now: datetime) -> tuple[str, ...]:
 
 
 def _rollout(definition: Playbook, target: Target, members: Sequence[Target], topology: Topology) -> tuple[str, ...]:
-    """Return sentences on a group's list and batches; the steps are shown for its first member."""
     if not members:
         return ()
     settings, total = definition.rollout or rollout.DEFAULTS, len(members)
@@ -269,7 +257,6 @@ def _rollout(definition: Playbook, target: Target, members: Sequence[Target], to
 
 
 def _unavailable(known: Capacity | str | None) -> Iterator[str]:
-    """Yield a sentence on ``max_unavailable``, without Slurm, which is asked when members start."""
     if isinstance(known, str):
         yield f"max_unavailable: {known}"
     elif known is not None:

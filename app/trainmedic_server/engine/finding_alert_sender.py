@@ -28,8 +28,6 @@ _AT_ONCE = 200
 
 
 class IntakeAlertSender:
-    """Sender that passes alerts to this server's intake, without an Alertmanager."""
-
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
         self._clock = clock
@@ -57,7 +55,6 @@ class FindingAlertSender:
         self._touched = asyncio.Event()
 
     def touch(self) -> None:
-        """Send soon: an alert has become due."""
         self._touched.set()
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Alerts of findings as the server sends them. Pure."""
+"""Alerts of findings as the server sends them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def written(known: KnownFinding, alert: FindingAlert) -> Alert:
-    """Return the alert to send about a finding, with its present state in annotations."""
     annotations = {
         "summary": alert.summary,
         "description": alert.description,

@@ -45,7 +45,6 @@ class ClaimedFindings:
         self._times: dict[str, dict[str, datetime]] = {}
 
     def admits(self, node: str, key: str, now: datetime) -> bool:
-        """Count a finding; return False if the node has too many."""
         times = self._times.setdefault(node, {})
         if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
             self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}

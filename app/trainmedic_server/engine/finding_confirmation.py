@@ -1,4 +1,4 @@
-"""What the server knows of the end and the confirmation of findings. Pure."""
+"""End and confirmation of findings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def confirmed_by(
     firing: Iterable[AlertRecord],
     topology: Topology,
 ) -> str:
-    """Return the name of the rule or alert that confirms a suspected finding; empty if none does."""
+    """Return the name of the rule or alert that confirms a finding; empty if none does."""
     if by := finding_ends.confirmed_by(known, confirm, others):
         return by
     for record in firing:

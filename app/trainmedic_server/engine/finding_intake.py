@@ -78,7 +78,7 @@ class _Work(Struct):
 
 
 class FindingIntake:
-    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts``: an alert is due."""
+    """``ago`` returns a past time excluding downtimes. ``on_alerts``: an alert is due."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class FindingIntake:
         self._count(updates, work)
 
     async def check(self) -> None:
-        """Check all open findings. Raises StoreUnavailable."""
+        """Raises StoreUnavailable."""
         open_findings, has_alerts = await self._store.transact(self._check)
         self._open = Counter(map(_Group.of, open_findings))
         self._metrics.open_findings.set(len(open_findings))
@@ -144,7 +144,6 @@ class FindingIntake:
         return work
 
     def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
-        """Return the finding with its trusted target, job and labels. `cut` counts dropped claims by node."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=own_labels(finding, rule))
         job = claimed_job(update.finding, finding)
@@ -185,12 +184,11 @@ class FindingIntake:
             )
 
     def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
-        """End the finding of an earlier attempt. The new one continues its alert, without a resolved message."""
+        """End the finding of an earlier attempt. The new one continues its alert."""
         work.put(replace(finding_ends.over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
-        """Begin a finding; None if its group has too many."""
         known = known_finding.begun(self._new_id(), finding, now)
         group = _Group.of(known)
         if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
@@ -245,7 +243,6 @@ class FindingIntake:
     # --- checks by time ---------------------------------------------------------------------------
 
     def _check(self, tx: Transaction) -> tuple[list[KnownFinding], bool]:
-        """Return the findings that are still open, and whether an alert is due."""
         now, rules = self._clock.now(), self._rules().by_name
         open_findings = tx.findings.all_open()
         for known in open_findings:

@@ -1,7 +1,6 @@
 """First plans of runs, recorded at admission if the target is free, so that the first attempt needs no own commit.
 
-The target is locked before the transaction, because only its holder may plan. Otherwise, or if the plan would close the
-run, the driver plans.
+The target is locked before the transaction, because only its holder may plan. Otherwise the driver plans.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ log = telemetry.logger(__name__)
 
 
 class KeptTargets:
-    """Free targets, locked within the block, then passed to planned runs."""
-
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
         self._keepers: dict[Key, str] = {}

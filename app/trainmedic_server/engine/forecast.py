@@ -1,8 +1,7 @@
-"""Forecast of a playbook's steps from an alert alone. Pure.
+"""Forecast of a playbook's steps from an alert alone.
 
-Steps that depend on earlier results, or on unknown earlier runs, are undetermined.
-
-`plan.observe` lacks undetermined steps, questions, ``on_success`` and ``on_failure``.
+Steps that depend on earlier results, or on unknown earlier runs, are undetermined. `plan.observe` omits those,
+questions, ``on_success`` and ``on_failure``.
 """
 
 from __future__ import annotations
@@ -118,7 +117,6 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
 def _rendered(
     playbook: CompiledPlaybook, names: Scope, state: StepState, plan: StepPlan, written: Mapping[str, Any]
 ) -> StepPlan:
-    """Add the parameters, if known."""
     if unknown := _unknown(written, names):
         reason = plan.why or f"its parameters depend on {unknown}"
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
@@ -130,7 +128,6 @@ def _rendered(
 
 
 def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
-    """Return the result by the step's ``when``, with a reason for people."""
     if spec.when and (unknown := _unknown(spec.when, names, is_expression=True)):
         return StepForecast.UNDETERMINED, f"depends on {unknown}: {spec.when}"
     try:
@@ -149,7 +146,6 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
 
 
 def _unknown(written: Any, names: Scope, *, is_expression: bool = False) -> str:
-    """Return what the value depends on without being known, or ""."""
     used = _names_in(written, is_expression)
     if {"steps", "group"} & used:
         return "how earlier steps end"

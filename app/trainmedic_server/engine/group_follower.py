@@ -1,4 +1,4 @@
-"""A parent's driver's view of its group: progress, news, and what it passes on to the members."""
+"""A parent's driver's view of its group."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ class GroupFollower:
         self._services = services
         self._parent_id, self._is_open = parent.id, parent.is_open
         self.progress: GroupProgress | None = None
-        """None before `follow`."""
         self.news = asyncio.Event()
-        """Set when a member has changed."""
         self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None
-        """End of the alert and orders that the members know."""
 
     async def follow(self) -> None:
         """Read the members. News that arrive during the read are applied after it."""
@@ -49,14 +46,12 @@ class GroupFollower:
         self.news.set()
 
     def try_again(self) -> None:
-        """Forget why no member could start."""
         if self.progress is not None:
             self.progress.held = ""
 
     async def start(
         self, order: StartMembers, parent: Run, playbook: CompiledPlaybook, outside: OutsideState
     ) -> Sequence[str]:
-        """Start members and return their run IDs."""
         progress = self.progress
         assert progress is not None
         started = await group_members.start(self._services, parent, playbook, outside, progress, order)

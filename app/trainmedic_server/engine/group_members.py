@@ -32,11 +32,9 @@ from trainmedic_server.ports.store import Transaction
 
 class StartedMembers(Struct, frozen=True):
     changes: AdmissionChanges | None = None
-    """None if nothing was written."""
     held: str = ""
-    """Why no further one can start now."""
     refused: str = ""
-    """Why the breaker refuses the whole list, before the first member."""
+    """Why the breaker refuses the whole list."""
     waits_for_own: bool = False
     tries_again: datetime | None = None
 
@@ -121,9 +119,9 @@ def _capacity(
 
 
 def to_retry(tx: Transaction, parent: Run) -> Selection:
-    """Return the members that have not succeeded, also those that have not begun. Raises Conflict if there are none.
+    """Return the members that have not succeeded or not begun. Raises Conflict if there are none.
 
-    One that owes an undo is left out: its undo would revert the retry.
+    Excludes those that owe an undo, which would revert the retry.
     """
     begun = {member.target: member for member in tx.members(parent.id)}
     kept, owing = [], []
@@ -147,7 +145,6 @@ def is_approved(parent: Run) -> bool:
 def why_refused(
     members: Sequence[Target], facts: AdmissionFacts, topology: Topology, services: EngineServices
 ) -> str | None:
-    """Return why the breaker refuses the whole list; the breaker stays as it is."""
     nodes = selectors.nodes_of(members, topology)
     return guards.refuses_group(nodes, facts.nodes_acted_on, facts.known_nodes, services.limits)
 
@@ -160,7 +157,6 @@ def _is_over(tx: Transaction, parent: str) -> bool:
 
 
 def _events(parent: Run, progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
-    """Return the end of the batch before, unless its check did, and the start of this one."""
     last = progress.last_batch
     if last == batch:
         return []

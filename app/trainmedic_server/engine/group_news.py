@@ -9,8 +9,6 @@ from trainmedic_server.domain.run import Run
 
 
 class GroupNews:
-    """Passes states of members, once durable, to the driver of their parent."""
-
     def __init__(self) -> None:
         self._listeners: dict[str, Callable[[Member], None]] = {}
 

@@ -1,4 +1,4 @@
-"""The parent run of a group, between its approval and its last steps. Pure."""
+"""The parent run of a group, between its approval and its last steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMe
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 TRY_AGAIN = timedelta(minutes=1)
-"""Time until a held group is tried again, without news."""
 MEMBERS = "members"
 """`Run.waiting_on` of a parent whose members may have begun."""
 
 
 def has_begun(run: Run, group: GroupProgress | None) -> bool:
-    """Return whether a member may have a run."""
     return run.waiting_on == MEMBERS or (group is not None and bool(group.begun))
 
 
@@ -33,8 +31,6 @@ def settings(playbook: CompiledPlaybook) -> Rollout:
 
 
 def chosen(rules: Rollout, progress: GroupProgress, count: int, run_id: str, topology: Topology) -> list[str]:
-    """Return the members that start next, as the topology is now."""
-
     def is_busy(key: str) -> bool:
         return bool(places.jobs_of(Target.of_key(key), topology))
 
@@ -42,7 +38,7 @@ def chosen(rules: Rollout, progress: GroupProgress, count: int, run_id: str, top
 
 
 def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
-    """Return what the rollout needs now, a step of the check after its last batch, or that it is over."""
+    """Return the rollout's next act, a step of the check after its last batch, or that it is over."""
     group = _of(draft)
     if group.has_acted and draft.run.acted_at is None:
         draft.run = replace(draft.run, acted_at=draft.now)
@@ -74,7 +70,6 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
 def _step_of_check(
     draft: RunDraft, group: GroupProgress, then: StartMembers | WaitForMembers | RolloutOver
 ) -> StepState | None:
-    """Return the next step of the check after the last batch. None if it holds, or none is due."""
     last, states = group.last_batch, [state for state in draft.run.steps if state.phase == CHECK]
     if last is None or not states or not group.filled(last):
         return None
@@ -91,14 +86,12 @@ def _step_of_check(
 
 
 def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
-    """Return the message of a run that a step ends, for a check with the counts."""
     if broken.phase != CHECK or draft.run.batch is None:
         return why
     return f"{why}; {_of(draft).counts}"
 
 
 def wait_for_last(draft: RunDraft) -> Wait | None:
-    """Return the wait for the open members of a run that ends; None if there are none."""
     if draft.group is None or not draft.group.open:
         return None
     _wait(draft)
@@ -106,7 +99,6 @@ def wait_for_last(draft: RunDraft) -> Wait | None:
 
 
 def outcome(draft: RunDraft) -> tuple[Status, str, Decision | None]:
-    """Return status, message and changed decision of a group that ended without too many errors."""
     group = _of(draft)
     counts, begun = group.counts, list(group.begun.values())
     told = str(counts)
@@ -137,7 +129,6 @@ def _wait(draft: RunDraft) -> None:
 
 
 def _held(draft: RunDraft, why: str, until: datetime) -> Wait:
-    """Wait, and record the reason unless it is the group's own members."""
     draft.set_status(Status.WAITING, MEMBERS)
     is_own = _of(draft).waits_for_own and why == _of(draft).held
     message = f"{'its members are at work' if is_own else 'no further member starts'}: {why}"

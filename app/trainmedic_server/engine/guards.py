@@ -1,4 +1,4 @@
-"""Start conditions of a run: guards, mode and breaker. Pure.
+"""Start conditions of a run: guards, mode and breaker.
 
 The first reason that applies is the decision, so the most useful to people come first.
 """
@@ -95,7 +95,7 @@ def counts_per_target(guards: Guards) -> bool:
 
 
 def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
-    """Return why a group on `nodes` is refused whole, or None. Unlike a single run, it does not open the breaker."""
+    """Return why a group is refused whole, or None. Unlike a single run, it does not open the breaker."""
     reason = trips_breaker(nodes, acted_on, known_nodes, limits)
     if reason is None:
         return None
@@ -103,14 +103,12 @@ def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], li
 
 
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
-    """Return why acting on `nodes` opens the breaker, or None. `acted_on` already count within its window."""
     return trips_breaker_by_count(
         len(nodes - acted_on), len(acted_on), len(known_nodes) + len(nodes - known_nodes), limits
     )
 
 
 def trips_breaker_by_count(new: int, acted_on: int, total: int, limits: EngineLimits) -> str | None:
-    """Return why acting on `new` more of `total` known nodes opens the breaker, or None."""
     count = acted_on + new
     if not new or count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
         return None

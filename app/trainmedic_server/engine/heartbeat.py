@@ -1,6 +1,4 @@
-"""Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses. The next start
-computes the downtime from it.
-"""
+"""Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ log = telemetry.logger(__name__)
 
 
 class Heartbeat:
-    """One per server. Unwritten data is included in the next beat."""
+    """Unwritten data is included in the next beat."""
 
     def __init__(self, clock: Clock, timeline: Timeline, watch: ClockWatch, metrics: telemetry.Metrics) -> None:
         self._clock = clock
@@ -43,7 +41,7 @@ class Heartbeat:
         metrics.clock_ahead_seconds.set_function(lambda: watch.ahead)
 
     def begin(self, tx: Transaction) -> timedelta:
-        """Load an earlier server's state and return the downtime, if known."""
+        """Load an earlier server's state and return the downtime, zero if unknown."""
         alive_at, now = tx.controls().alive_at, self._clock.now()
         self._timeline.begin(tx.time_gaps(), alive_at)
         return max(now - alive_at, timedelta(0)) if alive_at is not None else timedelta(0)

@@ -30,13 +30,11 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
-"""Compromise between the first alert's wait and the number of commits."""
 
 _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
-"""Seconds between log lines on the same playbook and alertname."""
 
 log = telemetry.logger(__name__)
 
@@ -74,10 +72,7 @@ class DeliveryIntake:
         await self._queue.stop()
 
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
-        """Map each alert and find its playbooks and targets, without the store.
-
-        A large delivery takes seconds, so other tasks get turns.
-        """
+        """Find each alert's playbooks and targets. A large delivery takes seconds, so other tasks get turns."""
         topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
         alerts: list[Alert] = []
@@ -146,7 +141,6 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
-        """Store the texts of new runs, so that a restart finds their versions."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook

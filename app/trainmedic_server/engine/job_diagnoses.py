@@ -45,7 +45,6 @@ SETTLING = timedelta(seconds=5)
 UNREAD_SETTLING = timedelta(seconds=15)
 """Delay if lines of a reported error were not read yet: the alert keeps its first cause."""
 TAKEN_IN = timedelta(minutes=2)
-"""Period after the first sign that belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
@@ -55,7 +54,6 @@ _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 _GONE_AFTER = timedelta(seconds=30)
 _LAUNCHER_LASTS = timedelta(seconds=20)
-"""Silence after which a launcher counts as absent. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
 _PODS_END = timedelta(seconds=5)
@@ -63,7 +61,6 @@ _PODS_END = timedelta(seconds=5)
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_PAGES = 10
 _MOST_RANKS = 100_000
-"""Larger sizes count as unknown."""
 
 log = telemetry.logger(__name__)
 
@@ -75,7 +72,7 @@ class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
 
 
 class JobDiagnoses:
-    """Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for playbooks."""
+    """Firing alerts are repeated after `repeat_every`."""
 
     def __init__(
         self,
@@ -98,7 +95,6 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}
-        """Kubernetes namespaces of connected jobs; None if not reported."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
@@ -106,12 +102,10 @@ class JobDiagnoses:
         self._placements: dict[str, Any] = {}
         self._sizes: dict[str, int] = {}
         self._processes: dict[str, tuple[str, ...]] = {}
-        """Instances of the last processes and launchers by job, oldest first."""
         self._stepping: dict[str, Stepping] = {}
         self._seen: dict[str, datetime] = {}
         self._agents: dict[str, datetime] = {}
         self._launchers: dict[str, datetime] = {}
-        """Last presence of end-reporting launchers, by job."""
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None
         self._reports: dict[str, list[ReportedEnd]] = {}
         self._ended: dict[str, datetime] = {}
@@ -148,9 +142,9 @@ class JobDiagnoses:
         await self._send_due()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
-        """Return the ends that jobs and launchers reported in the last hour, by job.
+        """Return the ends that jobs and launchers reported in the last hour.
 
-        Events are read only after a change of the job's record, which each report makes.
+        Events are read only after a change of the job's record.
         """
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
@@ -161,7 +155,7 @@ class JobDiagnoses:
         return {job: ends for job, ends in recent.items() if ends}
 
     def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return the signs that count: under a present launcher, which reports each end, only stopped steps."""
+        """Return only stopped steps under a present launcher, which reports each end itself."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
@@ -233,7 +227,6 @@ class JobDiagnoses:
     async def _look_at(
         self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd], findings: Sequence[KnownFinding]
     ) -> None:
-        """Make due verdicts and update recent ones. `reports` cover the last hour."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [each for each in earlier if not each.is_slow]
@@ -406,7 +399,6 @@ class JobDiagnoses:
         return lasts_until if now >= lasts_until else None
 
     def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
-        """Return when to repeat the alert; None once it ended."""
         if self._over_at(verdict, now) is not None:
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
@@ -418,7 +410,6 @@ def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[Kno
 
 
 def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
-    """Return the alert of a verdict, firing if ``over_at`` is None."""
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),
@@ -450,7 +441,6 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
 
 
 def _report_of(event: Event) -> ReportedEnd | None:
-    """Return the report in an event; None for an end that a person stated, or without a job."""
     content = content_of(event)
     if not isinstance(content, (JobFailed, JobEnded, JobGone)) or event.actor != "trainmedic":
         return None
@@ -461,7 +451,7 @@ def _report_of(event: Event) -> ReportedEnd | None:
 
 
 def _reports_by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
-    """Return each job's reports in order. A failed attempt whose launcher then gives up counts once."""
+    """A failed attempt whose launcher then gives up counts once."""
     reports: dict[str, list[ReportedEnd]] = {}
     for event in events:
         report = _report_of(event)

@@ -1,7 +1,6 @@
-"""History events for evaluation results in job presences.
+"""History events for evaluation results in job presences, with changed values, at most once a minute per job.
 
-An event has the changed values, at most once a minute per job. A gone job's last values are recorded too. After a
-restart the newest values are repeated; readers recognise this by the time.
+After a restart the newest values are repeated; readers recognise this by the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Signs and facts of a job's failure, from stored findings. Pure.
+"""Signs and facts of a job's failure, from stored findings.
 
 The server has only excerpts of logs and digests of dumps; `trainmedic diagnose --dir` reads the files.
 """
@@ -26,14 +26,12 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
 TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
-"""Shipped rules for launcher output on ended processes."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
 _PRESENCE_LAGS = timedelta(seconds=15)
-"""Delay until a step is seen; presences are written and read every 5 s."""
+"""Presences are written and read every 5 s."""
 _SHORTEST_WATCH = timedelta(seconds=22)
-"""The lag and one more presence."""
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
@@ -113,7 +111,7 @@ def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tupl
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
-    """Return signs of a failure or hang, earliest first: ended processes, collective timeouts, gone jobs.
+    """Return signs of a failure or hang, earliest first.
 
     A root-cause line alone is none: loops may catch exceptions.
     """
@@ -128,7 +126,6 @@ def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
 
 
 def _is_launchers(known: KnownFinding) -> bool:
-    """Return whether a launcher reports a process's end, after which the job cannot continue."""
     return known.rule in TELLS_ENDS and (known.rule != "rank-failed" or "exitcode" in known.line)
 
 
@@ -144,7 +141,7 @@ class Stepping(NamedTuple):
     """Longest recent time between advances; zero before two of them."""
 
     def moved(self, step: int, instance: str, now: datetime) -> Stepping:
-        """Return the state after a presence. Another process proves no progress."""
+        """Another process proves no progress."""
         if instance != self.instance:
             return Stepping(step, instance, self.since)
         if step <= self.step:
@@ -160,12 +157,10 @@ def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: t
 
 
 def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
-    """Return whether the job stepped after a sign of a hang."""
     return sign.is_wait and stepping is not None and bool(stepping.usual) and stepping.since > sign.at + _PRESENCE_LAGS
 
 
 def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> bool:
-    """Return whether the sign is not of the newest verdict's failure: later than `taken_in`, or of a later attempt."""
     if sign.attempt is not None and verdict.attempt is not None and sign.attempt > verdict.attempt:
         return True
     return sign.at - verdict.began_at > taken_in
@@ -187,9 +182,7 @@ def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) 
 def settled_at(
     report: ReportedEnd, findings: Iterable[KnownFinding], settling: timedelta, unread: timedelta
 ) -> datetime:
-    """Return when a reported failure's verdict is due: after the first line that may explain it, otherwise after the
-    report.
-    """
+    """Return when a verdict is due: after the first line that may explain the failure, otherwise after the report."""
     heard = [
         finding.heard_first_at
         for finding in findings
@@ -233,7 +226,7 @@ def facts(
     attempt: int | None = None,
     report: ReportedEnd | None = None,
 ) -> Facts:
-    """Return the facts of a failure. `excerpts` are those of `TELLS_ENDS`, `report` is the launcher's."""
+    """`excerpts` are those of `TELLS_ENDS`, `report` is the launcher's."""
     findings = [known for known in findings if not tells_dumps(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)
@@ -275,7 +268,6 @@ def _collectives(findings: Sequence[KnownFinding]) -> CollectiveLines:
 
 
 def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Finding]:
-    """Sort the findings by time, and derive ranks from local ranks with the launcher's table."""
     told = [each for each in ended if each.local_rank is not None and each.rank is not None]
     ranks: dict[tuple[str, int | None], int | None] = {(each.node, each.local_rank): each.rank for each in told}
     placed = [
@@ -303,5 +295,4 @@ def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -
 
 
 def _lines(line: str, node: str) -> list[Exit]:
-    """Return the exits in a launcher's line read on `node`. Other nodes that it names are unverified."""
     return [replace(e, is_node_sure=bool(node) and e.node == node) for e in exits.launcher_line(line, node)]

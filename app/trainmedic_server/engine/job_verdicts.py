@@ -1,4 +1,4 @@
-"""Newest verdicts of the last hour by job, for playbook expressions. In memory, because planning reads no store."""
+"""Newest verdicts of the last hour by job. In memory, because planning reads no store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictSource
 
 _Newest = Mapping[str, tuple[datetime, JobVerdict]]
-"""Newest verdict by job, with the start of its subject."""
 
 
 class JobVerdicts:
@@ -22,7 +21,7 @@ class JobVerdicts:
         self._slownesses: _Newest = {}
 
     def take(self, job: str, began_at: datetime, verdict: JobVerdict, *, is_slow: bool = False) -> None:
-        """Add or update a verdict. `is_slow`: the job continues."""
+        """`is_slow`: the job continues."""
         known = self._slownesses if is_slow else self._failures
         newest = known.get(job)
         if newest is not None and newest[0] > began_at:

@@ -1,7 +1,7 @@
-"""Detection of gone jobs, by the rules of ``domain.job_life``. Records are in the run store.
+"""Detection of gone jobs, by the rules of ``domain.job_life``.
 
-Only jobs whose SDK reports their end (``says_end`` in the presence) are watched. Redis outages and server downtimes do
-not count as silence.
+Only jobs whose SDK reports their end (``says_end``) are watched. Redis outages and server downtimes do not count as
+silence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from trainmedic_server.ports.store import RunStore, Transaction
 LOOK_EVERY = timedelta(seconds=5)
 MOST_JOBS = 10_000
 _LATEST_LOOK = timedelta(seconds=20)
-"""A later check means that the server was stalled."""
 _INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
 
 log = telemetry.logger(__name__)
@@ -71,18 +70,17 @@ class JobWatch:
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
         self._slurm_ids: dict[str, str] = {}
-        """By job, also of requeued ones that are not connected."""
 
     async def watch(self) -> None:
         await loops.repeat(self.look, LOOK_EVERY, "jobs", self._metrics)
 
     async def look(self) -> None:
-        """Check once. Raises BusUnavailable, StoreUnavailable."""
+        """Raises BusUnavailable, StoreUnavailable."""
         async with self._looking:
             await self._look()
 
     def may_connect(self, job: str) -> bool:
-        """Return whether a job of this name was connected within `job_life.KEPT`, or may have been unnoticed."""
+        """Return whether the job was connected within `job_life.KEPT`, or may have been unnoticed."""
         lives = self._lives
         return lives is None or job in lives or len(lives) >= MOST_JOBS
 
@@ -91,7 +89,7 @@ class JobWatch:
         return self._slurm_ids.get(job)
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
-        """Record that a gone job was meant to end; return its record. Raises NotFound, Conflict, StoreUnavailable."""
+        """Record that a gone job was meant to end. Raises NotFound, Conflict, StoreUnavailable."""
         async with self._looking:
             lives = dict(await self._known_lives())
             life = lives.get(job)
@@ -184,7 +182,6 @@ class JobWatch:
             yield from _taken(lives, job_life.missed(lives[name], now))
 
     def _new_presences(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
-        """Return new presences by name, without copies of old ones."""
         heard = {}
         for presence in presences:
             key = (kind, presence.name)

@@ -1,5 +1,3 @@
-"""Protection of a job's data against deletion."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

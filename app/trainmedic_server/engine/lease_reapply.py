@@ -1,7 +1,6 @@
 """Conditions for reapplying an effect whose lease expired, from its run's history.
 
-`obstacle` and `guard_obstacle` return a reason for people, or None. ``cooldown`` counts from the last application,
-``max_runs`` limits repeats per run.
+``cooldown`` counts from the last application, ``max_runs`` limits repeats per run.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
 def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime) -> str | None:
-    """Return why an expired cap of the run must not be reapplied; None if it may be. `fires`: an alert of the run
-    fires, None if unknown.
-    """
+    """Return why an expired cap must not be reapplied, or None. `fires`: an alert of the run fires, None if unknown."""
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
@@ -55,7 +52,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
 
 
 def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, ago: Ago) -> str | None:
-    """Return why the playbook's guards forbid reapplying now; None if they allow it."""
+    """Return why the playbook's guards forbid reapplying now, or None."""
     started = [
         event.at for event, content in contents_of(tx, run.id, SetAgainStarted) if content.command_id == command_id
     ]
@@ -81,7 +78,6 @@ def last_event(tx: Transaction, run_id: str, kind: type[SetAgainStarted] | type[
 
 
 def contents_of(tx: Transaction, run_id: str, kind: type[K], after: int = 0) -> list[tuple[Event, K]]:
-    """Return the run's later events of this kind, in order, with their content."""
     return [
         (event, content)
         for event in tx.events_of(run_id, name_of(kind))

@@ -1,11 +1,10 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
 If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
-renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``). While it waits, the reason
-is in the history (``set_again_held``).
+renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``).
 
-Without an Alertmanager to ask, an alert fires if it was reported after this server's start. After `RESENT_AFTER`, every
-unresolved alert counts: missed resolutions have been sent again by then.
+Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`:
+missed resolutions have been sent again by then.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
 next server repeats the command; the node knows its ID and applies it once.
@@ -42,7 +41,6 @@ RESENT_AFTER = timedelta(minutes=5)
 """Alertmanager's group_interval, within which it repeats failed deliveries."""
 
 _BATCH = 200
-"""Commands per transaction: deliveries share the store's only writer."""
 
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 
@@ -54,13 +52,10 @@ log = telemetry.logger(__name__)
 class _PreparedRun(Struct, frozen=True):
     run: Run
     fires: bool | None
-    """True if an alert of the run fires; None if unknown."""
     guards: Guards
 
 
 class LeaseRecovery:
-    """One per server. Its state is only a cache."""
-
     def __init__(self, services: EngineServices, source: AlertSource | None, playbook_of: PlaybookOf) -> None:
         self._services = services
         self._source = source
@@ -77,7 +72,7 @@ class LeaseRecovery:
         self._started_at_loop_time = asyncio.get_running_loop().time()
 
     async def handle_renewals(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
-        """Record losses, reapply expired effects if allowed, and record the result. Raises StoreUnavailable."""
+        """Record losses and reapply expired effects if allowed. Raises StoreUnavailable."""
         lost = [
             renewal
             for renewal in renewals
@@ -134,7 +129,6 @@ class LeaseRecovery:
     async def _send(
         self, action: LeasedAction, run_id: str, effects: Sequence[LeasedEffect], prepared: _PreparedRun
     ) -> None:
-        """Record the start, send the commands and record the result, while no other attempt uses the targets."""
         targets = {target for effect in effects for target in _targets_of(action, effect)}
         claims = [Claim(target) for target in targets]
         async with self._services.locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *claims):
@@ -155,7 +149,6 @@ class LeaseRecovery:
             await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
 
     async def _prepare(self, run_id: str) -> _PreparedRun | None:
-        """Return None if the playbook's guards cannot be read."""
         run = await self._services.store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None
@@ -170,7 +163,6 @@ class LeaseRecovery:
         return _PreparedRun(run, await self._is_firing(run_id), guards)
 
     async def _is_firing(self, run_id: str) -> bool | None:
-        """Return whether an alert of the run fires; None if unknown."""
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
@@ -200,7 +192,6 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Record and return which effects are reapplied, or record why none is."""
         run = tx.run(run_id)
         if run is None:
             return []
@@ -275,7 +266,6 @@ def _targets_of(action: LeasedAction, effect: LeasedEffect) -> Iterable[Target]:
 
 
 def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
-    """Return whether a reapplication began and is unfinished."""
     return last_event(tx, run_id, SetAgainStarted, command_id) > last_event(tx, run_id, SetAgainDone, command_id)
 
 

@@ -1,11 +1,10 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
 An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
-open, an alert fires or its undo is armed. Later, an expiring lease only does the undo's work. A hold, such as a job's
-pause, is renewed only while a later question of its run is open.
+open, an alert fires or its undo is armed. A hold, such as a job's pause, is renewed only while a later question of its
+run is open.
 
-Pauses and the breaker do not stop renewals, which change nothing: otherwise a pause would restore a hot GPU's full
-power.
+Pauses and the breaker do not stop renewals: otherwise a pause would restore a hot GPU's full power.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
-"""Interval of checks, much shorter than a third of any sensible lease."""
 _BATCH = 200
-"""Runs per transaction: deliveries share the store's only writer."""
+"""Deliveries share the store's only writer."""
 _SHOWN = 8
 
 log = telemetry.logger(__name__)
@@ -86,7 +84,6 @@ class LeaseRenewer:
     def _in_effect(
         self, run_ids: Sequence[str], now: datetime, tx: Transaction
     ) -> list[tuple[str, LeasedEffect, timedelta]]:
-        """Return the needed effects of these runs, with action name and lease."""
         heard_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
@@ -136,14 +133,12 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
 
 
 def _is_needed(step: StepState, run_goes_on: bool) -> bool:
-    """Return whether the step's effect is needed: with an armed undo, or without a due one while the run continues."""
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_goes_on
     return step.undo.status is UndoStatus.ARMED
 
 
 def _is_awaited(run: Run, step: StepState) -> bool:
-    """Return whether a later question about a hold (``Action.is_hold``) is open."""
     undo = step.undo
     if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
         return False
@@ -155,7 +150,7 @@ def _is_awaited(run: Run, step: StepState) -> bool:
 
 
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
-    """Yield possible effects of the step's attempts, except those in flight, whose lease has just begun."""
+    """Yield possible effects, except of attempts in flight, whose lease has just begun."""
     command_ids: Collection[str] = set()
     for attempt in reversed(step.attempts):
         in_flight = attempt.status == "running" and attempt.deadline > now

@@ -9,8 +9,7 @@ A claim with several targets is granted all or none. A holder never waits for mo
 A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs run one at
 a time, and their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
 
-At admission, the target is reserved for the first plan (``first_plans``). If it is not free, later runs cannot reserve
-what overlaps it. The locks are in memory; drivers of open runs take them again after a restart.
+The locks are in memory; drivers of open runs take them again after a restart.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class TargetLocks:
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
-        """Lock the claim unless an overlapping one is locked or waited for; return whether it did."""
+        """Lock the claim unless an overlapping one is locked or waited for. Return whether it did."""
         if self._held.has(run_id):
             return True
         if self._held.overlapping(claim) or self._waiting.overlapping(claim):
@@ -70,7 +69,6 @@ class TargetLocks:
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:
-        """Return the run that blocks this waiting run: a holder or an earlier waiter."""
         if self._held.has(run_id):
             return None
         holder = self.holder(claim)
@@ -138,9 +136,9 @@ class _Acting:
 
 
 class _Claims:
-    """Ordered claims by holder, grouped because a storm may have ten thousand, but few per group.
+    """Ordered claims by holder, grouped because a storm may have ten thousand.
 
-    Targets of different groups overlap only with the cluster. A claim with several targets is in several groups.
+    Targets of different groups overlap only with the cluster.
     """
 
     def __init__(self) -> None:
@@ -174,7 +172,6 @@ class _Claims:
         return sorted(claims.items(), key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
-        """Return the first holder before `before` whose claim overlaps `claim`, or None."""
         if not self._by_name:
             return None
         end = self._numbers[before] if before is not None else None

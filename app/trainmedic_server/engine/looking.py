@@ -1,4 +1,4 @@
-"""What a polled wait has seen, and when to look next. Pure, and in memory only."""
+"""Results of a polled wait, and the time of its next look. In memory only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Look(Struct, frozen=True):
-    """Look until something changes, the condition has held for long enough, or `deadline`."""
-
     key: tuple[str, int]
     action: str
     params: Mapping[str, Any]
@@ -24,26 +22,21 @@ class Look(Struct, frozen=True):
     every: timedelta
     deadline: datetime
     once: bool = False
-    """Look at once: the target is locked now."""
 
 
 class Observed(Struct, frozen=True):
-    """One look, from its beginning to the answer."""
-
     holds: bool
     began: datetime
     ended: datetime
     why: str = ""
-    """Why it does not hold, if that is an error or missing data."""
+    """Error or missing data, if that is why it does not hold."""
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sight(Struct, frozen=True):
     key: tuple[str, int]
     holds: bool | None = None
-    """None before the first look."""
     since: datetime | None = None
-    """Holds without a break since then."""
     last: Observed | None = None
 
     def after(self, look: Look, observed: Observed) -> Sight:

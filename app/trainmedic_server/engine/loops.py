@@ -11,13 +11,11 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.outside import Clock
 
 Rest = Callable[[float], Awaitable[object]]
-"""Waits this many seconds, or less if there is work."""
 
 log = telemetry.logger(__name__)
 
 
 def by_clock(clock: Clock) -> Rest:
-    """Return a wait on the server's clock, which simulations can skip."""
     return lambda seconds: clock.sleep_until(clock.now() + timedelta(seconds=seconds))
 
 

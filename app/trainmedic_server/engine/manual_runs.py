@@ -1,7 +1,7 @@
 """Runs started by people, with the same guards, locks and breaker as alerts.
 
-Without a firing alert of its playbook and target, a run gets a stand-in alert, which does not resolve: changes stay
-until a person orders the undo, or ``assume_resolved_after`` passes.
+Without a firing alert, a run gets a stand-in alert, which does not resolve: changes stay until a person orders the
+undo, or ``assume_resolved_after`` passes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _MOST_FIRING = 10_000
 class StartOrder(Struct, frozen=True):
     playbook: str
     target: Target | None
-    """None to resolve it from the playbook's own target, which may use the inputs."""
     labels: Mapping[str, str] = field(default_factory=dict)
     dry_run: bool = False
     inputs: Mapping[str, inputs.Value] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class ManualStarter:
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of an unsuccessful one, with the current playbook.
 
-        That of a group has the members that have not succeeded.
+        A group's retry has the members that have not succeeded.
 
         Raises NotFound, StoreUnavailable, and Conflict if the run is open or succeeded or its alert resolved.
         """
@@ -138,9 +137,7 @@ class ManualStarter:
         write: bool,
         chosen: Selection | None = None,
     ) -> tuple[Started, AdmissionChanges | None]:
-        """Return the result, and the changes unless it is a dry run. `chosen`: a group's members, instead of those of
-        its selector.
-        """
+        """`chosen`: a group's members, instead of those of its selector."""
         services, candidate = self._services, Candidate.of(playbook, target, topology)
         now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
@@ -167,7 +164,6 @@ class ManualStarter:
         topology: Topology,
         members: Selection | Unresolved | None,
     ) -> tuple[StepAhead, ...]:
-        """Return the steps; of a group, those of its first member. `members` is None for other targets."""
         if members is not None:
             keys = [each.key for each in members.members] if isinstance(members, Selection) else []
             given = run, playbook, [record.alert], self._services.actions, topology
@@ -213,14 +209,12 @@ class ManualStarter:
 
 
 def _check_entitled(playbook: CompiledPlaybook, by: ByHand) -> None:
-    """Raises NotEntitled."""
     manual = playbook.definition.on.manual
     if manual is not None and not approval.is_named(manual.by, by.actor, by.groups):
         raise errors.NotEntitled(f"{playbook.definition.name} is started by {' or '.join(manual.by)}")
 
 
 def _inputs(playbook: CompiledPlaybook, order: StartOrder) -> inputs.ReadInputs:
-    """Raises PayloadError with all wrong inputs."""
     manual = playbook.definition.on.manual
     if manual is None and order.inputs:
         raise errors.PayloadError.at([("inputs", f"{order.playbook} takes no inputs; only 'on: manual' has some")])
@@ -233,7 +227,6 @@ def _inputs(playbook: CompiledPlaybook, order: StartOrder) -> inputs.ReadInputs:
 def _target(
     playbook: CompiledPlaybook, order: StartOrder, stand_in: AlertRecord, topology: Topology
 ) -> Target | Unresolved:
-    """Raises Conflict if the playbook works on another kind, PayloadError if the target is missing."""
     definition = playbook.definition
     group = definition.group
     kind = TargetKind.GROUP if group is not None else definition.target_kind
@@ -271,7 +264,6 @@ def _text_of(given: inputs.ReadInputs) -> str | None:
 
 
 def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
-    """Raises Conflict if the run cannot be retried."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED and not run.is_group:

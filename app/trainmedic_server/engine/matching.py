@@ -26,11 +26,10 @@ class Candidate(Struct, frozen=True, dict=True):
     playbook: CompiledPlaybook
     target: Target | Unresolved
     also: tuple[Target, ...] = ()
-    """Further targets."""
 
     @classmethod
     def of(cls, playbook: CompiledPlaybook, target: Target | Unresolved, topology: Topology) -> Candidate:
-        """Return the candidate with the further targets that the playbook derives; Unresolved if they are not known."""
+        """Unresolved if the further targets that the playbook derives are not known."""
         also = also_of(playbook, target, topology)
         return cls(playbook, also) if isinstance(also, Unresolved) else cls(playbook, target, also)
 
@@ -46,7 +45,6 @@ class Candidate(Struct, frozen=True, dict=True):
 def also_of(
     playbook: CompiledPlaybook, target: Target | Unresolved | None, topology: Topology
 ) -> tuple[Target, ...] | Unresolved:
-    """Return a target's further targets now. Those of a group are its members'."""
     if not (isinstance(target, Target) and playbook.definition.has_jobs) or target.kind is TargetKind.GROUP:
         return ()
     return selectors.jobs_on_node(target, topology)
@@ -62,7 +60,6 @@ class MatchedAlert(Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     misses: tuple[Reaction, ...] = ()
     refused: str = ""
-    """Why the alert map refuses the alert; empty if accepted."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
@@ -77,7 +74,6 @@ class MatchedAlert(Struct, frozen=True):
         return "failure" if has_failed else "conditions"
 
     def too_late(self) -> tuple[Reaction, ...]:
-        """Return the reactions if the alert's first report is its end."""
         if self.refused:
             return (_not_accepted(self.refused),)
         why = "its first report was its end, so no run starts"

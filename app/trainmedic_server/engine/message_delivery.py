@@ -1,7 +1,7 @@
 """At-least-once messages to people, from history events through an outbox. Only the leader runs it.
 
-Message IDs are derived from the events. A kill loses no message and repeats only one that was being sent. Each channel
-has its own loop, so a channel that does not respond blocks no other.
+Message IDs are derived from the events, so a kill repeats only one that was being sent. Each channel has its own loop,
+so a channel that does not respond blocks no other.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ from trainmedic_server.ports.store import RunStore, Transaction
 MOST_WAITING = 1_000
 """Per channel. Older ones are dropped, counted and logged."""
 GROUP_EVERY = timedelta(minutes=1)
-"""Minimum interval between messages of one kind and topic on a channel."""
 KEPT_WAITING = timedelta(days=1)
-"""Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _CLOSED = names(kinds.Closed)
 _TOO_LATE = "not sent for a day"
 _BROKEN_FOR = timedelta(seconds=30)
-"""How long a playbook file must be invalid before people are notified. Saving twice takes less."""
+"""How long a playbook file must be invalid. Saving twice takes less."""
 
 log = telemetry.logger(__name__)
 
@@ -158,7 +156,6 @@ class MessageDelivery:
         return [message for message in made if names[message.id] not in known]
 
     def _chosen(self, draft: Draft, rule: MessageRule, before: Collection[str]) -> Sequence[str]:
-        """Return a message's channels. `before` are those that know its run."""
         if draft.to is not None and draft.to in self._channels:
             return [draft.to]
         if rule.channels:
@@ -295,8 +292,6 @@ def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 
 
 class _BrokenPlaybooks:
-    """Problems of playbook files: since when each exists, and which were reported."""
-
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems
         self._since: dict[str, datetime] = {}
@@ -304,7 +299,7 @@ class _BrokenPlaybooks:
         self._has_none = False
 
     def to_report(self, now: datetime) -> list[str]:
-        """Return all current problems if any must be reported; otherwise none."""
+        """Return all problems if any must be reported."""
         current = [str(problem) for problem in self._problems()]
         self._since = {problem: self._since.get(problem, now) for problem in current}
         self._reported &= set(current)
@@ -321,7 +316,6 @@ class _BrokenPlaybooks:
 
 
 def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
-    """Store messages. Return the numbers of dropped ones by channel and reason."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

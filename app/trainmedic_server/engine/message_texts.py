@@ -1,4 +1,4 @@
-"""Texts of messages on events, and their combination. Pure.
+"""Texts of messages on events, and their combination.
 
 They state only recorded facts, claim no success, and name what is unknown.
 """
@@ -42,7 +42,6 @@ _MOST_CHARACTERS = 4_000
 _LONGEST_REASON = 200
 
 _FLAPS_WITHIN = timedelta(hours=4)
-"""Period with one notification per target without a repair, however often its alert starts."""
 
 PLAYBOOKS = "playbooks"
 SERVER = "server"
@@ -57,7 +56,7 @@ class Draft(Struct, frozen=True):
     run_id: str | None = None
     hold: timedelta = SOON
     once: str = ""
-    """Key of messages sent only once; empty to report each event."""
+    """Key of messages sent only once."""
     to: str | None = None
     component: Component = Component.TRAINMEDIC
 
@@ -122,7 +121,7 @@ def _of_server(event: Event) -> Draft | None:
 
 
 _OF_MEMBERS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
-"""Reported of a group's members. The parent reports everything else, once."""
+"""The parent reports all other events of its members, once."""
 
 KINDS = names(
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
@@ -154,7 +153,6 @@ _HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
 
 
 def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
-    """Return title, text and severity of combined messages of one kind and topic."""
     severity = max((message.severity for message in messages), key=lambda each: each.rank)
     first = min(messages, key=lambda message: message.at)
     late = _lateness(first, now)
@@ -260,9 +258,7 @@ def _resolved(content: kinds.AlertResolved, run: Run, kinds_told: set[MessageKin
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
-    """Return the message on a blocked run; None if people know (manual starts, pauses, breaker) or need not
-    (cooldowns).
-    """
+    """Return None if people know (manual starts, pauses, breaker) or need not (cooldowns)."""
     remedy = _REMEDIES.get(decision)
     if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:
         return None
@@ -295,7 +291,6 @@ _REMEDIES: Mapping[Decision, str] = {
 
 
 def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
-    """Return the message on an alert without a known target, once per named node or job."""
     if run.started_by is not None:
         return None
     subjects = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
@@ -417,7 +412,6 @@ def _circumstances(event: Event, pause: kinds.OfPause) -> str:
 
 
 def _started(content: kinds.ServerStarted) -> Draft | None:
-    """Return a message only if there are several servers."""
     name = content.took_over_as
     return Draft(MessageKind.TAKEOVER, SERVER, f"{name} is the leader now") if name else None
 

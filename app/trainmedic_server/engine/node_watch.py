@@ -1,4 +1,4 @@
-"""Data from presences for findings: locations and progress of jobs, boot times of nodes.
+"""Locations and progress of jobs, and boot times of nodes, from presences.
 
 Locations last an hour, across restarts: a job's output may arrive after its presence is gone.
 """
@@ -42,15 +42,12 @@ class PresenceSource(JobSource, Protocol):
 class JobProgress(Struct, frozen=True):
     instance: str
     began_at: datetime | None
-    """Start of the current process; None if unknown."""
     step: int
     progressed_at: datetime | None = None
-    """Last observed increase of the step; None if never."""
+    """Last increase of the step; None if never."""
 
 
 class NodeWatch:
-    """Reads presences every few seconds after `start`."""
-
     def __init__(self, source: PresenceSource, store: RunStore, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._source = source
         self._store = store
@@ -85,7 +82,7 @@ class NodeWatch:
         await loops.repeat(self.look, LOOK_EVERY, "places", self._metrics)
 
     async def look(self) -> None:
-        """Check once. Raises BusUnavailable, StoreUnavailable."""
+        """Raises BusUnavailable, StoreUnavailable."""
         source = self._source
         jobs, launchers, agents = await asyncio.gather(source.jobs(), source.launchers(), source.agents())
         now = self._clock.now()
@@ -106,7 +103,7 @@ class NodeWatch:
             self._write_from = now + _WRITE_EVERY
 
     async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
-        """Return the trusted locations of jobs, with launchers that wait because their node is excluded."""
+        """Launchers count too: they wait because their node is excluded."""
         told = await self._read_places.changed(jobs)
         if told is not None:
             self._of_jobs = frozenset().union(*told.values())

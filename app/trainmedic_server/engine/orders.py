@@ -1,4 +1,4 @@
-"""Validation and storage of operator commands to runs, in one transaction, so that only one person can decide."""
+"""Validation and storage of operator commands, in one transaction, so that only one person can decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses: which one holds a run, and how they begin and end. Pure.
+"""Pauses: which one holds a run, and how they begin and end.
 
 A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them.
 """
@@ -57,7 +57,7 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """Return the switches with the pause; it replaces an active one of the same scope. Raises Conflict for too many."""
+    """The pause replaces an active one of the same scope. Raises Conflict for too many."""
     starts_at = max(order.starts_at or now, now)
     ends_at = starts_at + order.length if order.length else None
     given = {"every": order.every, "scope": order.scope, "note": order.note, "observe": order.observe}
@@ -128,7 +128,6 @@ def in_force(controls: Controls, now: datetime) -> frozenset[str]:
 
 
 def as_of(controls: Controls, now: datetime) -> Controls:
-    """Return the controls with the pause of everything that is active now, if any."""
     total = next(
         (
             pause

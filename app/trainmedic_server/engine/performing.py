@@ -1,4 +1,4 @@
-"""Calls of actions: their outcomes, and optional methods of their classes."""
+"""Calls of actions and their outcomes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = telemetry.logger(__name__)
 
 
 def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """Return the attempts of the step or its undo; the last is to be made."""
+    """The last one is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -91,7 +91,6 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
-    """Return the call of the action: one, or one for each job with one outcome for all."""
     state = run.step(act.key)
     if state.target is None:
         return lambda call: actions.get(name).perform(call)
@@ -125,7 +124,6 @@ def _call_on(call: Call, target: Target, state: StepState, actions: Actions) -> 
 
 
 def _own_undo_params(call: Call, target: Target, state: StepState, actions: Actions) -> BaseModel | None:
-    """Return the undo's parameters by this job's own output; None to use the persisted ones."""
     output = state.output.get(destinations.BY_JOB, {}).get(target.job)
     action = actions.action_class(state.action or "")
     if call.undo_of is None or output is None or action is None or state.undo is None:

@@ -1,7 +1,6 @@
-"""The next instruction of a run. Pure.
+"""The next instruction of a run.
 
-`advance` returns the run to store, the events and what to do then. All state is in the run, so a restart just continues
-from the store.
+All state is in the run, so a restart just continues from the store.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ def advance(draft: RunDraft) -> RunPlan:
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
-    """Apply an attempt's outcome and plan, to be committed together."""
     if outcome is not CALLED_OFF:
         (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
     elif not act.resumed:  # otherwise a killed server may have made it
@@ -84,7 +82,7 @@ def fail_unreadable(draft: RunDraft, reason: str) -> RunPlan:
 
 
 def why_stale(draft: RunDraft) -> str | None:
-    """Return why a run delayed before its first act must no longer act."""
+    """Return why a run delayed before its first act must no longer act, or None."""
     if draft.outside.resolved:
         return "the alert resolved before the run could act"
     age, max_age = draft.now - newest_beginning(draft.run, draft.outside, draft.context), draft.context.max_age
@@ -109,7 +107,6 @@ def has_begun(run: Run) -> bool:
 
 
 def is_under_way(draft: RunDraft) -> bool:
-    """Return whether the run, or a member of its group, has begun."""
     return has_begun(draft.run) or (draft.run.is_group and group_plan.has_begun(draft.run, draft.group))
 
 
@@ -133,7 +130,6 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
 
 
 def _advance_open(draft: RunDraft) -> Instruction | None:
-    """Return what to do next; None once the run is closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
         then = _continue_attempt(draft, interrupted)
@@ -163,7 +159,6 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
 
 
 def _next_step(draft: RunDraft) -> Instruction | None:
-    """Return what the current step needs; None to plan again, or once the run is closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))
@@ -261,12 +256,10 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
 
 
 def _with_refusal(run: Run, reasons: Sequence[str]) -> str:
-    """Return why the run ended, after why ``max_runs`` refused it."""
     return "; ".join([run.message, *reasons] if run.is_limited else reasons)
 
 
 def _summary(run: Run) -> str:
-    """Return a summary for people, with tolerated failures and steps skipped because the alert resolved."""
     failed = _failures(run)
     not_begun = [step.id for step in after_resolve.left_out(run) if not step.attempts]
     if not_begun:

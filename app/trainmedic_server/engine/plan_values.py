@@ -1,4 +1,4 @@
-"""Inputs and outputs of planning. Pure."""
+"""Inputs and outputs of planning."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 class OutsideState(Struct, frozen=True):
     alerts: tuple[AlertRecord, ...]
-    """Linked alerts, the initial one first."""
+    """The initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
     breaker: str | None = None
-    """Why it is open; None if closed."""
 
     @property
     def paused(self) -> bool:
@@ -61,7 +60,6 @@ class OutsideState(Struct, frozen=True):
 
     @property
     def resolved_because(self) -> str:
-        """For a person: how the end of the alerts became known."""
         return ", ".join(sorted({record.resolved_because or "" for record in decisive(self.alerts)}))
 
     def last(self, *kinds: OrderKind) -> OperatorOrder | None:
@@ -72,12 +70,9 @@ class PerformAttempt(Struct, frozen=True):
     key: tuple[str, int]
     undo: bool = False
     resumed: bool = False
-    """True if a killed server may have made it."""
 
 
 class Wait(Struct, frozen=True):
-    """Wait until this time; None until an external change."""
-
     until: datetime | None = None
 
 
@@ -102,12 +97,10 @@ class RunPlan(Struct, frozen=True):
 
 class AttemptOutcome(Struct, frozen=True):
     status: str
-    """One of:
-
-    - ``applied``
+    """- ``applied``
     - ``failed``: not applied; another attempt may succeed
     - ``rejected``: not applied; no attempt will succeed
-    - ``skipped``: not applied, because the server is not set up for it; fails no run
+    - ``skipped``: the server is not set up for it; fails no run
     - ``unknown``: possibly applied
     - ``stopped``: ended early because the alert resolved
     - ``called_off``: cancelled before start
@@ -115,7 +108,6 @@ class AttemptOutcome(Struct, frozen=True):
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     in_part: bool = False
-    """True if a part was applied although it failed."""
     may_be_repeated: bool = True
     """False if it was applied without the requested effect: a retry would apply it twice."""
     barred_by: Decision | None = None
@@ -131,7 +123,6 @@ class PlanningContext(Struct, frozen=True):
     new_id: Callable[[], str]
     max_age: timedelta
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns how far the clock was set forward after a time."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """Returns the time after a moment without a working server, or skipped by the clock."""
     external_url: str = ""
@@ -151,7 +142,6 @@ class RunDraft:
         look_once: bool = False,
         sight: Sight | None = None,
     ) -> None:
-        """`group` is that of an open parent run, `sight` news of a polled wait."""
         self.run = run
         self.outside = outside
         self.context = context

@@ -1,4 +1,4 @@
-"""Preview of a run's steps with current parameters. Pure."""
+"""Preview of a run's steps with current parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
-    """Return the step as mode observe records it, with a message if it depends on earlier results."""
     message = None
     try:
         if not playbook.when(state.phase, state.index, names):
@@ -62,7 +61,7 @@ def steps_of_group(
     topology: Topology,
     batch: int | None = None,
 ) -> tuple[StepAhead, ...]:
-    """Return the steps of these members of a group, as the first one would run them, with the places of all.
+    """Return the steps as the first member would run them, with the places of all.
 
     `batch` is the number of their batch, None for the whole list.
     """
@@ -121,7 +120,7 @@ def _ahead(
 
 
 def _condition(state: StepState, playbook: CompiledPlaybook) -> str | None:
-    """Return ``if the alert still fires after 3 min`` for a step that depends on a wait. None for other conditions."""
+    """Return ``if the alert still fires after 3 min``. None unless the step depends on a wait."""
     when = str(step_sequence.step_definition(playbook, state).when or "")
     waited = _TIMED_OUT.match(when)
     steps = {str(entry.id): entry for entry in playbook.definition.phase(state.phase)}

@@ -72,8 +72,6 @@ class Recorder:
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], seen: Seen = Seen()) -> bool:
         """Return True once the change and its events are durable; False, with nothing stored, if the numbers differ
         from `seen`.
-
-        So a run cannot close after another alert joined, and a rejected question ends by that.
         """
         return await self._changes.ask(_Change(run, before, events, seen))
 
@@ -112,7 +110,7 @@ class Recorder:
         return [snapshots.get(run_id) for run_id in run_ids]
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Perform the work in a transaction, again and again while the store is unavailable."""
+        """Repeat the transaction while the store is unavailable."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

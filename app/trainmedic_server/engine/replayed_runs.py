@@ -1,8 +1,8 @@
-"""Runs that a replay of recorded alerts starts, with the ranges of time that the record leaves open. Pure.
+"""Runs that a replay of recorded alerts starts.
 
-A recorded alert does not show how long a run of other playbooks would have taken. So a run has an earliest and a latest
-start and end, and the guards are asked with each combination of the extremes. One answer is a known decision; several
-mean that the record does not determine it.
+A recorded alert does not show how long a run would have taken. So a run has an earliest and a latest start and end, and
+the guards are asked with each combination of the extremes. Several answers mean that the record does not determine the
+decision.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
 FAR = datetime.max.replace(tzinfo=UTC) - timedelta(days=3650)
-"""Stands for an end that may never come."""
 STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})
 
 
 class ReplayedRun(Struct, eq=False):
-    """A run of the replay. It began at one time from `earliest` to `latest`, if it exists (`is_certain`), and ended
-    from `ends_from` to `ends_by`.
+    """A run of the replay. It began between `earliest` and `latest`, if it exists (`is_certain`), and ended between
+    `ends_from` and `ends_by`.
     """
 
     key: Key
@@ -57,8 +56,6 @@ class ReplayedRun(Struct, eq=False):
 
 
 class _Span:
-    """Runs that count until a time of their own."""
-
     def __init__(self) -> None:
         self._until: list[tuple[datetime, int]] = []
 
@@ -75,8 +72,6 @@ class _Span:
 
 
 class _OpenRuns:
-    """Runs that may be open. Their latest end may be extended."""
-
     def __init__(self) -> None:
         self._runs: list[tuple[datetime, int, ReplayedRun]] = []
 
@@ -127,7 +122,6 @@ class ReplayedRuns:
         self._surely_acted: dict[str, datetime] = {}
         self._numbers = itertools.count()
         self.breaker_opened: list[tuple[datetime, str]] = []
-        """When the breaker may have opened, and why."""
 
     def add(self, run: ReplayedRun, spec: Guards) -> None:
         number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _OfPlaybook())
@@ -148,7 +142,6 @@ class ReplayedRuns:
             self._store(run, spec)
 
     def _is_covered(self, run: ReplayedRun) -> bool:
-        """Extend a run that may be open on the target, if there is one, to stand for this one too."""
         for other in self._by_key.get(run.key, ()):
             if not other.is_certain and other.is_counted and other.may_be_open(run.earliest):
                 other.ends_by = max(other.ends_by, run.ends_by)
@@ -165,7 +158,6 @@ class ReplayedRuns:
             self._by_playbook[run.key[0]].open_at_most.add(number, run)
 
     def make_certain(self, run: ReplayedRun, spec: Guards) -> None:
-        """Record that a run which could have begun has begun by now."""
         run.is_certain = True
         if not run.is_stored:
             self._store(run, spec)
@@ -186,7 +178,6 @@ class ReplayedRuns:
                 self._surely_acted[run.node] = max(self._surely_acted.get(run.node, until), until)
 
     def extend(self, key: Key, now: datetime, ends_by: datetime) -> None:
-        """Extend the latest end of runs that an alert joins, and for which they may wait."""
         for run in self._by_key.get(key, ()):
             if run.may_be_open(now) and not run.is_end_recorded:
                 run.ends_by = max(run.ends_by, ends_by)
@@ -205,7 +196,7 @@ class ReplayedRuns:
         """Return all decisions that are possible at a report of an alert.
 
         `own` is a run that an earlier report of the same alert may have started, which does not count. A recorded
-        decision by a pause or the breaker is believed: operators and other nodes made it, not the playbooks.
+        decision by a pause or the breaker is trusted: operators and other nodes made it, not the playbooks.
         """
         self._forget_until(now)
         runs = [run for run in self._by_key.get(key, ()) if run is not own or run.is_shared]
@@ -226,7 +217,6 @@ class ReplayedRuns:
         return frozenset(found)
 
     def _facts(self, key: Key, runs: list[ReplayedRun], now: datetime, own: ReplayedRun | None) -> Iterator[GuardFacts]:
-        """Yield each combination of the extremes, if no run on the target is open."""
         of_playbook = self._by_playbook.get(key[0])
         if of_playbook is None:
             yield GuardFacts()
@@ -295,5 +285,4 @@ class ReplayedRuns:
 
 
 def _later(moment: datetime, span: timedelta | None) -> datetime:
-    """Return `moment` plus `span`, at most `FAR`."""
     return min(moment, FAR) + span if span and moment < FAR else moment

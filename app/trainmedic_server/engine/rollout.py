@@ -1,7 +1,6 @@
-"""What a group's parent run does next: start members, wait, or end. Pure.
+"""Next act of a group's parent run: start members, wait, or end.
 
-All is derived from the frozen list and the members that have a run, so a restart continues where the store is. A member
-without a run is left, whatever batch it would have been in: no cursor can be wrong.
+It is derived from the frozen list and the members that have a run, so a restart continues where the store is.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.playbook import Rollout
 
 AT_ONCE = 200
-"""Members started in one transaction: a compromise like the recorder's batch."""
 
 DEFAULTS = Rollout()
 
@@ -36,7 +34,6 @@ class WaitForMembers(Struct, frozen=True):
 
 class RolloutOver(Struct, frozen=True):
     error: str = ""
-    """Why it failed; empty if not."""
 
 
 class GroupProgress:
@@ -49,19 +46,18 @@ class GroupProgress:
         self.open = self.errors = 0
         self.has_acted = False
         self.held = ""
-        """Why no member can start now, such as a full breaker; empty if one can."""
+        """Empty if a member can start."""
         self.waits_for_own = False
         self.tries_again: datetime | None = None
         """When `held` may have changed; None if unknown."""
         self.settling: dict[str, datetime] = {}
-        """Members just closed: until when their nodes count as unavailable, because the topology lags."""
+        """When nodes of just closed members become available, because the topology lags."""
         self.refused = ""
-        """Why the breaker refuses the whole list before the first member; empty if it does not."""
         for member in begun:
             self.note(member)
 
     def note(self, member: Member) -> None:
-        """Take in a member's state. Counts change by the difference, because thousands of members close one by one."""
+        """Record a member's state. Counts change by the difference, because thousands of members close one by one."""
         before = self._begun.get(member.target)
         if before is not None:
             self._count(before, -1)
@@ -75,7 +71,6 @@ class GroupProgress:
         self.has_acted |= member.has_acted
 
     def filled(self, batch: int) -> int:
-        """Return how many members of a batch count: all that are not skipped."""
         return self._filled[batch]
 
     @property
@@ -121,7 +116,7 @@ def next_of(
 
 
 def chosen(rollout: Rollout, left: Sequence[str], count: int, run_id: str, is_busy: Callable[[str], bool]) -> list[str]:
-    """Return the members to start now. `is_busy` returns whether jobs use a member."""
+    """`is_busy` returns whether jobs use a member."""
     match rollout.order:
         case "random":  # the same after a restart
             ordered = sorted(left, key=lambda target: hashlib.sha256(f"{run_id}{target}".encode()).digest())
@@ -133,7 +128,6 @@ def chosen(rollout: Rollout, left: Sequence[str], count: int, run_id: str, is_bu
 
 
 def exceptions(members: Sequence[Member]) -> dict[str, str]:
-    """Return the first closed members that did not succeed, with the reason."""
     odd = [member for member in members if not member.is_open and not member.is_fine]
     return {member.target: member.why for member in odd[:SHOWN]}
 

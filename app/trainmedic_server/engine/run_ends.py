@@ -19,8 +19,6 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 
 class RunEnds:
-    """Listener for history events (`engine.event_dispatch`)."""
-
     name = "run_ends"
     kinds = names(Closed)
     at_once = 100
@@ -49,7 +47,6 @@ class RunEnds:
             await self._admit(Delivery(new_id(), self._clock.now(), self.name, "", "", tuple(alerts)))
 
     def _awaited(self) -> set[tuple[str, str]]:
-        """Return the (playbook, status) of ends that start something."""
         triggers = (playbook.definition.on.run for playbook in self._catalog.all())
         return {
             (playbook, status)

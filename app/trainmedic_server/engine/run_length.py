@@ -1,6 +1,6 @@
-"""Longest time that a run may take by its playbook's own limits. Pure.
+"""Longest time that a run may take by its playbook's own limits.
 
-Waits for a busy target or for the end of a pause come on top, because a playbook does not limit them.
+Excludes waits for a busy target or for the end of a pause.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class LongestRun(Struct, frozen=True):
     """False if the run may wait for people without a limit."""
 
     def ends_by(self, start: datetime, alert_end: datetime | None) -> datetime | None:
-        """Return the latest end of a run that began at `start`; None if there is none."""
+        """Return None if there is no limit."""
         if not self.is_limited or (self.after_end and alert_end is None):
             return None
         return (max(start, alert_end) if self.after_end and alert_end else start) + self.span
 
 
 def longest(playbook: CompiledPlaybook, mode: Mode, actions: Actions, before_first_act: timedelta) -> LongestRun:
-    """Return the limit of a run in `mode`, whose first act may be delayed by `before_first_act`."""
+    """`before_first_act` is the possible delay of the first act."""
     if mode is Mode.OBSERVE:
         return LongestRun()
     definition = playbook.definition

@@ -12,12 +12,11 @@ from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.ports.findings import AlertSender
 
 _OF_LOGS = "alerts-from-logs"
-"""Section of all finding alerts: users' log rules name theirs as they like."""
+"""Section of all finding alerts, whose names users choose."""
 
 
 class Runbooks(Struct, frozen=True):
     page: str = ""
-    """URL of the page. Empty: alerts get no link."""
 
     def linked(self, alert: Alert) -> Alert:
         """Return an own alert with the annotation ``runbook_url``, which proves nothing (`domain.proof`)."""

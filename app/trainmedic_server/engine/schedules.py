@@ -25,11 +25,9 @@ LOOK_EVERY = timedelta(seconds=10)
 """Time within which a new or changed playbook is noticed. Times of known schedules are met exactly."""
 _POSITION = "schedules"
 _LONGEST_PATIENCE = timedelta(days=1)
-"""Bound on the times to try after a long downtime."""
 _KEEP_EVERY = timedelta(minutes=1)
 
 _Key = tuple[str, str, str]
-"""Playbook, schedule, time zone."""
 
 
 class DueTimes(Struct, frozen=True):
@@ -74,7 +72,6 @@ class Schedules:
         self._services = services
         self._admit = admit
         self._done: dict[_Key, datetime] = {}
-        """Until when each schedule's times are decided."""
         self._looked_at: datetime | None = None
         self._kept_at: datetime | None = None
         self._next: datetime | None = None
@@ -115,7 +112,6 @@ class Schedules:
             await self._keep(now)
 
     async def _kept(self) -> datetime | None:
-        """Return until when an earlier server has decided."""
         seconds = await self._services.store.transact(lambda tx: tx.event_positions.position(_POSITION))
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 

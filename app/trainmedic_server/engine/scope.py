@@ -1,6 +1,4 @@
-"""Names for playbook expressions and templates: ``alert, alerts, labels, annotations, target, job, vars, steps, run``,
-``now``. Pure.
-"""
+"""Names for playbook expressions and templates."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class LazyScope(Mapping[str, Any]):
-    """A scope built on first access, because most steps have no expression."""
+    """Built on first access, because most steps have no expression."""
 
     def __init__(self, make: Callable[[], Scope]) -> None:
         self._make = make

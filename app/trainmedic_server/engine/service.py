@@ -121,7 +121,7 @@ class Engine:
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether the action changes something other than reverting another action. True for unknown actions."""
+        """Return True for unknown actions, False for those that only revert another."""
         action_class = self._actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
@@ -181,10 +181,7 @@ class Engine:
         return await self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Explain what would be done about these alerts now; `at` sets the time for their age.
-
-        Raises StoreUnavailable.
-        """
+        """`at` sets the time for the alerts' age. Raises StoreUnavailable."""
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
@@ -217,7 +214,7 @@ class Engine:
         return run
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run manually, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
+        """Start a run, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
         return await self._starter.start(order, by)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
@@ -316,7 +313,6 @@ class Engine:
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:
-        """Return the time this far back, excluding downtimes."""
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
@@ -334,12 +330,10 @@ class Engine:
 
 
 def _is_unknown(run: Run, command_id: str) -> bool:
-    """Return whether the command's outcome is recorded as unknown. Other replies are repeats."""
     attempts = [attempt for step in run.steps for attempt in (*step.attempts, *step.undo_attempts)]
     return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
 
 
 def _may_answer(reply: envelope.Reply, run: Run) -> bool:
-    """Return whether the reply's sender matches the run's target, as far as named."""
     target = run.target
     return target is not None and reply.job in (None, target.job) and reply.node in (None, target.node)

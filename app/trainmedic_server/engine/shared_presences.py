@@ -1,4 +1,4 @@
-"""Shared cache of presences for several loops, at most a few seconds old."""
+"""Shared cache of presences for several loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from trainmedic_server.ports.outside import Presence
 FRESH_FOR = 2.0
 """Seconds. Presences are written every 5 s."""
 _FRESH_FOR_TIMES = 10
-"""Minimum pause as a multiple of the reading's duration, to limit its share of time."""
 _LONGEST_FRESH = 4.5
 """Seconds; below the loops' 5 s, so that each check gets new data."""
 _LONG_REST = 2.0
@@ -22,8 +21,6 @@ _RECENT = 10.0
 
 
 class SharedReading:
-    """`elapsed` is a monotonic clock in seconds."""
-
     def __init__(self, read: Callable[[], Awaitable[list[Presence]]], elapsed: Callable[[], float]) -> None:
         self._read = read
         self._elapsed = elapsed
@@ -31,14 +28,13 @@ class SharedReading:
         self._known: list[Presence] = []
         self._read_at: float | None = None
         self._rest = 0.0
-        """Seconds of pause after a reading."""
 
     async def fresh(self) -> list[Presence]:
         """Return the cached list while fresh. Read errors are raised and not cached."""
         return await self._younger_than(min(max(FRESH_FOR, self._rest), _LONGEST_FRESH))
 
     async def recent(self) -> list[Presence]:
-        """Return presences, some seconds old if reading is slow. Raises like `fresh`."""
+        """Return presences, some seconds old if reading is slow."""
         is_long = self._rest >= _LONG_REST
         return await self._younger_than(_LONGEST_FRESH + _RECENT if is_long else self._rest)
 
@@ -62,7 +58,6 @@ class SharedPresences:
     """Presences read at most every 2 s, less often if reading is slow."""
 
     def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
-        """`elapsed` is a monotonic clock in seconds."""
         elapsed = elapsed or asyncio.get_running_loop().time
         self._source = source
         self._jobs = SharedReading(source.jobs, elapsed)
@@ -70,7 +65,6 @@ class SharedPresences:
         self._agents = SharedReading(source.agents, elapsed)
 
     async def recent_jobs(self) -> list[Presence]:
-        """As `SharedReading.recent`. Raises BusUnavailable."""
         return await self._jobs.recent()
 
     async def recent_agents(self) -> list[Presence]:

@@ -1,6 +1,6 @@
 """Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
 
-Otherwise a lost message could block an undo permanently. Downtimes and forward clock steps do not count.
+Otherwise a lost message could block an undo permanently. Downtimes do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.store import Transaction
 
 ASK_AFTER = timedelta(minutes=5)
-"""Alertmanager's group_interval: alerts reported within it are not checked."""
+"""Alertmanager's group_interval, within which alerts are not checked."""
 
 log = telemetry.logger(__name__)
 
@@ -37,7 +37,6 @@ class SilentAlerts:
 
     @property
     def interval(self) -> timedelta:
-        """Time between checks: at most a tenth of the setting."""
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
@@ -59,7 +58,6 @@ class SilentAlerts:
                 await self._end(record, because)
 
     async def _ended_because(self, record: AlertRecord) -> str | None:
-        """Return how the end became known (`AlertRecord.resolved_because`); None if the alert may still fire."""
         if record.alert.fingerprint.startswith(BEGINNINGS):
             return None  # no step waits for its end, and a rollout may take days
         if self._source is not None and record.alert.is_in_alertmanager:
@@ -94,7 +92,6 @@ class SilentAlerts:
 
 
 def _unchanged(tx: Transaction, record: AlertRecord) -> AlertRecord | None:
-    """Return the stored alert if it had no report since `record`."""
     current = tx.alerts([record.identity]).get(record.identity)
     if current is None or current.is_resolved or current.last_heard_at > record.last_heard_at:
         return None

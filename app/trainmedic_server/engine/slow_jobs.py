@@ -1,8 +1,8 @@
 """Verdicts on slow jobs, created while an alert reports slowness and renewed every 15 min.
 
-Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median and are not named.
-Without it, the log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no
-playbook. A verdict that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
+Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median. Without it, the
+log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no playbook. A verdict
+that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SlowJobs:
         await loops.repeat(self.look, _LOOK_EVERY, "slow jobs", self._metrics)
 
     async def look(self) -> None:
-        """Make due verdicts. Raises TrainmedicError."""
+        """Raises TrainmedicError."""
         firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING, SLOW_ALERTS))
         dropped = _named_by(firing, {THROUGHPUT_DROP})
         for job in sorted(_named_by(firing, SLOW_ALERTS))[:_MOST_JOBS]:
@@ -103,7 +103,6 @@ class SlowJobs:
         log.info("job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
-        """Return a verdict from recent findings. None without evidence, unless an alert reports a throughput drop."""
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding
@@ -119,7 +118,6 @@ class SlowJobs:
         return slow.by_throughput(ThroughputDrop(), [evidence_of(each, slow.WHY_TIMEOUT) for each in timeouts])
 
     async def _parts(self, job: str, now: datetime) -> dict[int, RankStep]:
-        """Return the parts of each rank's steps; empty if not measured. Raises MetricsUnavailable."""
         medians: dict[str, float] = {}
         own: dict[int, tuple[float, str]] = {}
         data: dict[int, tuple[float, str]] = {}

@@ -1,4 +1,4 @@
-"""Order of a run's steps, and the next one. Pure."""
+"""Order of a run's steps, and the next one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
 
 PARENT_PHASES = (CHECK, "on_success", "on_failure")
 MEMBER_PHASES = ("steps",)
-"""Of a group's parent run, and of its members."""
 
 
 def initial_steps(
@@ -47,7 +46,6 @@ def initial_steps(
 
 
 def why_without_target(run: Run, state: StepState) -> str | None:
-    """Return why a step on the jobs of a node has none; None otherwise."""
     if state.target is None or run.also:
         return None
     return f"no job runs on {run.target.node if run.target else 'an unknown node'}"
@@ -99,7 +97,6 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | No
 
 
 def next_of_check(run: Run) -> StepState | None:
-    """Return the first step of a group's check that is not final."""
     return next((state for state in run.steps if state.phase == CHECK and not state.status.is_final), None)
 
 

@@ -1,4 +1,4 @@
-"""Progress of one step: start, wait, retry, end. Pure."""
+"""Progress of one step: start, wait, retry, end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOST_STOPS = 20
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look | TakeTarget | None:
-    """Return what to do about the first step that is not final.
+    """Return the act for the first step that is not final.
 
     None once it is final, or if the run must not act (`RunDraft.refused`).
     """
@@ -111,7 +111,6 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Put an attempt's outcome into the run: step status, output, retry, and what its undo needs."""
     # An open run's message is for people: what it waits for, or its last error. That of a refusal is its reason.
     message = "" if outcome.status == "applied" else outcome.error or outcome.status
     if draft.run.message != message and not draft.run.is_limited:
@@ -163,7 +162,6 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 
 
 def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
-    """Restore the step's state before its last attempt, which did not start."""
     state = draft.run.step(key)
     *earlier, unmade = state.attempts
     acted_at = draft.run.acted_at if has_acted_before(draft.run, state, draft.context.actions) else None
@@ -185,7 +183,7 @@ def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
 
 
 def is_harmful(actions: Actions, name: str | None) -> bool:
-    """Return whether the action changes anything; False for unknown actions."""
+    """Return False for unknown actions."""
     action = actions.action_class(name) if name else None
     return action is not None and action.harmful
 
@@ -205,7 +203,7 @@ def _may_be_applied(attempt: Attempt) -> bool:
 
 
 def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """Return the next attempt. After an unknown outcome it keeps the command ID, so that nothing is applied twice.
+    """Return the next attempt. After an unknown outcome it retains the command ID, so that nothing is applied twice.
 
     After a failure it gets a new ID: receivers would repeat the stored result.
     """
@@ -263,7 +261,6 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
 
 
 def _needs_window(state: StepState, action: type[Action]) -> bool:
-    """Return whether the step must begin within ``only_during``: not if it has begun, only reads, or reverts."""
     gives_back = getattr(action, "gives_back", False)
     return action.harmful and not gives_back and not state.attempts and state.phase == "steps"
 
@@ -280,7 +277,6 @@ def _wait_for_window(draft: RunDraft, outside: str) -> Wait | None:
 
 
 def _was_held_up(run: Run) -> bool:
-    """Return whether the run was delayed after admission, when the breaker was closed."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
@@ -311,7 +307,6 @@ def held_by_pause(draft: RunDraft, state: StepState) -> bool:
 
 
 def _stop(draft: RunDraft, state: StepState, error: str) -> None:
-    """End a step because the alert resolved, and continue with the steps that wait for that."""
     state = with_undo_as_owed(replace(state, retry_at=None))
     draft.end(state, StepStatus.CANCELLED, error=error)
     draft.add_event(kinds.StepStopped(state.id, state.action, error, state.output))
@@ -331,7 +326,6 @@ def _first_undo(
     params: Mapping[str, Any],
     command_id: str,
 ) -> Undo | None:
-    """Return the undo as far as it is known before the attempt. Raises ExpressionError."""
     if definition.own_undo is None:
         return _undo_of(action, params, definition.undo_trigger, command_id)
     return _own_undo(draft, state, definition.own_undo, command_id)
@@ -340,7 +334,6 @@ def _first_undo(
 def _own_undo(
     draft: RunDraft, state: StepState, own: OwnUndo, command_id: str, output: Mapping[str, Any] | None = None
 ) -> Undo | None:
-    """Return the undo that the playbook states; None if it needs the output. Raises ExpressionError."""
     params = draft.playbook.undo_params(state.phase, state.index, draft.scope(), output)
     if params is None:
         return None
@@ -370,7 +363,6 @@ def _undo_of(
 
 
 def _known_undo(draft: RunDraft, state: StepState, definition: ActionStep, output: Mapping[str, Any]) -> Undo | None:
-    """Return the undo by the action's output, which may contain the earlier state."""
     command_id = state.attempts[-1].command_id
     if definition.own_undo is not None and state.undo is None:
         try:

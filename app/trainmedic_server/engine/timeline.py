@@ -18,7 +18,7 @@ HEARTBEAT = timedelta(seconds=10)
 
 
 class Timeline:
-    """Gaps in the wall clock. Thread-safe. Detection starts with `begin`."""
+    """Thread-safe. Detection starts with `begin`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -51,13 +51,11 @@ class Timeline:
         return sum(later, timedelta(0))
 
     def was_skipped(self, moment: datetime) -> bool:
-        """Return whether the clock jumped past `moment`."""
         now, gaps = self._look()
         jumps = (gap for gap in gaps if not gap.is_downtime and gap.ended_at <= now)
         return any(gap.ended_at - gap.length < moment <= gap.ended_at for gap in jumps)
 
     def idle_since(self, moment: datetime) -> timedelta:
-        """Return the wall-clock time after `moment` without a working server."""
         now, gaps = self._look()
         return sum((gap.length for gap in gaps if moment < gap.ended_at <= now), timedelta(0))
 
@@ -74,7 +72,6 @@ class Timeline:
         return by
 
     def _look(self) -> tuple[datetime, tuple[TimeGap, ...]]:
-        """Return the time and the gaps, after a check for jumps."""
         with self._lock:
             now = self._clock.now()
             if self._looked_at is not None:

@@ -1,7 +1,7 @@
 """Current topology for target resolution. Deliveries never wait for Redis.
 
 Presences not read for a minute are dropped, because unknown targets are refused, not guessed; until then no node counts
-as unknown. Nothing is read until a playbook needs it.
+as unknown.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ RENEW_EVERY = timedelta(milliseconds=200)
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
 """Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis."""
 LONGEST_RENEWAL = 0.5
-"""Seconds that a delivery waits for a reading."""
 _NOTHING = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` returns whether a playbook needs presences."""
-
     def __init__(
         self,
         presences: PresenceSource,
@@ -69,7 +66,6 @@ class TopologyWatch:
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None
-        """Earliest next reading by `renew`; None before the first."""
 
     def topology(self) -> Topology:
         jobs, agents = self._known
@@ -140,7 +136,6 @@ class TopologyWatch:
 def _read(
     jobs: Sequence[Presence], agents: Sequence[Presence], known: AgentTopology | None
 ) -> tuple[JobTopology, AgentTopology]:
-    """Return both topologies. `known` is that of the agents, if unchanged."""
     agent_topology = known or AgentTopology.of({agent.name: agent.details for agent in agents})
     agent_topology.prepare()
     return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

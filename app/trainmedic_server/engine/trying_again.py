@@ -1,4 +1,4 @@
-"""Further runs while an alert still fires (``guards.again``), as the stored runs make them due."""
+"""Further runs while an alert still fires (``guards.again``)."""
 
 from __future__ import annotations
 
@@ -130,5 +130,4 @@ class RepeatedRuns:
 
 
 def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:
-    """Return the runs without refused ones."""
     return [run for run in linked if run.playbook == playbook and run.decision not in PASSING]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 TURN = "turn"
-"""`Run.waiting_on` of a run that waits for its turn."""
 
 
 class RunQueue:

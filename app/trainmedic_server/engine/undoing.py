@@ -1,7 +1,7 @@
-"""Due undos and their attempts. Pure.
+"""Due undos and their attempts.
 
 An undo is planned after its run has closed, or during a pause. Pause, mode, guards, breaker and locks do not block it.
-It is retried with growing intervals until nothing is certainly left to revert. Only a person can drop it, with a note.
+It is retried until nothing is certainly left to revert. Only a person can drop it, with a note.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
-"""Stored attempts: the first and the last ones."""
+"""The first and the last ones are stored."""
 _WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 OPEN_TO_ORDERS = (*_WAITS_FOR_PERSON, UndoStatus.RUNNING)
 OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
@@ -61,13 +61,11 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
 
 
 def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
-    """Return the next undo of a paused run; if none is due, `hold`."""
     then = next_undo(draft)
     return hold if isinstance(then, Idle) else then
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Put the outcome of an undo's attempt into the run: it is done, or due again later."""
     state = draft.run.step(key)
     undo = state.undo
     assert undo is not None
@@ -110,7 +108,7 @@ def can_be_closed(run: Run) -> bool:
 
 
 def _can_be_closed(undo: Undo) -> bool:
-    """Return whether the undo can be dropped now: not during an attempt, which may succeed."""
+    """Return False during an attempt, which may succeed."""
     if undo.status is UndoStatus.RUNNING:
         return undo.attempts[-1].status != "running"
     return undo.status in (UndoStatus.ARMED, UndoStatus.FAILED)
@@ -131,7 +129,6 @@ def _wait_after(number: int) -> timedelta:
 
 
 def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
-    """Return why the undo is due; None if it is not."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"
@@ -145,7 +142,7 @@ def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrd
 
 
 def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
-    """Return whether no attempt carried out the command yet. Compares IDs, because clocks can be set back."""
+    """Compare IDs, because clocks can be set back."""
     return all(attempt.order != order.id for attempt in undo.attempts)
 
 
@@ -156,7 +153,6 @@ def _has_failed(draft: RunDraft) -> bool:
 
 
 def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
-    """Return whether the step put something on hold (``Action.is_hold``) and the run asked a person later."""
     action = actions.action_class(state.action or "")
     if not getattr(action, "is_hold", False):
         return False
@@ -167,7 +163,6 @@ def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
 def _continue(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
 ) -> PerformAttempt | datetime:
-    """Return the next attempt of a started undo, or when it is due; at once by an operator's order."""
     last = undo.attempts[-1]
     if last.status == "running":
         # It timed out while no server was up, or began before the clock was set back.

@@ -1,4 +1,4 @@
-"""Look-ahead on a run's next step by the rules of ``plan`` and ``steps``. Pure.
+"""Look-ahead on a run's next step by the rules of ``plan`` and ``steps``.
 
 Results of unfinished steps are marked unknown.
 """
@@ -64,7 +64,6 @@ def of_run(
 
 
 def _from(run: Run, state: StepState) -> Sequence[StepState]:
-    """Return the step and those that may follow; ``on_failure`` and a group's check are separate."""
     alone = state.phase if state.phase in ("on_failure", CHECK) else None
     steps = [step for step in run.steps if (step.phase if step.phase in ("on_failure", CHECK) else None) == alone]
     return steps[steps.index(state) :]
@@ -79,7 +78,6 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
 
 
 def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
-    """Return the fields of `Upcoming` on what the whole run waits for."""
     if run.waiting_on == "target":
         by = f", held by run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None
@@ -98,7 +96,6 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
 
 
 def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord], sight: Sight | None) -> dict[str, Any]:
-    """Return the fields of `Upcoming` on the current step."""
     if isinstance(definition, FREE_WAITS):
         of_step = sight if sight is not None and sight.key == state.key else None
         waits_for = waits.awaited(definition, state, of_step)

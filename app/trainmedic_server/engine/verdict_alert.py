@@ -1,4 +1,4 @@
-"""Labels and annotations of verdict alerts. Pure."""
+"""Labels and annotations of verdict alerts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 ALERTNAME = "TrainingFailed"
 OF_SLOW = "TrainingSlow"
 RESTARTED_BY = "restarted_by"
-"""Label of failures after which the job restarts by itself."""
 SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 
 
@@ -29,7 +28,6 @@ def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -
 
 
 def labels_of_suspect(node: str) -> dict[str, str]:
-    """Return the labels for a node on which `SUSPECT_JOBS` jobs failed within `SUSPECT_WITHIN`."""
     labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
     return {**labels, "node": node, "needs": "people"}
 

@@ -1,4 +1,4 @@
-"""Progress of waits for a time, a query or an action. Pure.
+"""Progress of waits for a time, a query or an action.
 
 Before the run's first action they hold no lock. After such a wait, the driver locks the target and looks once more.
 """
@@ -31,7 +31,6 @@ from trainmedic_server.engine.looking import Look, Sight
 from trainmedic_server.engine.plan_values import RunDraft, TakeTarget, Wait
 
 WAITS = "wait"
-"""`StepState.kind` and `Run.waiting_on`."""
 MOOT = "the alert resolved before the wait was over"
 HOLDS = "it holds"
 _SHOWN = 80
@@ -63,7 +62,7 @@ def proceed(
 
 
 def _end_moot(draft: RunDraft, state: StepState) -> None:
-    """End a wait whose alert resolved. What the next steps may do is the same as without it."""
+    """End a wait whose alert resolved. The next steps may do the same as without it."""
     draft.end(state, StepStatus.SKIPPED, message=MOOT)
     if state.started_at is None:
         draft.add_event(kinds.StepSkipped(state.id, why=MOOT))
@@ -172,7 +171,6 @@ def what_of(definition: PollStep | DelayStep | UntilStep, params: Mapping[str, A
 
 
 def awaited(definition: PollStep | DelayStep | UntilStep, state: StepState, sight: Sight | None) -> str:
-    """Return `Upcoming.waits_for`."""
     if not isinstance(definition, PollStep):
         return f"{UNTIL}{clock(state.deadline)}" if state.deadline else f"{UNTIL}its time"
     what, held_for = what_of(definition, state.params), definition.wait_for.for_

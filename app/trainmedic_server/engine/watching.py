@@ -22,8 +22,6 @@ _LONGEST_REASON = 300
 
 
 class Watching:
-    """What one wait has seen, and the look in progress."""
-
     def __init__(self, key: tuple[str, int]) -> None:
         self.sight = Sight(key)
         self.task: asyncio.Task[Observed] | None = None
@@ -32,7 +30,7 @@ class Watching:
         self.task = asyncio.create_task(look)
 
     def take(self, look: Look) -> bool:
-        """Take in the look that has ended; return whether it is news."""
+        """Record the look that has ended; return whether it is news."""
         assert self.task is not None
         observed, self.task = self.task.result(), None
         before, self.sight = self.sight.holds, self.sight.after(look, observed)
@@ -62,7 +60,6 @@ async def observe(services: EngineServices, draft: RunDraft, look: Look) -> Obse
 
 
 async def _ask(services: EngineServices, draft: RunDraft, look: Look) -> Mapping[str, Any] | str:
-    """Return the output, or why there is none."""
     actions, run, now = services.actions, draft.run, services.clock.now()
     kind = actions.action_class(look.action)
     if kind is None or run.target is None:

@@ -1,4 +1,4 @@
-"""Allowed times of a playbook (``only_during``). Pure."""
+"""Allowed times of a playbook (``only_during``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.upcoming import clock
 
 WINDOW = "window"
-"""`Run.waiting_on` of a run that has begun, or of a member, outside all windows."""
 
 
 def why_outside(windows: Sequence[CronWindow], now: datetime) -> str | None:
-    """Return why nothing may start now; None inside a window, or if there is none."""
+    """Return None inside a window, or if there is none."""
     if not windows or any(cron.holds_at(window, now) for window in windows):
         return None
     return f"the playbook may act only in its windows; the next one opens at {clock(opens_at(windows, now))}"
@@ -26,7 +25,7 @@ def opens_at(windows: Sequence[CronWindow], now: datetime) -> datetime:
 
 
 def could_act_since(windows: Sequence[CronWindow], begin: datetime, now: datetime) -> datetime:
-    """Return since when an alert that began at `begin` could be acted on: not before a window was open."""
+    """Return when the alert could first be acted on: not before a window was open."""
     opened = [at for window in windows if (at := cron.opened_at(window, now)) is not None]
     return max(begin, min(opened)) if opened else begin
 

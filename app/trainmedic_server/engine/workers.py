@@ -24,7 +24,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 _READ_AT_ONCE = 100
 
 _LAST_COMMIT_SECONDS = 1.0
-"""Limit at shutdown for recording attempts that did not start."""
 
 log = telemetry.logger(__name__)
 
@@ -42,7 +41,7 @@ class Workers:
         self._stopped = False
 
     def start(self, started: StartedRun, outside: OutsideState | None = None) -> None:
-        """Start a new run. `outside` is the parent's for a member of a group."""
+        """`outside` is the parent's for a member of a group."""
         run, outside = started.run, outside or OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
@@ -181,12 +180,10 @@ class Workers:
         return self._read_before[key]
 
     def driven(self, run_id: str) -> RunSnapshot | None:
-        """Return the driver's view of a run; None without a driver."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 
     def sight(self, run_id: str) -> Sight | None:
-        """Return what a run's polled wait has seen; None without one."""
         driver = self._drivers.get(run_id)
         return driver.sight if driver is not None else None
 
@@ -205,7 +202,6 @@ class Workers:
         await self._drive(driver)
 
     async def _next_driver(self, run_id: str) -> Driver | None:
-        """Return the run's next driver; None if no task drives it."""
         if run_id not in self._tasks:
             return None
         begun = self._awaited.setdefault(run_id, asyncio.get_running_loop().create_future())
@@ -226,7 +222,6 @@ class Workers:
         task.add_done_callback(lambda _: self._ended(run_id))
 
     def _ended(self, run_id: str) -> None:
-        """Start another driver if the run was touched after the last read."""
         del self._tasks[run_id]
         if run_id in self._touched_early and not self._stopped:
             self._touched_early.discard(run_id)

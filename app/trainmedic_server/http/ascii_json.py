@@ -1,6 +1,4 @@
-"""JSON in ASCII, so that external text cannot control a terminal: standard JSON does not escape U+0080 to U+009F and
-direction marks.
-"""
+"""JSON in ASCII, so that external text cannot control a terminal by U+0080 to U+009F or direction marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Path of the external URL, in links, redirects and cookies. Removed from requests, unless a proxy has stripped it."""
+"""Path of the external URL, in links, redirects and cookies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ OWN_NAMES = frozenset(
         ),
     }
 )
-"""First segments of the server's own paths."""
 
 _FIRST_WORD = re.compile(r"/*([A-Za-z0-9_-]*)")
 
 
 class BasePath:
-    """Path of `external_url`. Empty if it has none."""
+    """Path of `external_url`, removed from requests unless a proxy has stripped it."""
 
     def __init__(self, external_url: str = "") -> None:
         self.external_url = external_url
@@ -56,7 +55,6 @@ class BasePath:
         scope["raw_path"] = (raw.removeprefix(base) or b"/") if raw.startswith(base) else quote(stripped).encode()
 
     def within(self, path: str, base: str | None = None) -> str:
-        """Return the path without the base, if it begins with it."""
         base = self.link if base is None else base
         if not base or not (path == base or path.startswith((f"{base}/", f"{base}?", f"{base}#"))):
             return path

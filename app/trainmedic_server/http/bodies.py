@@ -17,7 +17,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 async def read_body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
-    """Read the optional body as `model`. FastAPI would read it without a limit, before authenticating the caller."""
+    """Read the optional body as `model`, within a limit and after authentication, unlike FastAPI."""
     async with bodies.read(request, _BODY_BYTES) as raw:
         document = parse_json(raw) if raw.strip() else {}
     try:

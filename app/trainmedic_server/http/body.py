@@ -91,9 +91,10 @@ class _BodyInWork:
 
 
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
-    """Return the JSON value in `body`. Raises HttpProblem 400 for other content. Half a surrogate pair is valid JSON
-    (RFC 8259, section 8.2) but not text: raises PayloadError unless `keep_half_pairs`; then the caller must replace
-    them.
+    """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
+
+    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text: raises PayloadError unless
+    `keep_half_pairs`; then the caller must replace them.
     """
     # Brackets within texts count too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
@@ -112,7 +113,7 @@ def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any
 
 
 def _has_arrived(request: Request) -> bool:
-    """Return whether the whole body is here, so that no costly time limit is needed."""
+    """Return whether no costly time limit is needed, because the whole body is here."""
     has_arrived = request.scope.get("state", {}).get("has_arrived")
     return has_arrived is not None and has_arrived()
 

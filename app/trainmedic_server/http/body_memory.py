@@ -1,5 +1,6 @@
-"""Memory budget for arriving bodies, and turns to parse them. Large bodies have a separate one. If a budget is full,
-the body arriving longest is dropped.
+"""Memory budgets for arriving small and large bodies, and turns to parse them.
+
+If a budget is full, the body arriving longest is dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class BodyMemory:
 
 
 class _Share:
-    """Bodies of one kind. Arriving ones are in the order in which they began."""
+    """Arriving bodies are in the order in which they began."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -15,7 +15,6 @@ _READS = frozenset({"GET", "HEAD"})
 
 
 async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request; cancel a read when its client disconnects."""
     if scope["type"] != "http" or scope["method"] not in _READS:
         await answer(scope, receive, send)
         return

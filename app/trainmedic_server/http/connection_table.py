@@ -1,6 +1,7 @@
-"""Open connections, and which to close when there are too many. Those without a token close first: of the address with
-the most, the one silent longest. So they cannot displace alert delivery. A fully received request is always answered;
-otherwise retries would use up the server.
+"""Open connections, and which to close when there are too many.
+
+Those without a token close first: of the address with the most, the one silent longest. A fully received request is
+always answered; otherwise retries would use up the server.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ class Standing(IntEnum):
 
     STRANGER = 0
     CLIENT = 1
-    """It presented a token."""
     DELIVERER = 2
-    """Its token has the role ``webhook``."""
+    """With the role ``webhook``."""
 
 
 class TableEntry(Protocol):
@@ -32,12 +32,12 @@ class TableEntry(Protocol):
 
     @property
     def has_arrived(self) -> bool:
-        """True if a request is being answered and has been received completely."""
+        """True if a request has been received completely and is being answered."""
         ...
 
     @property
     def unread_bytes(self) -> int:
-        """Memory of responses not read, and of requests received in that time."""
+        """Memory of unread responses, and of requests received in that time."""
         ...
 
     def give_way(self) -> None:
@@ -48,7 +48,7 @@ class TableEntry(Protocol):
 class ConnectionTable:
     """Connections in groups: one for each address without a token, one for each `Standing` with a token.
 
-    Each group is in the order of the last start or end of a request: the first member has been silent longest.
+    Each group is in the order of the last start or end of a request.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -95,7 +95,6 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def active(self, connection: TableEntry) -> None:
-        """Record that a request of the connection starts or ends."""
         group = self._group(connection)
         if connection in group:
             del group[connection]
@@ -117,7 +116,6 @@ class ConnectionTable:
 
     @property
     def crowded(self) -> bool:
-        """True if there are more connections than are served."""
         return self._count > self._limits.connections
 
     @property
@@ -136,7 +134,6 @@ class ConnectionTable:
             self._close(loser)
 
     def read(self, connection: TableEntry) -> None:
-        """Record that the client has read its response."""
         self._unread.pop(connection, None)
 
     def _candidate(self) -> TableEntry | None:
@@ -165,5 +162,4 @@ def _waited_for(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
 
 
 def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:
-    """Sort by size, then by the first member's silence."""
     return len(group), -next(iter(group.values()))

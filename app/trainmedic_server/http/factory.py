@@ -157,9 +157,7 @@ def create_app(
 
 
 class _Api(FastAPI):
-    """Dispatcher of requests, after the check of the host and removal of the base path: deliveries past FastAPI,
-    browser requests to the console, the rest to FastAPI.
-    """
+    """Dispatcher of requests: deliveries past FastAPI, browser requests to the console, the rest to FastAPI."""
 
     pages: ConsoleApp
 
@@ -197,12 +195,11 @@ class _Api(FastAPI):
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the API, regardless of Accept."""
         await super().__call__(scope, receive, send)
 
 
 def _of_one_caller(send: Send) -> Send:
-    """Return `send` with headers that forbid caching: an answer depends on the caller and on the Accept header."""
+    """Forbid caching: an answer depends on the caller and on the Accept header."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -216,7 +213,7 @@ def _of_one_caller(send: Send) -> Send:
 
 
 class _Boundary:
-    """Handler of unexpected errors: logs and counts them, and answers 500 without details."""
+    """Handler that logs and counts unexpected errors, and answers 500 without details."""
 
     def __init__(self, app: ASGIApp, metrics: telemetry.Metrics) -> None:
         self._app = app
@@ -274,7 +271,7 @@ def _described(app: FastAPI, base: BasePath) -> FastAPI:
 
 
 def _complete(document: dict[str, Any]) -> None:
-    """Add what FastAPI does not know: tokens, errors, and bodies that our handlers read."""
+    """Add tokens, errors, and bodies that our handlers read."""
     components = document["components"]["schemas"]
     for model in _UNKNOWN_TO_FASTAPI:
         schema = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")

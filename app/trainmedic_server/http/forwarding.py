@@ -1,4 +1,4 @@
-"""Forwarding of requests to the leader over pooled connections, cheaper than a general HTTP client."""
+"""Forwarding of requests to the leader over pooled connections."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encod
 _NOT_HANDED_ON = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
 
 _MOST = 300
-"""Most connections in use. Further requests wait for `_TURN_SECONDS`."""
+"""Further requests wait for `_TURN_SECONDS`."""
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-"""Longest silence. Event streams send something every 15 s."""
+"""Event streams send something every 15 s."""
 _SLOWEST_PART_SECONDS = 10.0
-"""Longest silence of a sending client before it loses its turn."""
+"""Longest silence of a sending client."""
 _IDLE_SECONDS = 30.0
-"""Maximum idle time for reuse. The leader closes connections after 75 s (``limits``)."""
+"""The leader closes connections after 75 s (``limits``)."""
 _LONG_SECONDS = 1.0
-"""Duration after which an exchange is monitored for disconnect and silence."""
+"""After it, an exchange is monitored for disconnect and silence."""
 _MOST_UNSENT = 1 << 18
 """Bytes of an answer that wait for the client before reading pauses."""
 
@@ -50,8 +50,9 @@ class Forwarder:
         self._turns = asyncio.Semaphore(_MOST)
 
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request to the leader at `address` ("host:port"), and its answer to the client. Raises OSError or
-        TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft.
+        """Send the request to the leader at `address` ("host:port"), and its answer to the client.
+
+        Raises OSError or TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft.
         """
         async with asyncio.timeout(_TURN_SECONDS):
             await self._turns.acquire()

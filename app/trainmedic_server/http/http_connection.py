@@ -1,6 +1,4 @@
-"""One HTTP connection: uvicorn's, with limits on heads, queued requests, and the time to take a response, enforced by
-closing.
-"""
+"""One HTTP connection: uvicorn's, with limits on heads, queued requests, and the time to take a response."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class HttpConnection(HttpToolsProtocol):
         self._table = table
         self._limits = limits
         self._serving: RequestResponseCycle | None = None
-        """The newest request that is, or was, being answered. ``cycle`` is the newest that has arrived."""
+        """Newest request that is, or was, being answered. ``cycle`` is the newest that has arrived."""
         self._refusal: _Refusal | None = None
         self._received = 0
         """Bytes since the present request began: head, body and framing."""
@@ -44,9 +42,8 @@ class HttpConnection(HttpToolsProtocol):
         self._outside_bodies = 0
         """Bytes of the present piece that are not part of a body."""
         self._head_deadline = _NEVER
-        """Deadline for the head, or for the next request; in the loop's time."""
+        """In the loop's time."""
         self._write_deadline = _NEVER
-        """Deadline for the client to read what was written."""
 
     # Interface to the table.
 
@@ -181,7 +178,7 @@ class HttpConnection(HttpToolsProtocol):
         self._table.vouch(self, standing)
 
     def _refuse(self, refusal: _Refusal) -> None:
-        """Stop reading. Answer with the refusal, unless earlier requests still await an answer."""
+        """Answer with the refusal, unless earlier requests still await an answer."""
         self._refusal = refusal
         log.info("connection refused", client=self.address, status=refusal.status, detail=refusal.detail)
         cycle = self.cycle
@@ -240,8 +237,6 @@ class _JoinedWrites:
 
 
 class _Flow(FlowControl):
-    """Stops reading while a request waits."""
-
     def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         super().__init__(transport)
         self._connection = connection

@@ -14,19 +14,17 @@ class ServerLimits(Struct, frozen=True):
     A body takes some twenty times its size when parsed. With all other data, a flood stays within the chart's 512 MiB.
 
     - ``body_bytes``: largest webhook body; 8 MiB are about 8,000 alerts.
-    - ``small_body_bytes``: largest small body. Small bodies, nearly all deliveries, have a separate budget and turn.
+    - ``small_body_bytes``: largest small body. Nearly all deliveries are small.
     - ``small_bytes``, ``large_bytes``: all small or large bodies, from the first byte to the reply.
     - ``parsed_bytes``: small bodies in parsing and admission. Large ones are parsed one by one.
-    - ``body_seconds``: time for a body to arrive.
     - ``heartbeat_seconds``: quiet time before an event stream's comment; below the idle timeout of common proxies (60
       s).
     - ``poll_seconds``: interval of history queries while a client listens.
     - ``stall_seconds``: time after which a stream's client that reads nothing is disconnected.
-    - ``streams``, ``exports``: concurrent event streams and exports.
     - ``viewers``: live console pages. Updates are rendered once for all.
     - ``log_searches``: concurrent log answers. Each queries agents or a store.
     - ``followed_logs``: console pages that follow a log; leaves turns for other searches.
-    - ``reads``, ``waiting_reads``: concurrent and waiting reads of pages and runs.
+    - ``reads``, ``waiting_reads``: reads of pages and runs.
     - ``page_bytes``: size at which a page of the history ends early.
     - ``check_seconds``: time for a dependency to answer for ``/ready``; probes wait 1 to 5 s.
     """

@@ -33,8 +33,9 @@ async def serve(
     on_started: Callable[[str, int], None] | None = None,
     limits: ConnectionLimits = ConnectionLimits(),
 ) -> None:
-    """Serve `app` until `stop` is set, then let active requests finish for 10 s. Port 0 selects a free one. Raises
-    ConfigurationError if the address cannot be bound.
+    """Serve `app` until `stop` is set, then let active requests finish for 10 s.
+
+    Port 0 selects a free one. Raises ConfigurationError if the address cannot be bound.
     """
     table = ConnectionTable(limits)
     with _bound(host, port, limits) as listening:

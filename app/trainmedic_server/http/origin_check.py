@@ -1,8 +1,7 @@
 """Checks of Host and Origin against web pages that misuse a browser's access.
 
 - A request that changes something must come from a page of this server: its Origin equals the Host.
-- Without tokens, the Host must be a name that no attacker can own (DNS rebinding). With tokens, a foreign page has
-  none.
+- Without tokens, the Host must be a name that no attacker can own (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HTTP errors as problem details (RFC 9457), and the status of each of our errors.
+"""HTTP errors as problem details (RFC 9457).
 
 Routes raise `HttpProblem` for HTTP faults and let ``trainmedic_server.errors`` pass. No detail has a library's message.
 """
@@ -120,7 +120,6 @@ class ProblemResponse(Response):
 
 
 def from_error(error: errors.TrainmedicError) -> HttpProblem:
-    """Translate an error to its HTTP answer."""
     match error:
         case HttpProblem():
             return error

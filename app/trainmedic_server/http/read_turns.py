@@ -1,8 +1,7 @@
 """Limit on concurrent readers of the history, and selection of the next one.
 
-- Operators (callers with the right to act) precede viewers, and one turn is reserved for them.
-- After `MOST_PASSED_OVER` operators in succession, a waiting viewer is next.
-- Within each kind, names are served in rotation.
+Operators (callers with the right to act) precede viewers, but after `MOST_PASSED_OVER` in succession, a waiting viewer
+is next. One turn is reserved for operators. Within each kind, names are served in rotation.
 """
 
 from __future__ import annotations
@@ -18,29 +17,25 @@ from msgspec import Struct, field
 from trainmedic_server.errors import Saturated
 
 MOST_PASSED_OVER = 8
-"""Operators served in succession while viewers wait."""
 
 
 class ReadCaller(Struct, frozen=True):
-    """Caller of a read. ``acts``: it has the right to act."""
+    """``acts``: it has the right to act."""
 
     name: str
     acts: bool
 
 
 NOBODY = ReadCaller("", acts=True)
-"""Caller of internal reads, and of requests without a token. It counts as an operator."""
+"""Caller of internal reads, and of requests without a token."""
 _reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 
 def note_reader(name: str, *, acts: bool) -> None:
-    """Set the caller of the current request's reads."""
     _reader.set(ReadCaller(name, acts))
 
 
 class _Waiting(Struct):
-    """Waiting readers of one kind by name, in the order of service."""
-
     by_name: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
 
     def add(self, name: str, turn: asyncio.Future[None]) -> None:
@@ -63,7 +58,7 @@ class _Waiting(Struct):
 
 class ReadTurns:
     def __init__(self, at_once: int, most_waiting: int, readers: str) -> None:
-        """Allow `at_once` reads, and `most_waiting` waiting callers of each kind. `readers` is a noun for errors."""
+        """`readers` is a noun for errors. `most_waiting` applies to each kind of callers."""
         self._at_once = at_once
         self._for_viewers = max(1, at_once - 1)
         self._most_waiting = most_waiting
@@ -104,7 +99,7 @@ class ReadTurns:
             continue
 
     def _serve_next(self) -> bool:
-        """Grant a free turn. Return False if no turn is free or no reader waits."""
+        """Return False if no turn is free or no reader waits."""
         viewers_first = self._passed_over >= MOST_PASSED_OVER
         for acts in (False, True) if viewers_first else (True, False):
             if self._is_free(acts) and (turn := self._waiting[acts].next()) is not None:

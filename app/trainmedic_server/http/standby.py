@@ -1,5 +1,6 @@
-"""The API of a standby: answers probes and forwards everything else, tokens included, to the leader. Without a leader
-it replies 503.
+"""The API of a standby: answers probes and forwards everything else, tokens included, to the leader.
+
+Without a leader it replies 503.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ElectionStatus(Protocol):
 
     @property
     def holder(self) -> str:
-        """The leader's address. Empty if unknown."""
+        """Empty if unknown."""
         ...
 
 
@@ -54,7 +55,7 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on, and abort requests that hang at the former leader; clients retry."""
+        """Abort requests that hang at the former leader; clients retry."""
         self._app, self._feed = app, app.state.feed
         self._standby.end_forwarding()
 
@@ -98,7 +99,6 @@ class Standby:
         await self._forward(leader_address, scope, receive, send)
 
     def end_forwarding(self) -> None:
-        """Abort pending requests. Clients retry."""
         self._forwarder.end()
 
     def _own_answer(self, scope: Scope) -> Response | None:
@@ -152,7 +152,6 @@ class Standby:
 
 
 def _asks_any_server(scope: Scope) -> bool:
-    """Parse the parameter ``any`` like the leader's route. Raises HttpProblem."""
     text = QueryParams(scope["query_string"]).get("any")
     try:
         return text is not None and _BOOLEAN.validate_python(text)

@@ -1,4 +1,4 @@
-"""Streaming of long responses in bounded memory, ended if the client does not read."""
+"""Streaming of long responses in bounded memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StreamedResponse(Response):
 
 
 async def while_allowed(chunks: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]) -> AsyncGenerator[bytes]:
-    """Yield `chunks` while the client has the right, checked before each. Quiet streams send chunks too."""
+    """Check the client's right before each chunk. Quiet streams send chunks too."""
     try:
         async for chunk in chunks:
             if not is_allowed():

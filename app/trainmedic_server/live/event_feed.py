@@ -1,5 +1,6 @@
-"""Feed of new history events: one poller and one ring buffer for all listeners. A listener names its last event; newer
-ones come from the ring, or else from the history, so that nothing is lost or repeated. This relies on events becoming
+"""Feed of new history events: one poller and one ring buffer for all listeners.
+
+A listener names its last event; newer ones come from the ring, or else from the history. This relies on events becoming
 visible in the order of ``seq``.
 """
 
@@ -16,7 +17,7 @@ from trainmedic_server.ports.store import History
 BATCH = 100
 _RING = 2_000
 _REPLAYS = 2
-"""Listeners that read from the history at one time; a limit on the delay of other requests."""
+"""Listeners that read from the history at one time, to limit the delay of other requests."""
 _RETRY_SECONDS = 2.0
 
 log = telemetry.logger(__name__)
@@ -60,7 +61,7 @@ class EventFeed:
         return newest if after is None else min(after, newest)
 
     async def after(self, seq: int, wait_seconds: float) -> list[Event]:
-        """Return the next events with a larger seq, in order, at most `BATCH`; none after `wait_seconds`."""
+        """Return the next events with a larger seq, at most `BATCH`; none after `wait_seconds`."""
         published = self._published  # taken before the read, so that an event published during it ends the wait
         events = await self._read(seq)
         if not events and not self.closed:
@@ -73,7 +74,6 @@ class EventFeed:
         return events
 
     async def close(self) -> None:
-        """End every listener, and stop the poller."""
         self.closed = True
         self._publish()
         await self._stop()

@@ -77,8 +77,9 @@ async def _lines(
     *,
     send_begin: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield one client's stream: events after `begin`, or only those of `run_id`, until the feed closes or the store
-    fails. `send_begin` sends `begin` as an ID first, so that a client which is cut off early misses none.
+    """Yield events after `begin`, or only those of `run_id`, until the feed closes or the store fails.
+
+    `send_begin` sends `begin` as an ID first, so that a client which is cut off early misses none.
     """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()

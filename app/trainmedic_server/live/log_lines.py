@@ -1,4 +1,4 @@
-"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events, with notes on gaps."""
+"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events."""
 
 from __future__ import annotations
 

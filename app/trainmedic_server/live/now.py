@@ -28,11 +28,10 @@ from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 500
-"""Most open runs and most runs with a pending undo that are read; others are counted."""
+"""Others are counted."""
 MOST_ENDED = 200
-"""Most ended runs without a pending undo that are searched for changes without an undo."""
+"""Most ended runs without a pending undo that are searched."""
 NEVER_GIVEN_BACK_FOR = timedelta(days=7)
-"""Period after its run's creation in which a change without an undo is listed."""
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
@@ -171,7 +170,6 @@ class NowApi:
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
-        """Return the newest runs that acted and ended without a pending undo, and since when the list is complete."""
         since = now - NEVER_GIVEN_BACK_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
@@ -180,7 +178,6 @@ class NowApi:
         return ended, ended[-1].created_at if ended else now
 
     def changes_of(self, run: Run, alerts: Sequence[AlertRecord]) -> list[ChangeView]:
-        """Return what the run has changed and not reverted."""
         return [
             *change_views(changes.of_run(run, _firing(alerts))),
             *change_views(_never_given_back([run], self._engine.leaves_change)),

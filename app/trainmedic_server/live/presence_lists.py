@@ -27,7 +27,7 @@ class Listed(Struct, frozen=True):
     against: Contradictions
     agents: AgentTopology
     parts: Mapping[str, Any]
-    """Input of `against` by name: the GPUs of each agent, or the places of each job's ranks."""
+    """Input of `against`: the GPUs of each agent, or the places of each job's ranks."""
     read: Sequence[Presence]
 
 

@@ -1,4 +1,4 @@
-"""How ``/agents`` and ``/jobs`` show a presence and its trust."""
+"""Presences and their trust, as ``/agents`` and ``/jobs`` show them."""
 
 from __future__ import annotations
 

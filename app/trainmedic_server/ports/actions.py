@@ -37,15 +37,12 @@ class Call(Struct, frozen=True):
     playbook: str
     target: Target
     params: BaseModel
-    """Rendered parameters, an instance of the action's ``Params``."""
+    """An instance of the action's ``Params``."""
     reason: str
-    """One sentence for people."""
     issued_at: datetime
     """When the attempt was first made (aware UTC). Unchanged when it is resumed."""
     deadline: datetime
-    """When the attempt must have ended (aware UTC)."""
     alert: Alert
-    """The alert that started the run."""
     resumed: bool = False
     """True if it may already have been done under this ``command_id``: by a killed server, or by an earlier attempt
     with an unknown outcome.
@@ -54,7 +51,7 @@ class Call(Struct, frozen=True):
     attempt would get another ID.
     """
     undo_of: str | None = None
-    """For an undo: ID of the command to revert."""
+    """For an undo: the command to revert."""
     undoes_applied: bool = False
     """For an undo: True if the command is recorded as applied. False if that is unknown."""
     report_wait: Callable[[str], Awaitable[None]] | None = None
@@ -72,14 +69,14 @@ block an undo.
 
 
 class Inverse(Struct, frozen=True):
-    """Name and parameters of the action that reverts another."""
+    """Action that reverts another."""
 
     action: str
     params: Mapping[str, Any]
 
 
 class Services(Struct, frozen=True):
-    """External services for actions. Those not configured are None."""
+    """External services, None if not configured."""
 
     clock: Clock
     bus: CommandBus
@@ -88,32 +85,27 @@ class Services(Struct, frozen=True):
     alertmanager: AlertSource | None = None
     cluster: Cluster | None = None
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
-    """Currently known nodes and pods. Empty without a cluster."""
+    """Empty without a cluster."""
     slurm: Slurm | None = None
     metrics: MetricHistory | None = None
     external_url: str = ""
-    """Public URL of the server, without a trailing slash. Empty if not set."""
+    """Without a trailing slash. Empty if not set."""
     routes: MessageRoutes = field(default_factory=MessageRoutes)
     may_connect: Callable[[str], bool] = lambda job: True
-    """Returns whether a job of this name was connected lately. True if unknown."""
+    """Returns whether the job was connected lately. True if unknown."""
     slurm_id_of: Callable[[str], str | None] = lambda job: None
-    """Returns the Slurm id that a job reported last. None if unknown."""
+    """None if unknown."""
 
 
 class Action(Protocol):
-    """An action that a step performs."""
-
     name: ClassVar[str]
-    """Name in playbooks: lower-case words with dots, such as ``acme.page``."""
     summary: ClassVar[str]
-    """One sentence for people who choose an action."""
     targets: ClassVar[frozenset[TargetKind]]
     harmful: ClassVar[bool]
     """True if it changes anything. A pause blocks only harmful actions."""
     default_timeout: ClassVar[timedelta]
-    """Time limit of an attempt if the step sets none."""
+    """For an attempt if the step sets none."""
     Params: ClassVar[type[BaseModel]]
-    """Model of its parameters. Playbooks are checked against it."""
 
     def __init__(self, services: Services) -> None: ...
 
@@ -142,8 +134,6 @@ class Action(Protocol):
 
 
 class ActionTraits(Protocol):
-    """Optional members of an action class."""
-
     gives_back: ClassVar[bool]
     """True if it only reverts an earlier step, as ``k8s.uncordon`` does. It may start after the alert has resolved.
     Default: False.
@@ -164,8 +154,6 @@ class ActionTraits(Protocol):
 
 @runtime_checkable
 class MultiNodeAction(Protocol):
-    """An action that may work on other targets, such as the nodes of a job."""
-
     async def locate(self, call: Call) -> BaseModel:
         """Return the parameters with missing destinations added. Changes nothing. Raises like `perform`.
 
@@ -185,22 +173,20 @@ class NodeTouchingAction(Protocol):
 
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
-        """Return the names of the other nodes that an attempt changes. Called before each attempt; changes nothing."""
+        """Return the other nodes that an attempt changes. Called before each attempt; changes nothing."""
         ...
 
 
 class DiskAction(Protocol):
     """Action class that changes only files on disks of the target's node.
 
-    A run whose changing actions on a node are all of this kind locks the node's disks instead of the node.
+    A run whose changing actions are all of this kind locks the node's disks instead of the node.
     """
 
     changes_disks_only: ClassVar[bool]
 
 
 class LeasedEffect(Struct, frozen=True):
-    """An effect of a command that ends unless it is renewed."""
-
     command_id: str
     run_id: str
     step_id: str
@@ -228,7 +214,6 @@ class LeasedAction(Protocol):
     """An action whose effect ends unless renewed, in each third of its lease."""
 
     lease: ClassVar[timedelta]
-    """How long the effect lasts without renewal."""
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
@@ -256,5 +241,5 @@ class Actions(Protocol):
     def action_class(self, name: str) -> type[Action] | None: ...
 
     def get(self, name: str) -> Action:
-        """Return the instance. Raises PermanentFailure if the name is unknown."""
+        """Raises PermanentFailure if the name is unknown."""
         ...

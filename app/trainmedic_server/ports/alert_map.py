@@ -13,22 +13,18 @@ from trainmedic_server.domain.alert import Alert
 class MappedAlert(Struct, frozen=True):
     alert: Alert
     refused: str = ""
-    """For a person; empty if accepted."""
+    """Empty if accepted."""
 
 
 class MappedEvent(Struct, frozen=True):
-    """An event's labels and key, or the alerts that it contains."""
-
     labels: Mapping[str, str] = {}
     key: str | None = None
     alerts: list[Any] | None = None
 
 
 class AlertMap(Protocol):
-    """Immutable."""
-
     def apply(self, alert: Alert) -> MappedAlert:
-        """Return the alert as playbooks see it, mapped from its original labels."""
+        """Map the alert from its original labels."""
         ...
 
 

@@ -1,5 +1,3 @@
-"""Archive of runs that the run store deletes."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

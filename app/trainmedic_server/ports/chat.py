@@ -1,5 +1,3 @@
-"""Stored chat messages that show questions."""
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -12,6 +10,4 @@ class ShownQuestions(Protocol):
     """Deleted with the run."""
 
     def of_runs(self, run_ids: Collection[str]) -> list[ShownQuestion]: ...
-    def save(self, shown: ShownQuestion) -> None:
-        """Insert or replace, by question."""
-        ...
+    def save(self, shown: ShownQuestion) -> None: ...

@@ -15,7 +15,7 @@ Object = Mapping[str, Any]
 
 
 class Resource(Struct, frozen=True):
-    """A kind of object by its API names: ``apps/v1``, ``deployments``, ``Deployment``."""
+    """API names, such as ``apps/v1``, ``deployments``, ``Deployment``."""
 
     api_version: str
     plural: str
@@ -42,7 +42,6 @@ DEPLOYMENTS = Resource("apps/v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps/v1", "statefulsets", "StatefulSet")
 DAEMON_SETS = Resource("apps/v1", "daemonsets", "DaemonSet")
 OF_RUN = "trainmedic.io/run"
-"""Annotation with the run's ID on Jobs and pods that a run created."""
 
 
 class Cluster(Protocol):
@@ -66,7 +65,7 @@ class Cluster(Protocol):
         ...
 
     async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
-        """Return the created object. Raises ObjectExists."""
+        """Raises ObjectExists."""
         ...
 
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
@@ -85,6 +84,4 @@ class Cluster(Protocol):
         """Create a Kubernetes Event for an object. Never raises: the history has the same text."""
         ...
 
-    async def check(self) -> None:
-        """Raise if the API server does not answer."""
-        ...
+    async def check(self) -> None: ...

@@ -1,5 +1,3 @@
-"""Stored effects of runs, and positions of event listeners."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -13,12 +11,10 @@ class EffectRecords(Protocol):
     def of_runs(self, run_ids: Collection[str]) -> dict[str, Effect]: ...
 
     def due(self, moment: datetime, limit: int) -> list[Effect]:
-        """Return the effects to measure, earliest first."""
+        """Return the earliest ones first."""
         ...
 
-    def save(self, effects: Sequence[Effect]) -> None:
-        """Insert or replace, by run."""
-        ...
+    def save(self, effects: Sequence[Effect]) -> None: ...
 
 
 class EventPositions(Protocol):

@@ -1,7 +1,6 @@
-"""A check before each external effect, so that only the leader acts.
+"""A check as late as possible before each external effect, so that only the leader acts.
 
-A server learns late that it lost leadership, so the check is as late as possible: before an action, a Kubernetes
-change, sending commands and taking replies.
+A server learns late that it lost leadership.
 """
 
 from __future__ import annotations

@@ -30,19 +30,15 @@ class FindingRecords(Protocol):
         ...
 
     def save(self, findings: Sequence[KnownFinding]) -> None:
-        """Insert or replace, by ID. The transaction raises Conflict if a key would have two open findings."""
+        """The transaction raises Conflict if a key would have two open findings."""
         ...
 
     def episodes(self, keys: Collection[EpisodeKey]) -> dict[EpisodeKey, Episode]: ...
     def save_episodes(self, episodes: Sequence[Episode], at: datetime) -> None: ...
-    def going_on(self, ids: Collection[str]) -> set[str]:
-        """Return the findings with an open episode."""
-        ...
+    def going_on(self, ids: Collection[str]) -> set[str]: ...
 
     def excerpt_counts(self, ids: Collection[str]) -> dict[str, int]: ...
-    def save_excerpts(self, excerpts: Sequence[KnownExcerpt]) -> None:
-        """Insert or replace, by finding and episode."""
-        ...
+    def save_excerpts(self, excerpts: Sequence[KnownExcerpt]) -> None: ...
 
     def keep_job(self, kept: KeptJob) -> None: ...
     def release_job(self, job: str, attempt: int | None) -> bool: ...
@@ -74,8 +70,6 @@ class FindingRecord(Struct, frozen=True):
 
 
 class FindingHistory(Protocol):
-    """Reads without waiting for writers."""
-
     async def findings_page(
         self, matching: FindingFilter, limit: int, cursor: str | None
     ) -> tuple[list[KnownFinding], str | None]:
@@ -95,8 +89,6 @@ class FindingHistory(Protocol):
 
 
 class AlertSender(Protocol):
-    """Alertmanager or the intake."""
-
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """Send the alerts; return when they are accepted. After TrainmedicError, retry: repeats are harmless."""
+        """Return when the alerts are accepted. After TrainmedicError, retry: repeats are harmless."""
         ...

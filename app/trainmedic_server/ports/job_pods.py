@@ -1,5 +1,3 @@
-"""Pods of jobs, for diagnosis."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,14 +6,14 @@ from typing import Protocol
 from trainmedic_logs.domain.pod_fault import PodFault, PodReading
 
 IsOwn = Callable[[str, str, str], bool]
-"""Returns whether the pod (namespace, name, node) really belongs to the job, whose label anyone may set."""
+"""Returns whether the pod (namespace, name, node) really belongs to the job."""
 
 
 class JobPods(Protocol):
-    """Pods by the job in their labels. Anyone who may create pods can set such a label."""
+    """Pods by the job in their labels, which anyone who may create pods can set."""
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
-        """Return faults in pod statuses of the last 2 hours, by job."""
+        """From pod statuses of the last 2 hours."""
         ...
 
     def namespaces_of(self, job: str) -> Collection[str]: ...
@@ -29,8 +27,6 @@ class JobPods(Protocol):
 
 
 class NoPods(JobPods):
-    """For a server that watches no pods."""
-
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
         return {}
 

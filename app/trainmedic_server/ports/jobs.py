@@ -16,15 +16,15 @@ class ArrivedNotice(Struct, frozen=True):
 
 class JobSource(Protocol):
     async def jobs(self) -> list[Presence]:
-        """Return presences, including untrusted ones. Raises BusUnavailable."""
+        """Include untrusted presences. Raises BusUnavailable."""
         ...
 
     async def launchers(self) -> list[Presence]:
-        """Return presences of launchers, by job name. Raises BusUnavailable."""
+        """Return presences by job name. Raises BusUnavailable."""
         ...
 
     def notices(self) -> Sequence[ArrivedNotice]:
-        """Return received notices that were not discarded, oldest first."""
+        """Return the oldest first, without discarded ones."""
         ...
 
     def discard_notices(self, entries: Collection[bytes]) -> None: ...

@@ -25,11 +25,9 @@ class EngineLimits(Struct, frozen=True):
     breaker_min_nodes: int = 10
     queue: int = 1000
     external_url: str = ""
-    """Public URL of the server, without a trailing slash; empty for none."""
+    """Without a trailing slash; empty for none."""
 
     def mode_for(self, target: Target | None, topology: Topology, also: Collection[Target] = ()) -> tuple[Mode, str]:
-        """Return the server's mode for a target, and why it differs from `mode`. The strictest of all if `also` has
-        further ones.
-        """
+        """Return the server's mode for a target, the strictest of all with `also`, and why it differs from `mode`."""
         modes = [self.target_modes.of(each, self.mode, topology) for each in (target, *also)]
         return min(modes, key=lambda mode: list(Mode).index(mode[0]))

@@ -1,5 +1,3 @@
-"""Stored messages to people."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +9,7 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 class StoredMessages(Protocol):
     def add(self, messages: Sequence[Message]) -> None:
-        """Insert messages to send. Known IDs stay unchanged."""
+        """Known IDs stay unchanged."""
         ...
 
     def waiting(self, channel: str, limit: int) -> list[Message]: ...
@@ -23,7 +21,7 @@ class StoredMessages(Protocol):
     def drop(self, ids: Collection[str]) -> None: ...
 
     def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
-        """Return the kinds of messages sent about each run. A waiting failure message counts too."""
+        """Return the kinds sent about each run. A waiting failure message counts too."""
         ...
 
     def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]: ...

@@ -32,12 +32,12 @@ class MetricHistory(Protocol):
 class AlertRule(Struct, frozen=True):
     expression: str
     labels: Mapping[str, str]
-    """Labels that it adds. Values may be Prometheus templates."""
+    """Values may be Prometheus templates."""
 
 
 class AlertRules(Protocol):
     async def rules_of(self, alertname: str) -> Sequence[AlertRule]:
-        """Return the rules for this alertname. Raises MetricsUnavailable."""
+        """Raises MetricsUnavailable."""
         ...
 
 

@@ -37,8 +37,6 @@ class ClockWatch(Protocol):
 
 
 class NoClockWatch:
-    """For a clock that no one sets."""
-
     ahead = 0.0
 
     def take_steps(self) -> Sequence[ClockStep]:
@@ -50,18 +48,19 @@ class Presence(Struct, frozen=True):
 
     name: str
     last_seen: datetime
-    """When it last reported its presence (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Trusted data, such as ``ranks`` and ``placement``."""
+    """Trusted data."""
     doubt: str | None = None
     """Why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
-    """Untrusted data, for display only."""
     uses_previous_key: bool = False
 
 
 class CommandBus(Protocol):
-    """Delivers commands and replies, each at least once."""
+    """Delivers commands and replies, each at least once.
+
+    Presences include untrusted ones; reading them raises BusUnavailable.
+    """
 
     @property
     def is_signed(self) -> bool: ...
@@ -90,16 +89,12 @@ class CommandBus(Protocol):
         """Mark the command's outcome as durable: its replies need no redelivery after a restart."""
         ...
 
-    async def agents(self) -> list[Presence]:
-        """Return presences, including untrusted ones. Raises BusUnavailable."""
-        ...
+    async def agents(self) -> list[Presence]: ...
 
-    async def jobs(self) -> list[Presence]:
-        """Return presences, including untrusted ones. Raises BusUnavailable."""
-        ...
+    async def jobs(self) -> list[Presence]: ...
 
     async def launchers(self) -> list[Presence]:
-        """Return presences by job name. Raises BusUnavailable."""
+        """Return presences by job name."""
         ...
 
     async def check(self) -> None:
@@ -128,16 +123,15 @@ class HttpAccess(Struct, frozen=True):
     """Secrets and files of a call, each by the server's variable that has it."""
 
     headers: Mapping[str, str] = {}
-    """By header name."""
     user: str | None = None
-    """User name of basic authentication; None for none."""
+    """For basic authentication."""
     password: str | None = None
     certificate: str | None = None
     """PEM file with a client certificate and its key."""
     ca: str | None = None
     """PEM file with the only certificates to trust."""
     socket: str | None = None
-    """Path of a UNIX socket to connect to."""
+    """UNIX socket to connect to."""
 
 
 NO_ACCESS = HttpAccess()
@@ -165,10 +159,8 @@ class HttpCaller(Protocol):
 
 
 class AlertSource(Protocol):
-    """Alertmanager, if its URL is configured."""
-
     async def is_firing(self, identity: Identity) -> bool:
-        """Return whether the alert fires. Raises TemporaryFailure if unknown."""
+        """Raises TemporaryFailure if unknown."""
         ...
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:

@@ -1,5 +1,3 @@
-"""Runs the tests stored next to a playbook."""
-
 from __future__ import annotations
 
 from typing import Protocol
@@ -24,7 +22,6 @@ class PlayedTests(Struct, frozen=True):
     problems: tuple[FileProblem, ...] = ()
     """Errors in the file or its playbook, which prevented tests."""
     unfinished: str = ""
-    """Why there is no result; may be empty."""
 
     @property
     def passed(self) -> bool:

@@ -1,5 +1,3 @@
-"""Stored playbook versions and their runs."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,21 +11,16 @@ class UsedVersion(Struct, frozen=True):
     version: str
     first_used_at: datetime
     last_used_at: datetime | None = None
-    """When its newest run was created, if any was counted."""
     runs: int = 0
     first_run: str | None = None
     last_run: str | None = None
 
 
 class PlaybookVersions(Protocol):
-    """Reads without waiting for writers."""
-
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
-        """Return a playbook's versions, newest first, with counts of its newest `most_runs` runs. Raises
-        StoreUnavailable.
-        """
+        """Return the newest first, with counts of the newest `most_runs` runs. Raises StoreUnavailable."""
         ...
 
     async def text_of_version(self, playbook: str, version: str) -> str | None:
-        """Return a version's text; None if not stored. Raises StoreUnavailable."""
+        """Return None if not stored. Raises StoreUnavailable."""
         ...

@@ -32,7 +32,7 @@ Scope = Mapping[str, Any]
 class Match(Struct, frozen=True):
     matched: bool
     why: str = ""
-    """Why it does not react; empty if it does."""
+    """Empty if it matches."""
     failed: bool = False
     """True if a condition could not be evaluated, which counts as no match."""
     unproven: bool = False
@@ -48,7 +48,7 @@ class Shortlist(Struct, frozen=True):
 
 
 class CompiledPlaybook(Protocol):
-    """Immutable."""
+    """Immutable. All methods except `match` and `target_of` raise ExpressionError."""
 
     @property
     def definition(self) -> Playbook: ...
@@ -65,43 +65,33 @@ class CompiledPlaybook(Protocol):
     @property
     def source(self) -> str: ...
 
-    def match(self, alert: Alert) -> Match:
-        """Check alertname, matchers, ``when`` and ``proof``."""
-        ...
+    def match(self, alert: Alert) -> Match: ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def effect_query(self, run: Run) -> str | None:
-        """Return the query for the run's effect; None to use the alert's rule. Raises ExpressionError."""
+        """Return None to use the alert's rule."""
         ...
 
-    def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Return whether to run the step. Raises ExpressionError."""
-        ...
+    def when(self, phase: str, index: int, scope: Scope) -> bool: ...
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """Return the rendered and checked parameters of an action step or polled wait. Raises ExpressionError."""
+        """Render and check the parameters of an action step or polled wait."""
         ...
 
-    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
-        """Return whether a polled wait's ``until`` holds for an output. Raises ExpressionError."""
-        ...
+    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool: ...
 
     def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:
-        """Return the rendered parameters of a step's own undo; None if it needs the step's `output`, which is not
-        known yet. Raises ExpressionError.
-        """
+        """Return None if the undo needs the step's `output`, which is not known yet."""
         ...
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """Return the question of an approve step, or the written time of a wait. Raises ExpressionError."""
+        """Return the question of an approve step, or the written time of a wait."""
         ...
 
 
 class Catalog(Protocol):
-    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]:
-        """Return the playbooks for this alertname, sorted by name."""
-        ...
+    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]: ...
 
     def shortlist(self, alert: Alert) -> Shortlist: ...
 

@@ -27,7 +27,7 @@ class StoredAgentLives(Protocol):
 
 
 class Present(Protocol):
-    """Reads without waiting for writers. All methods raise StoreUnavailable."""
+    """All methods raise StoreUnavailable."""
 
     async def open_counts(self) -> OpenCounts: ...
     async def decided_since(self, since: datetime) -> dict[tuple[str, str], int]:
@@ -35,11 +35,11 @@ class Present(Protocol):
         ...
 
     async def alerts_of_runs(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        """Return each run's alerts in order of linking, without runs that have none."""
+        """Return alerts in order of linking, without runs that have none."""
         ...
 
     async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-        """Return operator commands by run, in order, without runs that have none."""
+        """Return operator commands in order, without runs that have none."""
         ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:

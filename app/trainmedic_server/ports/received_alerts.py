@@ -1,5 +1,3 @@
-"""Reading of received alerts and the playbooks' reactions."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -13,9 +11,7 @@ from trainmedic_server.domain.run import Status
 
 
 class ReceivedAlertFilter(Struct, frozen=True):
-    """Conditions on alerts; None matches any. At least one report must lie from `since` (inclusive) to `until`
-    (exclusive).
-    """
+    """None matches any. At least one report must lie from `since` (inclusive) to `until` (exclusive)."""
 
     alertname: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -27,8 +23,6 @@ class ReceivedAlertFilter(Struct, frozen=True):
 
 
 class ReceivedAlerts(Protocol):
-    """Reads without waiting for writers."""
-
     async def alerts_page(
         self, matching: ReceivedAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
@@ -39,5 +33,5 @@ class ReceivedAlerts(Protocol):
         ...
 
     async def statuses_of(self, run_ids: Collection[str]) -> dict[str, Status]:
-        """Return the present statuses of those runs that are stored."""
+        """Omit unknown runs."""
         ...

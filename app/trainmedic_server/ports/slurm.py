@@ -28,7 +28,7 @@ _UNAVAILABLE = frozenset(
 )
 """States and flags of nodes (sinfo(1)). Powered-down nodes are available: a job starts them."""
 NOT_THERE = "FUTURE"
-"""State of nodes that do not exist yet."""
+"""Node that does not exist yet."""
 
 
 class SlurmNode(Struct, frozen=True):
@@ -38,7 +38,7 @@ class SlurmNode(Struct, frozen=True):
     address: str
     """NodeAddr: a name or an IP address."""
     states: frozenset[str]
-    """Base state and flags in upper case, such as IDLE and DRAIN."""
+    """Base state and flags in upper case, such as IDLE and DRAIN. Those of jobs have the same form."""
     reason: str
     """Why it is drained or down; may be empty. Release 24.11 keeps it when the node is available again."""
     reason_set_by: str = ""
@@ -63,7 +63,7 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def is_drained(self) -> bool:
-        """True if a drain lets Slurm start no new job on it. Running jobs may continue."""
+        """True during a drain. Running jobs may continue."""
         return "DRAIN" in self.states
 
 
@@ -78,7 +78,6 @@ class SlurmJob(Struct, frozen=True):
     name: str
     user: str
     states: frozenset[str]
-    """Base state and flags in upper case, such as PENDING and COMPLETING."""
     nodes: str
     """Host list, such as ``n[1-3]``; empty while it has none."""
     is_held: bool
@@ -92,15 +91,14 @@ class SlurmJob(Struct, frozen=True):
     """Operators of Slurm can set it, users read it."""
     priority: int | None = None
     time_limit: timedelta | None = None
-    """None if unlimited."""
     components: tuple[str, ...] = ()
-    """Ids of all components, for the leader of a heterogeneous job."""
+    """For the leader of a heterogeneous job: all components' ids."""
     other_ids: tuple[str, ...] = ()
     """``ARRAY_TASK`` of an array's task, ``LEADER+OFFSET`` of a component."""
     leader: str = ""
-    """Id of the heterogeneous job that it is a component of."""
+    """Heterogeneous job that it is a component of."""
     gpus_by_node: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """GPU indexes by NodeName, while it runs."""
+    """Indexes by NodeName, while it runs."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -128,7 +126,6 @@ class SlurmRelease(Struct, frozen=True):
 class SlurmReservation(Struct, frozen=True):
     name: str
     nodes: str
-    """Host list, such as ``n[1-3]``."""
     users: tuple[str, ...]
     starts_at: datetime | None = None
     ends_at: datetime | None = None
@@ -140,10 +137,9 @@ UNLIMITED = timedelta.max
 
 
 class JobChange(Struct, frozen=True):
-    """New values of a job. None leaves a value as it is."""
+    """New values of a job. None leaves a value as it is. Excluded nodes are accepted only while it is pending."""
 
     excluded_nodes: tuple[str, ...] | None = None
-    """All nodes that the job must not get; accepted only while it is pending."""
     priority: int | None = None
     time_limit: timedelta | None = None
     """Whole minutes, or `UNLIMITED`."""
@@ -175,7 +171,7 @@ class Slurm(Protocol):
         ...
 
     async def set_reason(self, node: str, reason: str) -> None:
-        """Replace only the reason of a drained node."""
+        """Replace the reason of a drained node."""
         ...
 
     async def undrain(self, node: str) -> None:
@@ -191,11 +187,11 @@ class Slurm(Protocol):
         ...
 
     async def end_reservation(self, name: str) -> None:
-        """Raises ObjectMissing if there is none."""
+        """Raises ObjectMissing."""
         ...
 
     async def hold(self, job_id: str) -> None:
-        """Keep the job from starting. A running job continues, and would wait after a requeue."""
+        """Prevent the job from starting. A running job continues, and would wait after a requeue."""
         ...
 
     async def unhold(self, job_id: str) -> None: ...
@@ -218,9 +214,7 @@ class Slurm(Protocol):
         """
         ...
 
-    async def cancel(self, job_id: str) -> None:
-        """End the job, unless it has ended already."""
-        ...
+    async def cancel(self, job_id: str) -> None: ...
 
     async def update(self, job_id: str, change: JobChange) -> None:
         """Raises ClusterRefused for excluded nodes unless the job is pending. An empty change proves that the server
@@ -228,6 +222,4 @@ class Slurm(Protocol):
         """
         ...
 
-    async def set_admin_comment(self, job_id: str, text: str) -> None:
-        """Replace only the job's admin comment."""
-        ...
+    async def set_admin_comment(self, job_id: str, text: str) -> None: ...

@@ -33,7 +33,7 @@ class LinkedRun(Struct, frozen=True):
     target_key: str
     status: str
     decision: str
-    """A `Decision`, or one of a later release."""
+    """May be one of a later release."""
     ended_at: datetime | None = None
     is_again: bool = False
     """True if ``again`` started it."""
@@ -43,11 +43,9 @@ class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
     last_ended_at: datetime | None = None
-    """End of the playbook's last run on this target."""
     started: int = 0
-    """The playbook's runs after the requested time, on any target or, if requested, on this one."""
+    """Runs after the requested time, on any target or, if requested, on this one."""
     open_runs: int = 0
-    """The playbook's open runs on any target."""
 
 
 class KeptTables(Protocol):
@@ -77,12 +75,12 @@ class KeptTables(Protocol):
 
 
 class Transaction(KeptTables, Protocol):
-    """One transaction of the run store: all or nothing is durable. Methods take many keys, to save queries."""
+    """One transaction: all or nothing is durable. Methods take many keys, to save queries."""
 
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
     def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        """Return unresolved alerts of these fingerprints, with any start time."""
+        """Return unresolved alerts with any start time."""
         ...
 
     def newest_alerts(self, fingerprints: Collection[str]) -> dict[str, AlertRecord]:
@@ -90,7 +88,7 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
-        """Return up to `limit` unresolved alerts, only of `names` unless None."""
+        """Return only alerts of `names` unless None."""
         ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
@@ -107,15 +105,15 @@ class Transaction(KeptTables, Protocol):
 
     # runs
     def linked_runs(self, identities: Collection[Identity]) -> dict[Identity, list[LinkedRun]]:
-        """Return alerts' runs in order of linking, without alerts that have none."""
+        """Return runs in order of linking, without alerts that have none."""
         ...
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return the open runs' IDs by (playbook, target key)."""
+        """Return run IDs by (playbook, target key)."""
         ...
 
     def open_targets(self) -> Collection[tuple[str, str]]:
-        """Return playbook and target key of all open runs."""
+        """Return (playbook, target key)."""
         ...
 
     def guard_facts(
@@ -132,7 +130,7 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def limited_since(self, playbook: str, moment: datetime) -> set[str]:
-        """Return the targets for which ``on_limited`` of the playbook began after `moment`."""
+        """Return the targets whose ``on_limited`` steps began after `moment`."""
         ...
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
@@ -142,9 +140,7 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
-        """Return nodes acted on after `since`: targets of runs started and created after it, and nodes recorded as
-        touched after it.
-        """
+        """Return targets of runs started and created after `since`, and nodes recorded as touched after it."""
         ...
 
     def nodes_at_work(self) -> set[str]:
@@ -181,12 +177,12 @@ class Transaction(KeptTables, Protocol):
 
     def group_list(self, run_id: str) -> tuple[str, ...]: ...
     def members(self, run_id: str) -> list[Member]:
-        """Return a parent's members that have a run."""
+        """Return only members that have a run."""
         ...
 
     def unfinished_members(self, run_id: str) -> list[str]: ...
     def members_with_undo(self, run_id: str, undos: Collection[UndoStatus]) -> list[str]:
-        """Return IDs of members with an undo of one of these states."""
+        """Return run IDs."""
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
@@ -197,13 +193,13 @@ class Transaction(KeptTables, Protocol):
 
     def run(self, run_id: str) -> Run | None: ...
     def runs(self, run_ids: Collection[str]) -> list[Run]:
-        """Return the existing runs of these IDs, oldest first."""
+        """Return the existing ones, oldest first."""
         ...
 
     def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]: ...
 
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
-        """Count the alerts linked to each run, without runs that have none."""
+        """Omit runs without alerts."""
         ...
 
     def unfinished(self) -> list[Run]:
@@ -227,7 +223,7 @@ class Transaction(KeptTables, Protocol):
     def events_of(self, run_id: str, kind: str) -> list[Event]: ...
 
     def time_gaps(self) -> list[TimeGap]:
-        """Return the detected gaps in order."""
+        """Return them in order."""
         ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
@@ -239,7 +235,7 @@ class Transaction(KeptTables, Protocol):
     def controls(self) -> Controls: ...
     def save_controls(self, controls: Controls) -> None: ...
     def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:
-        """Store a version's text, so that runs can continue with it. Idempotent."""
+        """Store the text, so that runs can continue with it. Idempotent."""
         ...
 
     def playbook_text(self, name: str, version: str) -> str | None: ...
@@ -274,16 +270,16 @@ class RunStore(Protocol):
 
 
 Values: TypeAlias = str | tuple[str, ...] | None
-"""One value, several, or None for any."""
+"""None for any."""
 
 
 def values_of(values: Values) -> tuple[str, ...]:
-    """Return the distinct values; empty for any."""
+    """Return an empty tuple for any value."""
     return tuple(dict.fromkeys((values,) if isinstance(values, str) else values or ()))
 
 
 class HistoryFilter(Struct, frozen=True):
-    """Conditions on runs; None matches any. ``since`` is inclusive, ``until`` exclusive.
+    """None matches any. ``since`` is inclusive, ``until`` exclusive.
 
     ``owes_undo`` True selects closed runs with a pending undo, False all others.
     """
@@ -314,7 +310,7 @@ class HistoryFilter(Struct, frozen=True):
 
 
 class ActFilter(Struct, frozen=True):
-    """Conditions on people's acts; None matches any. ``since`` is inclusive, ``until`` exclusive."""
+    """None matches any. ``since`` is inclusive, ``until`` exclusive."""
 
     actor: str | None = None
     since: datetime | None = None
@@ -328,7 +324,7 @@ class RunRecord(Struct, frozen=True):
     orders: tuple[OperatorOrder, ...] = ()
     effect: Effect | None = None
     members: tuple[str, ...] = ()
-    """Frozen list of a parent run: target keys."""
+    """Target keys of a parent run's frozen list."""
 
 
 class History(Protocol):
@@ -343,7 +339,7 @@ class History(Protocol):
         ...
 
     def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
-        """Yield all runs, newest first, in bounded memory."""
+        """Yield the newest first, in bounded memory."""
         ...
 
     async def record(self, run_id: str) -> RunRecord | None: ...

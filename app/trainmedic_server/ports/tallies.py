@@ -14,18 +14,15 @@ from trainmedic_server.domain.run import Status
 
 
 class PlaybookTally(Struct):
-    """Counts of a playbook's runs created in a period, and decisions not to start."""
-
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
     timed_out: int = 0
     undone_by_hand: int = 0
     repeated: int = 0
-    """Runs started within 1 h after one of the same playbook and target."""
     repair_seconds: Counter[float] = field(default_factory=Counter)
     """Durations of successful runs from admission, with their counts; seconds, rounded to two digits."""
     person_seconds: Counter[float] = field(default_factory=Counter)
-    """Response times of people, in the same form."""
+    """In the same form."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses
@@ -42,8 +39,6 @@ class PlaybookTally(Struct):
 
 
 class TallySource(Protocol):
-    """Reads without waiting for writers."""
-
     async def tally(self, since: datetime, until: datetime) -> Mapping[str, PlaybookTally]:
         """Count the runs created from `since` to before `until`, by playbook. Raises StoreUnavailable."""
         ...

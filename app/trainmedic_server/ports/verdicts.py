@@ -16,7 +16,7 @@ class VerdictRecord:
 
     job: str
     at: datetime
-    """When the job failed (aware UTC)."""
+    """Time of the failure (aware UTC)."""
     cause: str
     confidence: str
     node: str | None = None
@@ -37,8 +37,6 @@ class VerdictSource(Protocol):
 
 
 class NoVerdicts:
-    """For a server without diagnosis."""
-
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
         return ()
 
@@ -58,10 +56,6 @@ class StoredVerdicts(Protocol):
 
 
 class VerdictHistory(VerdictSource, Protocol):
-    """Reads without waiting for writers."""
-
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
-    async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """See `StoredVerdicts.on_node`."""
-        ...
+    async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]: ...

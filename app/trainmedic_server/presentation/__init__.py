@@ -1,1 +1,1 @@
-"""Texts that all surfaces share, plain or as `sentences.Sentence`; surfaces add markup and escaping. Pure."""
+"""Texts that all surfaces share, plain or as `sentences.Sentence`; surfaces add markup and escaping."""

@@ -1,4 +1,4 @@
-"""Texts of approval questions. Pure."""
+"""Texts of approval questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainmedic_server.presentation import runs, steps, targets
 UNASKED = "May this run act?"
 """Question of a step that has none of its own."""
 AGAIN: Mapping[type[QuestionEvent], str] = {ApprovalReminded: "Reminder", ApprovalEscalated: "No answer yet"}
-"""Text before a repeated question, by kind of event."""
+"""Text before a repeated question."""
 UNANSWERED: Mapping[Unanswered, str] = {
     Unanswered.REJECTED_BY_TIMEOUT: "no answer in time: rejected",
     Unanswered.APPROVED_BY_TIMEOUT: "no answer in time: approved",
@@ -24,7 +24,7 @@ UNANSWERED: Mapping[Unanswered, str] = {
     Unanswered.ASKED_AGAIN_LATER: "no answer in time; it is asked again later",
     Unanswered.RESOLVED: "no answer is needed any more: the alert has resolved",
 }
-"""How a question ended without an answer, by the outcome in ``approval_ended``."""
+"""By the outcome in ``approval_ended``."""
 
 
 def asks(run: Run) -> str:
@@ -38,7 +38,7 @@ def who(by: Sequence[str] | None, number: int | None) -> str:
 
 
 def asked(terms: Mapping[str, Any]) -> Iterator[str]:
-    """Return what has happened to a question so far. `terms` is a question of the API, or a step's terms."""
+    """Return what has happened to a question. `terms` is a question of the API, or a step's terms."""
     if (number := terms.get("asked") or 1) > 1:
         yield f"asked {how_often(number)}"
     if terms.get("escalated"):

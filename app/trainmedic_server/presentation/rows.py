@@ -1,4 +1,4 @@
-"""Folding of similar list items into one row. Pure."""
+"""Folding of similar list items into one row."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Row(Struct, frozen=True):
 
 
 def folded(items: Iterable[Item], says: Says | None, at: str) -> list[Row]:
-    """Return rows of `items` (newest first). Equal items within an hour share a row. `says` returns the value to
-    compare, or None to keep an item apart. `at` names the time.
+    """Return rows of `items` (newest first). Equal items within an hour share a row.
+
+    `says` returns the value to compare, or None to keep an item apart. `at` names the time.
     """
     newest: dict[Hashable, Row] = {}
     rows: list[Row] = []
@@ -50,7 +51,7 @@ def folded(items: Iterable[Item], says: Says | None, at: str) -> list[Row]:
 
 
 def refusal(item: Item) -> tuple[str, ...] | None:
-    """Return playbook, alert and reason of a decision not to start. None for a run."""
+    """Return None for a run."""
     return (item["playbook"], item["alert_name"], item["decision"]) if item["status"] == Status.NOT_STARTED else None
 
 

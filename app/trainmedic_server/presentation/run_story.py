@@ -1,6 +1,6 @@
-"""A run in three sentences: what happened, what is changed now, and what happens next. Pure.
+"""A run in three sentences: what happened, what is changed now, and what happens next.
 
-Read the API's document of a run; members that an older server lacks count as empty.
+Reads the API's document of a run; members that an older server lacks count as empty.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def story(run: Document, index_of: IndexOf = targets.unknown) -> RunStory:
 
 
 def undo(document: Document) -> str:
-    """Return what is known of a step's undo: ``It is reverted automatically when the alert resolves``."""
+    """Return the state of a step's undo: ``It is reverted automatically when the alert resolves``."""
     status = str(document.get("status"))
     phrase = _UNDO.get(status, words(status))
     if status == "armed":

@@ -1,4 +1,4 @@
-"""Texts about a run. Pure. Read the API's documents; members that an older server lacks count as empty."""
+"""Texts about a run. Members that an older server's documents lack count as empty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"
 
 
 def short_id(run_id: object) -> str:
-    """Return the end of a run's ID, which commands accept."""
     return links.short_id(plain(run_id))
 
 
@@ -74,7 +73,6 @@ def what(item: Document) -> str:
 
 
 def group(counts: Document) -> str:
-    """Return the counts of a group's members."""
     read = {name: counts.get(name) or 0 for name in GroupCounts.__struct_fields__}
     return str(GroupCounts(**read))
 
@@ -94,7 +92,6 @@ class EffectWords(Struct, frozen=True):
     values: tuple[str, ...]
     reason: str
     until: Sentence = ()
-    """Until when a pending verdict waits."""
 
 
 def effect(document: Document) -> EffectWords:
@@ -105,7 +102,7 @@ def effect(document: Document) -> EffectWords:
 
 
 class NextWords(Struct, frozen=True):
-    """The present activity of a run (`now`), its limit (`until`), and what follows (`then`)."""
+    """The present activity (`now`), its limit (`until`), and what follows (`then`)."""
 
     now: tuple[Sentence, ...]
     until: tuple[Sentence, ...]

@@ -1,4 +1,4 @@
-"""Sentences with parts that surfaces lay out differently. Pure."""
+"""Sentences with parts that surfaces lay out differently."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ class RunName(Struct, frozen=True):
 
 
 class Values(Struct, frozen=True):
-    """Parameters by name."""
-
     values: Mapping[str, Any]
 
 

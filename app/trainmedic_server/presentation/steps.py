@@ -1,4 +1,4 @@
-"""Steps of a playbook in plain words, for people who decide or read at night. Pure."""
+"""Steps of a playbook in plain words, for people who decide or read at night."""
 
 from __future__ import annotations
 
@@ -97,7 +97,6 @@ _SAYS: Mapping[str, Says] = {
     "disk.prune_containers": _plainly("delete unused containers and images on {on}"),
     "notify": lambda params, _: f"send a message{_titled(params)}",
 }
-"""By action. Other actions appear with their parameters."""
 
 
 _PAST: Mapping[str, str] = {
@@ -123,7 +122,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def sentence(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
-    """Return what a step does: ``lower the power limit of GPU 3 on node-2 to 80 %``, with its condition first.
+    """Return ``lower the power limit of GPU 3 on node-2 to 80 %``, with the step's condition first.
 
     `step` has ``action``, ``params``, ``targets`` and ``note``, as a question's. `target` is the run's, as a key.
     """
@@ -144,7 +143,7 @@ def sentence(step: Document, target: str | None = None, index_of: IndexOf = targ
 
 
 def done(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
-    """Return what a step has done: ``lowered the power limit of GPU 3 on node-2 to 80 %``."""
+    """Return ``lowered the power limit of GPU 3 on node-2 to 80 %``."""
     phrase = sentence({**step, "note": None}, target, index_of)
     if step.get("action") not in _SAYS:
         return f"carried out {phrase}"

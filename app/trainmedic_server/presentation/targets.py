@@ -1,4 +1,4 @@
-"""Names of targets for people. Pure."""
+"""Names of targets for people."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ class TargetWords(Struct, frozen=True):
     kind: str
     name: str
     behind: str
-    """The full name of a GPU. Empty if `name` contains it, or for other kinds."""
+    """Full name of a GPU, unless `name` contains it."""
 
     def __str__(self) -> str:
         return self.name if self.kind in ("gpu", "cluster", "group") else f"{self.kind} {self.name}"
 
 
 def unknown(_: str) -> int | None:
-    """Return None: no GPU's index is known."""
     return None
 
 
@@ -39,7 +38,7 @@ def index_in(labels: Mapping[str, str]) -> IndexOf:
 
 
 def words(key: str, index_of: IndexOf = unknown) -> TargetWords:
-    """Return the name of the target with this key: ``node-1 · GPU 3``, ``job llm-1``. Other texts stay."""
+    """Return ``node-1 · GPU 3``, ``job llm-1``. Other texts stay."""
     try:
         target = Target.of_key(key)
     except ValueError:
@@ -78,8 +77,6 @@ def within(key: str, index_of: IndexOf = unknown) -> str:
 
 
 def shortened(text: str, index_of: IndexOf = unknown) -> str:
-    """Replace the keys and UUIDs of GPUs in a text by their names."""
-
     def named(match: re.Match[str]) -> str:
         return words(match["key"], index_of).name if match["key"] else gpu(match["uuid"], index_of)
 

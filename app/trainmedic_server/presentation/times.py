@@ -1,4 +1,4 @@
-"""Times and durations as text. Pure.
+"""Times and durations as text.
 
 A time is an aware datetime or the API's RFC 3339 text.
 """
@@ -14,7 +14,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def read(value: object) -> datetime | None:
-    """Return the time. None for empty or invalid text."""
+    """Return None for empty or invalid text."""
     if isinstance(value, datetime):
         return value
     try:

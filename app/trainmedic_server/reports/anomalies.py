@@ -1,4 +1,7 @@
-"""Times at which a metric of a job was out of bounds. Pure. Bounds: shipped alert rules and the reference design."""
+"""Times at which a metric of a job was out of bounds.
+
+Bounds: shipped alert rules and the reference design.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,6 @@ class Bound:
     """PromQL with ``$job`` for the matcher and ``$every`` for the interval."""
     limit: float
     summary: str
-    """With the figures ``{worst}`` and ``{limit}``."""
     is_over: bool = True
     at_least: int = 1
     relative: bool = False
@@ -49,9 +51,8 @@ class Anomaly:
     """None if only a value that is not a number is out of bounds."""
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """Maximum number of GPUs out of bounds at one time. None for other anomalies."""
+    """At one time. None for anomalies of no single GPUs."""
 
 
 BOUNDS = (
@@ -135,7 +136,6 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
 
 def _limit(bound: Bound, points: Points) -> float | None:
-    """Return the limit; None if the series has too few points to compare with."""
     if not bound.relative:
         return bound.limit
     values = figures.finite(points)

@@ -1,8 +1,7 @@
-"""Bottleneck of a job's steps: data, other ranks, memory or computing. Pure.
+"""Bottleneck of a job's steps: data, other ranks, memory or computing.
 
-Uses the parts of step time that the SDK measures, with the shares of ``trainmedic_logs.diagnosis.slow``. If they are
-unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data, with severity
-``low``.
+Uses the parts of step time that the SDK measures. If they are unknown and throughput is low, NCCL timeouts in the log
+hint at communication and their absence at data, with severity ``low``.
 """
 
 from __future__ import annotations
@@ -74,8 +73,9 @@ class Bottleneck:
 
 
 def step_shares(data: float | None, compute: float | None, wait: float | None, step: float | None) -> StepShares | None:
-    """Return each part's share of a step's time, 0 to 1: of their sum, or of ``step`` if one is unknown. None if too
-    little is known.
+    """Return each part's share of a step's time, 0 to 1: of their sum, or of ``step`` if one is unknown.
+
+    None if too little is known.
     """
     if data is not None and compute is not None and wait is not None:
         whole: float | None = data + compute + wait
@@ -105,8 +105,9 @@ def bottleneck(
     throughput_share: float | None,
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
-    """Return None if the shares are unknown, memory is not short and the job is not slow. ``throughput_share`` is
-    relative to the baseline. ``hints`` count only without shares.
+    """Return None if the shares are unknown, memory is not short and the job is not slow.
+
+    ``throughput_share`` is relative to the baseline. ``hints`` count only without shares.
     """
     short = _memory(memory, throughput_share)
     if short is not None:

@@ -37,15 +37,14 @@ from trainmedic_server.reports.repair_outcomes import PERSON_AFTER, RepairTally
 from trainmedic_server.reports.reported_figures import ReportedFigures
 
 MOST_RUNS = 20_000
-"""The newest. Counted, not kept in memory."""
+"""Newest runs. Counted, not retained in memory."""
 MOST_EVENTS = 20_000
-"""The newest, about 10 MB."""
+"""Newest events, about 10 MB."""
 MOST_FINDINGS = 2000
 MOST_EVALUATIONS = 5000
 LONGEST = timedelta(days=366)
 COUNTED = timedelta(days=30)
 _PATIENCE = timedelta(seconds=25)
-"""Clients wait 30 s."""
 log = telemetry.logger(__name__)
 
 
@@ -125,7 +124,7 @@ class ReportCompiler:
         return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 
     async def counts_of_late(self) -> dict[str, PlaybookTally]:
-        """Return the outcomes of each playbook's runs in the last 30 days. Raises StoreUnavailable."""
+        """Count the last 30 days. Raises StoreUnavailable."""
         now = self._clock.now() if self._clock is not None else datetime.now(UTC)
         # Start at midnight UTC: whole days are counted already.
         begin = datetime.combine((now.astimezone(UTC) - COUNTED).date(), time(), UTC)
@@ -166,7 +165,6 @@ class ReportCompiler:
             yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
-        """Return Prometheus's figures, and why there are none, if so."""
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:

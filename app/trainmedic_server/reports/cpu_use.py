@@ -1,5 +1,6 @@
-"""CPU cores kept busy by a job's ranks and their child processes. Pure. Only the busiest and the least busy ranks have
-a series.
+"""CPU cores kept busy by a job's ranks and their child processes.
+
+Only the busiest and the least busy ranks have a series.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Curves of a job and readings of a node's GPUs, for people; from Prometheus with few points and queries."""
+"""Curves of a job and readings of a node's GPUs, with few points and queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 
 POINTS = 120
-"""Most points of a curve."""
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 _SHORTEST = timedelta(seconds=15)
 JOB_CURVES = (("loss", ""), ("throughput", "tokens/s"), ("throughput", "samples/s"), ("learning rate", ""))
@@ -46,7 +45,7 @@ _MOST_RANKS = 64
 class Source(StrEnum):
     PROMETHEUS = "prometheus"
     REPORTS = "reports"
-    """What jobs and agents reported since the server started."""
+    """Reports of jobs and agents since the server started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +86,17 @@ class JobCurves:
     since: datetime
     until: datetime
     curves: tuple[Curve, ...]
-    """Those with any point."""
     ranks: tuple[RankTime, ...]
-    """The slowest ranks, the slowest first. Others are near the median."""
+    """Slowest first. Others are near the median."""
     usual_seconds: float | None
-    """Median of all ranks' own times."""
     checkpoint: NewestCheckpoint | None
-    """None if none is known."""
     unknown: str | None
-    """Why there is no curve. None if there is one."""
+    """Why there is no curve."""
     source: Source | None = None
-    """None without any figure."""
     reported_since: datetime | None = None
-    """First report used. None with Prometheus."""
+    """First report used."""
     not_prometheus: str | None = None
-    """Why Prometheus is not the source. None if it is."""
+    """Why Prometheus is not the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +108,6 @@ class NodeGpuReading:
     power_watts: float | None = None
     utilization_percent: float | None = None
     curves: tuple[Curve, ...] = ()
-    """Of the last hour."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A job's throughput compared with a baseline, and a score of its GPU use. Pure.
+"""A job's throughput compared with a baseline, and a score of its GPU use.
 
 Score of the reference design: 100 × (0.6 × utilisation + 0.4 × min(throughput ÷ baseline, 1)), with two corrections:
 

@@ -1,5 +1,6 @@
-"""Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure. Lower bounds: findings of
-one kind within a minute, and all errors within one finding, are one event.
+"""Counts of a job's out-of-memory and network errors, from the findings in its logs.
+
+Lower bounds: findings of one kind within a minute, and all errors within one finding, are one event.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from trainmedic_server.reports.failures import FailureRecord
 OUT_OF_MEMORY = frozenset({CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY})
 NETWORK = frozenset({CauseClass.NETWORK})
 MOST_LISTED = 50
-"""The newest."""
 MOST_RANKS = 64
 NOTHING_READ = (
     "no agent has reported a finding of this job in that time: nothing was found in its log, or its log is not read"
 )
 _SAME = timedelta(minutes=1)
 _ENDS_AFTER = timedelta(minutes=2)
-"""Time within which a failure of the same cause is attributed to the event."""
+"""A failure of the same cause within this time is attributed to the event."""
 _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
 """Roles of findings that are more than the consequence of another failure."""
 
@@ -40,7 +40,6 @@ class ErrorEvent:
     rank_count: int
     nodes: tuple[str, ...]
     rules: tuple[str, ...]
-    """Empty if only a verdict reports the event."""
     lines: int
     ended_job: bool | None
     """True if the job failed within two minutes with this cause. False: no failure, or another cause. None: unknown."""

@@ -1,4 +1,4 @@
-"""Newest value and range of each metric in a job's evaluations, from the events ``job_evaluated``. Pure."""
+"""Newest value and range of each metric in the events ``job_evaluated``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class EvaluationRecord:
 
     metric: str
     value: float | None
-    """The newest. None if it is not a finite number, as ``problem`` states."""
+    """None if it is not a finite number, as ``problem`` states."""
     problem: str | None
     step: int | None
     at: datetime
     reports: int
-    """Recorded values, at most one a minute."""
+    """At most one a minute."""
     lowest: float | None
     highest: float | None
 

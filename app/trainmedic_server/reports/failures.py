@@ -1,5 +1,3 @@
-"""Failures of a job, from its history. Pure."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
 _SHOWS_BEFORE = 1800.0
 _FOUND_AFTER = 120.0
-"""Seconds by which a failure's first sign may precede or follow its report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,6 @@ class FailureRecord:
 
     at: datetime
     kind: str
-    """``job_failed``, ``job_gone`` or ``diagnosed``."""
     reason: str
     down_seconds: float | None
     """None if it has not started again, or that was not reported."""

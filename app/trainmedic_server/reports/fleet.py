@@ -1,4 +1,4 @@
-"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes. Pure."""
+"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CauseTotal:
     failures: int
     jobs: int
     down_seconds: float | None
-    """Sum for the jobs that were restarted; None if none was."""
+    """Sum for restarted jobs; None if none was."""
     not_back: int
     """No restart was reported: the job may still be down."""
     lost_gpu_hours: float | None
@@ -48,13 +48,12 @@ class NodeTotal:
 
     node: str
     alerts: int
-    """On it or one of its GPUs, with a reacting playbook."""
+    """With a reacting playbook."""
     alert_names: tuple[str, ...]
     verdicts: int
-    """Job failures attributed to it with high confidence."""
+    """With high confidence."""
     jobs: tuple[str, ...]
     touched: int
-    """Runs that changed something on it."""
     mtbi_seconds: float | None
     """Mean time between interruptions: the report's period divided by their number. Alerts and verdicts within
     `SAME_INTERRUPTION` are one. None for a single one.
@@ -71,7 +70,7 @@ class DayTotal:
     failures: int
     succeeded: int
     failed: int
-    """Repairs that failed, or were cancelled or rejected."""
+    """Includes cancelled and rejected repairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +79,17 @@ class FleetReport:
     failures: int
     causes: tuple[CauseTotal, ...]
     nodes: tuple[NodeTotal, ...]
-    """With two or more alerts and verdicts, the worst first."""
     repairs: tuple[RepairTotal, ...]
     repaired: tuple[CauseRepairs, ...]
     gpu_hours_kept: GpuHoursKept
     unknown: Mapping[str, str]
     days: tuple[DayTotal, ...] = ()
-    """Every day of the period, the oldest first."""
 
 
 @dataclass(slots=True)
 class _Node:
     alerts: set[Identity] = field(default_factory=set)
     begun: list[datetime] = field(default_factory=list)
-    """When its runs for alerts started."""
     names: set[str] = field(default_factory=set)
     touched: int = 0
     came_back: int = 0
@@ -101,13 +97,10 @@ class _Node:
 
 
 class RunTally:
-    """Counts of runs as they are read, newest first."""
-
     def __init__(self, repairs: RepairTally) -> None:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
         self.repairs = repairs
         self.by_day: Counter[tuple[date, bool]] = Counter()
-        """Ended repairs by day and whether they succeeded."""
 
     def add(self, run: Run) -> None:
         target = run.target
@@ -207,7 +200,6 @@ def _days(
 def _all_failures(
     events: Sequence[Event], verdicts: Sequence[VerdictRecord]
 ) -> Iterable[tuple[str, FailureRecord, int | None]]:
-    """Yield job, failure, and the job's number of ranks (None if unknown)."""
     by_job: dict[str, list[Event]] = defaultdict(list)
     ranks: dict[tuple[str, datetime], int | None] = {}
     for event in events:

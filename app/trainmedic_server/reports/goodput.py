@@ -1,4 +1,4 @@
-"""Use of a job's time: losses by kind, without overlap; the rest is productive, including slow steps. Pure."""
+"""Use of a job's time: losses by kind, without overlap; the rest is productive, including slow steps."""
 
 from __future__ import annotations
 
@@ -58,18 +58,17 @@ class Goodput:
     lost: LostTime
     unmeasured_seconds: float = 0.0
     resolution_seconds: float = 0.0
-    """Interval; anything shorter than two may be missed."""
+    """Losses shorter than two intervals may be missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoints:
-    """Measured progress of a job: points `every` seconds apart. Counters begin at 0."""
+    """Points `every` seconds apart. Counters begin at 0."""
 
     steps: Points
     step: Points = ()
     step_seconds: Points = ()
     stall: Points = ()
-    """Longest of each interval, in seconds."""
     stall_limit: Points = ()
     windows: Mapping[str, Points] = field(default_factory=dict)
     measured: Sequence[Stretch] = ()
@@ -77,7 +76,7 @@ class ProgressPoints:
 
 @dataclass(frozen=True, slots=True)
 class JobMoments:
-    """Times of a job's failures and regular ends, in seconds since 1970."""
+    """Failures and regular ends of a job, in seconds since 1970."""
 
     failed: Sequence[float] = ()
     ended: Sequence[float] = ()
@@ -86,7 +85,7 @@ class JobMoments:
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
-    """Return the use of the job's time from `begin` to `end`. None if the job did not run then."""
+    """Return None if the job did not run from `begin` to `end`."""
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
@@ -113,8 +112,10 @@ def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stre
 
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
-    """Return downtimes without a regular end, and whether a failure caused each. After the last point the job is down
-    only if a failure was reported. Downtimes too short for a gap in the points come from reports.
+    """Return downtimes, and whether a failure caused each.
+
+    After the last point the job is down only if a failure was reported. Downtimes too short for a gap in the points
+    come from reports.
     """
     down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):
@@ -135,9 +136,6 @@ def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: f
 
 
 def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
-    """Return the last report on the process before the gap, and the time of the first; without reports None and the
-    gap's beginning.
-    """
     endings = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
     within = [(at, word) for at, word in endings if gap.begin - _SOON <= at <= gap.end]
     return (max(within)[1], min(within)[0]) if within else (None, gap.begin)
@@ -168,7 +166,6 @@ def _lost(
 
 
 def _redone(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
-    """Return the seconds of steps undone by a rollback or restart, at the step duration before it."""
     counts = dict(progress.steps)
     lengths = {at: seconds for at, seconds in progress.step_seconds if math.isfinite(seconds)}
     usual = statistics.median(lengths.values()) if lengths else 0.0
@@ -189,7 +186,6 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
-    """Return whether the process began at the first point, later than requested."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 
@@ -198,7 +194,7 @@ def _starting(steps: Points, every: float) -> list[Stretch]:
 
 
 def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float) -> float:
-    """Return the seconds of stalls beyond the limit, without starts, which count separately."""
+    """Exclude starts, which count separately."""
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.excursions(over, every, lambda _: True)

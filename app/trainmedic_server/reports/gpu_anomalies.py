@@ -1,4 +1,4 @@
-"""Times in which GPUs of a training job were nearly idle or their memory nearly full. Pure.
+"""Times in which GPUs of a training job were nearly idle or their memory nearly full.
 
 Each GPU is judged by its mean over a window of `GpuBound.lasting`. A window counts only if the job trained in 90 % of
 it: after its first step, without checkpoints, evaluations and pauses.
@@ -16,9 +16,8 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
 MOST_NAMED = 8
-"""The worst GPUs. All are counted."""
+"""All are counted."""
 _AT_A_TIME = 4
-"""GPUs in each point of a query."""
 _IN_WINDOWS = 0.1
 """Share of a window that checkpoints, evaluations and the like may take."""
 

@@ -1,5 +1,3 @@
-"""Measured figures of a job in a period. Pure."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from trainmedic_server.reports.points import Spread
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """Figures from Prometheus. None or empty: no data."""
+    """Figures of a job from Prometheus. None or empty: no data."""
 
     every: float = 0.0
     progress: ProgressPoints | None = None

@@ -1,5 +1,6 @@
-"""Prometheus queries for the report on a job, in at most `INTERVALS` intervals. The server's metric
-``trainmedic_job_gpu`` names the job's GPUs at each moment.
+"""Prometheus queries for the report on a job.
+
+The server's metric ``trainmedic_job_gpu`` names the job's GPUs at each moment.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _OWN = "avg_over_time(training_rank_own_seconds{$job}[$every])"
 
 
 class JobQuestions:
-    """Queries about one job in one period. Every method raises MetricsUnavailable."""
+    """Every method raises MetricsUnavailable."""
 
     def __init__(self, history: MetricHistory, job: str, begin: datetime, end: datetime) -> None:
         self._history = history
@@ -95,9 +96,7 @@ class JobQuestions:
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow(self) -> tuple[Points, timedelta]:
-        """Narrow the period to the job's presence. Return the number of scrapes in each part of it, and a part's
-        length.
-        """
+        """Narrow the period to the job's presence. Return the scrapes in each part of it, and a part's length."""
         part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
         # Whole parts, so that the beginning of the period is covered.
         begin = self._end - -(-(self._end - self._begin) // part) * part
@@ -271,13 +270,13 @@ def _moment(seconds: float) -> datetime:
 
 
 def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:
-    """Return the interval that divides `length` into at most `most` parts and holds two scrapes, which are `apart`."""
+    """Return an interval with at most `most` parts, each with two scrapes, which are `apart`."""
     seconds = max(length / most, _SHORTEST, 2.5 * apart).total_seconds()
     return timedelta(seconds=math.ceil(seconds))
 
 
 def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
-    """Return the slowest rank. Only the slowest ranks have a series; ranks briefly among them are ignored."""
+    """Ignore ranks that are only briefly among the slowest, which alone have a series."""
     averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
     if not averages or not own_median:
         return None

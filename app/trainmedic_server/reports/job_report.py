@@ -1,5 +1,3 @@
-"""Report on a job from figures and records. Pure. `JobReport.unknown` has the reason for each figure that is None."""
-
 from __future__ import annotations
 
 import math
@@ -97,7 +95,6 @@ class JobReport:
     cpu: CpuUse | None
     evaluations: tuple[EvaluationRecord, ...] | None
     unknown: Mapping[str, str]
-    """Why a figure is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class JobRecords:
 def job_report(
     job: str, since: datetime, until: datetime, figures: JobFigures, records: JobRecords, no_metrics: str | None
 ) -> JobReport:
-    """`no_metrics` is why Prometheus was not queried or did not answer, if so."""
+    """`no_metrics` is why Prometheus was not queried or did not answer."""
     usual = figures.baseline
     share = figures.throughput.average / usual.value if figures.throughput and usual else None
     score = None

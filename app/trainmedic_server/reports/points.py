@@ -1,4 +1,4 @@
-"""Statistics of points over time: averages, rises, gaps and excursions. Pure."""
+"""Statistics of points over time: averages, rises, gaps and excursions."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def spread(
 
 
 def rise(points: Points, is_from_zero: bool) -> float:
-    """A value below the previous one is a reset. ``is_from_zero``: the first value was also reached within the
-    period.
+    """A value below the previous one is a reset.
+
+    ``is_from_zero``: the first value was also reached within the period.
     """
     values = finite(points)
     risen = values[0] if values and is_from_zero else 0.0
@@ -93,7 +94,7 @@ def gaps(present: Sequence[Stretch]) -> list[Stretch]:
 
 
 def overlap(stretch: Stretch, others: Iterable[Stretch]) -> float:
-    """Return the seconds of `stretch` covered by the others, which do not overlap."""
+    """`others` do not overlap."""
     return sum(max(min(stretch.end, other.end) - max(stretch.begin, other.begin), 0.0) for other in others)
 
 

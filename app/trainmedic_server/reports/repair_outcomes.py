@@ -1,4 +1,4 @@
-"""Outcomes of repairs by playbook and by cause, with an estimate of the GPU-hours saved. Pure."""
+"""Outcomes of repairs by playbook and by cause, with an estimate of the GPU-hours saved."""
 
 from __future__ import annotations
 
@@ -23,16 +23,12 @@ class RepairTotal:
 
     playbook: str
     runs: int
-    """Without decisions not to start."""
     started: int
-    """Runs that could act."""
     succeeded: int
     failed: int
     observed: int
-    """Only recorded what they would do."""
     open: int
     helped: int
-    """The alert's metric was better ten minutes after the action."""
     no_change: int
     worse: int
     not_measured: int
@@ -41,7 +37,7 @@ class RepairTotal:
     undone_by_hand: int
     held_back: int
     repeated: int
-    """Ineffective: another run started on the same target within an hour after its end."""
+    """Another run started on the same target within an hour after its end."""
     median_seconds: float | None
     """From admission to the end, of successful runs."""
     median_person_seconds: float | None
@@ -95,7 +91,7 @@ class RepairTally:
     _uncounted: int = 0
 
     def add(self, run: Run) -> None:
-        """Decisions not to start and runs in mode observe do not count."""
+        """Exclude decisions not to start and runs in mode observe."""
         if run.status in (Status.NOT_STARTED, Status.OBSERVED):
             return
         has_helped = self.effects.get(run.id) is EffectVerdict.HELPED

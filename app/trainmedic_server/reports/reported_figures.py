@@ -44,7 +44,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class FigureSeries:
-    """Means of several figures by period, oldest first, at most `MOST_POINTS`."""
+    """Means of figures by period, oldest first, at most `MOST_POINTS`."""
 
     def __init__(self, figures: int) -> None:
         self._period = FIRST_PERIOD
@@ -52,7 +52,6 @@ class FigureSeries:
         self._means = [array("d") for _ in range(figures)]
         """NaN if unknown."""
         self._counts = [0] * figures
-        """Values in the newest period."""
 
     def add(self, at: float, values: Sequence[float | None]) -> None:
         """Skip values older than the newest period."""
@@ -108,7 +107,6 @@ class _Entries(Generic[Key]):
     most: int
     figures: int
     by_key: dict[Key, _Entry] = field(default_factory=dict)
-    """Longest silent first."""
 
     def at(self, key: Key, when: datetime) -> _Entry | None:
         """Return None if the report is known or there is no room."""
@@ -141,7 +139,7 @@ class ReportedFigures:
         await loops.repeat(self.look, _LOOK_EVERY, "reported figures", metrics)
 
     async def look(self) -> None:
-        """Take what trusted presences contain. Raises BusUnavailable."""
+        """Raises BusUnavailable."""
         jobs, agents = await asyncio.gather(self._presences.jobs(), self._presences.agents())
         for take, listed in ((self._take_job, jobs), (self._take_agent, agents)):
             for number, presence in enumerate(listed, 1):

@@ -1,5 +1,7 @@
-"""The server's settings, from flags and environment variables. Flags override variables; an empty variable counts as
-unset. A test compares the descriptions with ``docs/reference/settings.md``.
+"""The server's settings, from flags and environment variables.
+
+Flags override variables; an empty variable counts as unset. A test compares the descriptions with
+``docs/reference/settings.md``.
 """
 
 from __future__ import annotations
@@ -440,7 +442,6 @@ def explain(
 
 
 def _may_hold_a_password(value: Any) -> bool:
-    """Return whether it looks like a URL with a user, even in a setting that takes no URL."""
     text = str(value)
     return "://" in text and "@" in text
 

@@ -1,5 +1,6 @@
-"""Types of the server's settings. They parse and check text and raise ValueError, which `server.load` turns into a
-message with the flag or variable.
+"""Types of the server's settings.
+
+They raise ValueError, which `server.load` turns into a message with the flag or variable.
 """
 
 from __future__ import annotations

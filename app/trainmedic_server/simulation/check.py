@@ -47,7 +47,6 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
 
 
 def _unused(library: Library) -> Iterator[FileProblem]:
-    """Yield a hint for each unused fragment, if all files are loaded."""
     used = {
         (Path(playbook.source).parent, use.fragment) for playbook in library.all() for use in playbook.uses.values()
     }
@@ -60,7 +59,7 @@ def _unused(library: Library) -> Iterator[FileProblem]:
 def check_alert_maps(
     roots: Sequence[Path], playbooks: Sequence[YamlPlaybook] | None, actions: Actions
 ) -> tuple[AlertMapLibrary, tuple[FileProblem, ...]]:
-    """Return the alert map with problems and warnings; warnings consider given playbooks."""
+    """Return the alert map with problems and warnings, which consider given playbooks."""
     library = AlertMapLibrary(roots)
     library.reload()
     warnings = alert_map_compiler.warnings(library.contents, playbooks, actions)

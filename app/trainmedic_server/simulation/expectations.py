@@ -1,4 +1,4 @@
-"""Comparison of a test's expectations with the engine. Pure."""
+"""Comparison of a test's expectations with the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class Observations(Struct, frozen=True):
 
 
 def differences(check: Check, observed: Observations) -> Iterator[Difference]:
-    """Yield where decisions, runs and messages differ from a test's expectation."""
     if check.decisions is not None:
         made = [f"{decision.playbook} {decision.target or '-'}: {decision.decision}" for decision in observed.decisions]
         yield from count(("decisions",), len(check.decisions), made, observed.unmatched)

@@ -24,6 +24,5 @@ def explain(
     topology: Topology = Topology(),
     alert_map: AlertMap = NO_ALERT_MAP,
 ) -> tuple[ExplainedAlert, ...]:
-    """Return an explanation per alert, with all playbooks by name."""
     playbooks = catalog.all()
     return explanation.alone(lambda alertname: playbooks, alerts, actions, limits, now, topology, alert_map)

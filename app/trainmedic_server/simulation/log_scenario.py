@@ -58,7 +58,6 @@ class LogScenario:
         teller: AlertSender,
         metrics: telemetry.Metrics,
     ) -> None:
-        """``teller`` receives alerts of findings."""
         self._job = job
         self._playback = LogPlayback(job, rules, fixtures)
         self._store = store

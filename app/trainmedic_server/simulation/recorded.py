@@ -1,7 +1,4 @@
-"""Recorded alerts and runs, as ``GET /alerts`` and ``GET /history`` show them, and their files.
-
-A file has one object per line, as the NDJSON of both and ``trainmedic alerts --output json`` have.
-"""
+"""Recorded alerts and runs, as ``GET /alerts`` and ``GET /history`` show them, and their NDJSON files."""
 
 from __future__ import annotations
 
@@ -101,7 +98,7 @@ _ALERT, _RUN = msgspec.json.Decoder(RecordedAlert), msgspec.json.Decoder(Recorde
 
 
 def of_item(item: Mapping[str, Any]) -> Recorded:
-    """Return an item of the API. Raises ValueError if it is neither an alert nor a run."""
+    """Raises ValueError if it is neither an alert nor a run."""
     return msgspec.convert(item, RecordedAlert if "first_heard" in item else RecordedRun)  # type: ignore[return-value]
 
 

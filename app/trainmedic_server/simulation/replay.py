@@ -1,8 +1,8 @@
-"""Replay: the decisions that playbooks would have made on recorded alerts, beside those that were made.
+"""Replay: the decisions that playbooks would have made on recorded alerts, compared with those that were made.
 
 The server's own matching, targets and guards decide. Steps do not run, because the outputs, queries, presences and
-answers of people that they need are not recorded. A decision that depends on something unrecorded is `NOT_KNOWN`, with
-the possible ones.
+answers that they need are not recorded. A decision that depends on something unrecorded is `NOT_KNOWN`, with the
+possible ones.
 
 A report is replayed if its time is recorded: an alert's first one, and those on which a run was decided. Others are
 possible at any time until the last one.
@@ -49,11 +49,11 @@ class ReplaySettings(Struct, frozen=True):
     alert_map: AlertMap = NO_ALERT_MAP
     gpus_per_node: int | None = None
     nodes: int = 0
-    """Number of nodes that the server knows, for the breaker; 0 if unknown."""
+    """Nodes that the server knows, for the breaker; 0 if unknown."""
     breaker_closes_after: timedelta = timedelta(hours=1)
-    """How long an opened breaker stays open. A person closes it, which no record tells in advance."""
+    """How long an opened breaker stays open. A person closes it, which no record shows."""
     since: datetime | None = None
-    """Ignore alerts first heard before."""
+    """Ignore alerts first received before."""
 
 
 class _Replayed(Struct, frozen=True):
@@ -76,7 +76,6 @@ class _Pending(Struct, eq=False):
     same_run: RecordedRun | None
     """The recorded run that this would be: same playbook text, mode, target and alert."""
     started_at: datetime | None
-    """When the playbook's run for this alert was decided, if that is recorded."""
     may_repeat_until: datetime
     """The first report's time if no other report has an unknown time."""
     possible: set[Decision] = field(default_factory=set)
@@ -84,7 +83,6 @@ class _Pending(Struct, eq=False):
     refused: set[Decision] = field(default_factory=set)
     own: ReplayedRun | None = None
     is_same: bool = False
-    """True if the same text, in the same mode, made the recorded decision about the same target."""
     has_begun: bool = False
     is_settled: bool = False
 
@@ -175,7 +173,6 @@ class Replay:
         return self._result.first is not None and run.timestamp >= self._result.first
 
     def _given_runs(self) -> Iterator[tuple[ReplayedRun, Guards]]:
-        """Yield the recorded runs that no alert of the replay starts: by people, or before its first alert."""
         for recorded in self._spool.given_runs(self._result.first or FAR):
             replayed, target = self._replayed.get(recorded.playbook), recorded.its_target
             if replayed is None or target is None or not recorded.has_started:
@@ -254,7 +251,7 @@ class Replay:
                 self._push(now, pending)
 
     def _target(self, candidate: SpooledCandidate, run: RecordedRun | None, is_same_text: bool) -> Target | None:
-        """Return the recorded target of the same text, else that of the labels, else the recorded one of its kind."""
+        """Prefer the recorded target of the same text, then that of the labels, then the recorded one of its kind."""
         recorded = run.its_target if run is not None else None
         if run is not None and is_same_text:
             return recorded
@@ -286,8 +283,10 @@ class Replay:
         heapq.heappush(self._pending, (at, order, next(self._numbers), pending))
 
     def _follows(self, pending: _Pending, now: datetime) -> bool:
-        """Return whether the recorded decision holds: all decisions of the playbook until now were as recorded, so that
-        its guards see the same. The breaker also sees the runs of other playbooks.
+        """Return whether the recorded decision holds.
+
+        All decisions of the playbook until now must be as recorded, so that its guards see the same. The breaker also
+        sees the runs of other playbooks.
         """
         if not pending.is_same or pending.key[0] in self._diverged or self._runs.may_have_open_breaker(now):
             return False
@@ -295,7 +294,7 @@ class Replay:
         return not (may_trip and self._runs.may_trip(pending.target, now))
 
     def _follow(self, pending: _Pending, now: datetime) -> None:
-        """Take the recorded decision at its report, and a refusal only when no other report can follow."""
+        """Take a recorded refusal only when no other report can follow."""
         assert pending.recorded is not None
         decision, pending.has_begun = Decision(pending.recorded), True
         if pending.started_at is not None and now < pending.started_at:
@@ -307,7 +306,6 @@ class Replay:
             self._settle(pending, now, {decision})
 
     def _decide(self, pending: _Pending, now: datetime) -> None:
-        """Decide at a report, or at a time from which a report may start a run."""
         replayed, alert = pending.replayed, pending.alert
         found = self._runs.decide(
             pending.key, replayed.guards, replayed.mode, pending.target, alert.starts_at, now, pending.own,
@@ -332,7 +330,6 @@ class Replay:
             self._push(following, pending)
 
     def _later(self, pending: _Pending, now: datetime) -> Set[Decision]:
-        """Return what a refused alert may meet at further reports, besides what is known."""
         later: set[Decision] = set()
         if not pending.refused - {Decision.PAUSED}:
             return later
@@ -347,7 +344,6 @@ class Replay:
         return later
 
     def _next_time(self, pending: _Pending, now: datetime, *, waits: bool) -> datetime | None:
-        """Return when to decide again: at the next report, or when a refusal may lapse before. None if never."""
         until = pending.may_repeat_until
         change = None
         if pending.own is None and now < until and pending.recorded != Decision.PAUSED:
@@ -413,7 +409,6 @@ class Replay:
         return ReplayedRun(key, node, earliest, latest, earliest + _INSTANT, max(ends_by, latest + _INSTANT))
 
     def _gpus(self, target: Target | None, run: RecordedRun | None) -> int | None:
-        """Return how many GPUs the target has, of a job by the nodes that its recorded run touched; None if unknown."""
         if target is None:
             return None
         known, per_node = places.gpus_of(target, self._settings.topology), self._settings.gpus_per_node
@@ -442,7 +437,6 @@ def _spooled(candidate: Candidate) -> SpooledCandidate:
 
 
 def _not_judged(playbook: Playbook) -> str:
-    """Return what a playbook uses that a replay does not judge; empty if nothing."""
     guards = playbook.guards
     uses = {
         "a group": playbook.group is not None,
@@ -455,7 +449,6 @@ def _not_judged(playbook: Playbook) -> str:
 
 
 def _decided_here(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:
-    """Return the time of the report on which the run, or the decision against one, was made. None if unrecorded."""
     if run is None or reaction is None or reaction.decision == Decision.JOINED:
         return None
     return run.timestamp if run.timestamp >= alert.first_heard else None

@@ -32,13 +32,12 @@ class Unknown(StrEnum):
     TARGET = "target"
     """A source of the server, such as Kubernetes, knew the target."""
     EARLIER_RUN = "earlier_run"
-    """Whether an earlier run started, or when it ended."""
+    """Start or end of an earlier run."""
     BREAKER = "breaker"
-    """Whether the breaker opened: the server may know more nodes."""
+    """The server may know more nodes."""
     PLAYBOOK = "playbook"
-    """The playbook uses what a replay does not judge."""
     REPORTS = "reports"
-    """When the alert was reported again. A guard refused the first report, and would have allowed a later one."""
+    """A guard refused the first report, and would have allowed a later one."""
 
 
 class ReplayOutcome(Struct, frozen=True):
@@ -60,7 +59,6 @@ class GpuTime(Struct):
     at_most: timedelta | None = timedelta()
     """None without a limit."""
     uncounted_runs: int = 0
-    """Runs whose number of GPUs is not known."""
 
     def add(self, gpus: int | None, run: ReplayedRun) -> None:
         if run.is_observed:
@@ -94,8 +92,6 @@ class GpuTime(Struct):
 
 
 class PlaybookComparison(Struct):
-    """One playbook's decisions, each on one alert."""
-
     then: Counter[str] = field(default_factory=Counter)
     now: Counter[str] = field(default_factory=Counter)
     same: int = 0
@@ -115,7 +111,6 @@ class ReplayDifference(Struct):
     now: str
     unknown: Unknown | None
     is_certain: bool
-    """True if the decision then is impossible now."""
     why: str
     fingerprint: str
     first_heard: datetime
@@ -152,9 +147,9 @@ class ReplayResult(Struct):
     ended_at_first: int = 0
     """Alerts whose first report was their end."""
     by_hand: int = 0
-    """Starts without an alert: by people, schedules, events and ends of runs."""
+    """By people, schedules, events and ends of runs."""
     given_runs: int = 0
-    """Recorded runs taken as they were: manual ones, and those before the first alert."""
+    """Taken as they were: manual runs, and those before the first alert."""
     playbooks: dict[str, PlaybookComparison] = field(default_factory=dict)
     breaker_opened: list[tuple[datetime, str]] = field(default_factory=list)
     uncounted_differences: int = 0
@@ -181,7 +176,6 @@ class ReplayResult(Struct):
         target: Target | None,
         outcome: ReplayOutcome,
     ) -> None:
-        """Record a playbook's decision on an alert beside the recorded one."""
         then, now, of_playbook = reaction.decision if reaction else NONE, outcome.text, self.of(playbook)
         of_playbook.then[then] += 1
         of_playbook.now[now] += 1
@@ -206,7 +200,7 @@ class ReplayResult(Struct):
         difference.count += 1
 
     def differences(self) -> list[ReplayDifference]:
-        """Return them, certain ones first, then by number of alerts."""
+        """Return the certain ones first, then by number of alerts."""
         ordered = sorted(self._differences.values(), key=lambda each: (each.playbook, each.alert, each.then, each.now))
         return sorted(ordered, key=lambda each: (not each.is_certain, -each.count))
 

@@ -24,7 +24,7 @@ class SpooledCandidate(Struct, frozen=True, array_like=True):
     playbook: str
     target: Target | None
     decision: str = ""
-    """Why there is no target: a `domain.run.Decision`. Empty if there is one."""
+    """Reason for no target (`domain.run.Decision`); empty if there is one."""
     why: str = ""
 
 
@@ -40,9 +40,9 @@ class SpooledAlert(Struct, frozen=True, array_like=True):
     resolved_at: datetime | None
     candidates: tuple[SpooledCandidate, ...]
     reactions: tuple[RecordedReaction, ...]
-    """Decisions of playbooks, without those of playbooks that did not match."""
+    """Excludes playbooks that did not match."""
     misses: dict[str, str]
-    """By playbook that decided then and does not match now: why."""
+    """Reasons why playbooks that decided then do not match now."""
 
 
 class ReplaySpool:

@@ -1,5 +1,7 @@
 """Outcome of each alert in a rule file: the playbook that it starts, or why none does, with conditions on unknown
-labels. Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes.
+labels.
+
+Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class NamedAlert(Struct, frozen=True):
     name: str
     line: int
     labels: Mapping[str, str]
-    """Known labels without ``alertname``."""
+    """Excludes ``alertname``."""
     is_complete: bool = False
     expression: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +141,6 @@ def _listed(content: _AlertList, document: YamlDocument) -> Iterator[NamedAlert]
 
 
 def _of_rules(document: YamlDocument) -> Iterator[NamedAlert]:
-    """Yield the alerts of ``groups``, in ``spec`` for a PrometheusRule."""
     value = document.value
     if not isinstance(value, dict):
         return
@@ -202,7 +203,6 @@ def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[s
 def _suggested(
     alert: NamedAlert, sent: Mapping[str, str], reacting: Mapping[str, list[YamlPlaybook]]
 ) -> Suggestion | None:
-    """Return a rename that would start a playbook, or None."""
     texts, is_complete = alert.annotations.values(), alert.is_complete
     suggestion = suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
     if suggestion is None:
@@ -215,7 +215,6 @@ def _suggested(
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:
-    """Return the entry of the map that takes the alert, or None, and its conditions."""
     known = None if alert.is_complete else _ALWAYS_KNOWN | sent.keys()
     for rename in alert_map.renames.get(alert.name, ()):
         refusal, needed = _judged(rename.matchers, sent, known)
@@ -225,7 +224,6 @@ def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlert
 
 
 def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozenset[str] | None) -> tuple[str, list[str]]:
-    """Return the refusal and conditions."""
     if known is None:
         match = playbook.match(Alert("", AlertStatus.FIRING, labels, {}, _AT))
         return ("" if match.matched else match.why), []
@@ -236,7 +234,7 @@ def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozense
 
 
 def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]) -> tuple[str, list[str]]:
-    """Return refusal and conditions of ``on.proof``; an unknown label may hold a code."""
+    """Let an unknown label satisfy ``on.proof``: it may hold a code."""
     proofs = playbook.definition.on.proofs
     missing = proof.lacking(proofs, Alert("", AlertStatus.FIRING, labels, {}, _AT))
     if missing and AlertProof.HARDWARE_XID in proofs:
@@ -247,7 +245,7 @@ def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]
 def _judged(
     matchers: Sequence[Matcher], labels: Mapping[str, str], known: frozenset[str] | None
 ) -> tuple[str, list[str]]:
-    """Return the refusal and the conditions. `known` None: all labels are known."""
+    """`known` None: all labels are known."""
     needed: list[str] = []
     for matcher in matchers:
         try:

@@ -32,7 +32,6 @@ _APPLIED = ReplyModel(outcome=ReplyOutcome.APPLIED)
 class RecordedCall(Struct, frozen=True):
     action: str
     target: str
-    """Target key."""
     params: Mapping[str, Any]
     undo: bool
 
@@ -77,7 +76,7 @@ class ScriptedActions:
 
 
 class _ScriptedAction:
-    """Action with scripted outcomes. The engine uses the real class for parameters, targets and inverses."""
+    """The engine uses the real class for parameters, targets and inverses."""
 
     name: ClassVar[str] = "scripted"
     summary: ClassVar[str] = "Does as a test says."
@@ -134,7 +133,6 @@ class _Caller(Struct, frozen=True):
 
 
 def _step_of(run: Run | None, command_id: str, target: Target) -> _Caller:
-    """Return the step with this command in its attempts or undo attempts; otherwise the one that waits."""
     steps = run.steps if run else ()
     for step in steps:
         attempts = (*step.attempts, *step.undo_attempts)
@@ -145,7 +143,7 @@ def _step_of(run: Run | None, command_id: str, target: Target) -> _Caller:
 
 
 def _of_query(output: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a whole output from its `value`, which passes the query's comparison or not. Without one, it does."""
+    """Return a whole output from its `value`, which passes the query's comparison or not."""
     value = output.get("value", output.get("compared"))
     comparisons = promql.comparisons(params["query"])
     is_compared = len(comparisons) == 1 and isinstance(value, (int, float))

@@ -72,7 +72,7 @@ _PATIENCE = timedelta(hours=2)
 
 
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
-    """Run all tests of a file. Problems are in the result."""
+    """Problems are in the result."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     folders = FragmentFolders()
@@ -185,7 +185,6 @@ class _Scenario:
         return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, teller, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:
-        """Advance time with the periodic work of log readers, and the notice of runs' ends."""
         while self.test.lines and self.clock.now() < moment:
             is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_playback.SETTLE
             tick = log_playback.TICK if is_lively else log_playback.LAZY_TICK
@@ -315,7 +314,6 @@ class _Scenario:
             await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
     async def _to_the_end(self) -> None:
-        """Advance to the test's end, or until its runs have ended."""
         await self._run_until_idle()
         if self.test.lines:
             await self._pass_until(BEGINNING + self.test.last_line + log_playback.SETTLE)
@@ -340,7 +338,6 @@ class _Scenario:
             self.fail((*path, *difference.path), message + failed)
 
     async def observe(self) -> Observations:
-        """Return everything so far, oldest first."""
         stored = [await self.store.record(run.id) for run in await self._runs()]
         records = [record for record in reversed(stored) if record is not None]
         return Observations(self.decisions, records, self.script.calls, self.engine.controls, self.unmatched)
@@ -358,7 +355,6 @@ _Entry = LineEntry | AlertEntry | OrderEntry | Check
 
 
 def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
-    """Return the timed entries, sorted; at equal times lines, alerts, orders, checks."""
     entries: list[tuple[timedelta, DocumentPath, _Entry]] = []
     for index, line in enumerate(test.lines):
         entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))

@@ -1,14 +1,7 @@
 """Asyncio event loop in virtual time, and its clock.
 
-The clock jumps to the next timer when nothing is ready, so hours take milliseconds in a reproducible order. Used by
-playbook tests and unit tests::
-
-    virtual_time.run(scenario())                      # anywhere
-
-    def pytest_asyncio_loop_factories(config, item):  # conftest.py: every async test in that directory
-        return {"virtual": virtual_time.VirtualLoop}
-
-Sockets are unsupported. Threads started through the loop (``asyncio.to_thread``) are awaited.
+The clock jumps to the next timer when nothing is ready, so hours take milliseconds in a reproducible order. Sockets are
+unsupported. Threads started through the loop (``asyncio.to_thread``) are awaited.
 """
 
 from __future__ import annotations
@@ -96,12 +89,11 @@ class VirtualClock:
             await asyncio.sleep(left)
 
     def _left(self, when: datetime, until: float) -> float:
-        """Return seconds until `when`, or until loop time `until` if the clock was set back."""
+        """Count loop time if the clock was set back."""
         by_time, by_loop = (when - self.now()).total_seconds(), until - self._loop.time()
         return by_time if by_time < by_loop + 1.0 else by_loop
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in virtual time on its own loop, like ``asyncio.run``."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

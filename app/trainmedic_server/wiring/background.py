@@ -25,13 +25,11 @@ log = telemetry.logger(__name__)
 
 
 _ANSWERS_WITHIN = 10.0
-"""Seconds to wait for the file system at the start. A network file system may hang while its server is down."""
+"""Seconds to wait at the start. A network file system may hang while its server is down."""
 
 
 async def opened_archive(directory: Path | None) -> GzipArchive | None:
-    """Return the archive. Raises ConfigurationError for an impossible directory. A temporary failure only delays
-    retention.
-    """
+    """Raise ConfigurationError for an impossible directory. A temporary failure only delays retention."""
     if directory is None:
         return None
     archive = GzipArchive(directory)
@@ -51,8 +49,9 @@ async def prune_for_ever(
     older_than: Callable[[], datetime],
     archive: RunArchive | None = None,
 ) -> None:
-    """Archive and delete expired data every hour, from a minute after the start. A wrong clock deletes nothing:
-    retention counts running time.
+    """Archive and delete expired data every hour.
+
+    A wrong clock deletes nothing: retention counts running time.
     """
 
     async def prune() -> None:
@@ -72,7 +71,6 @@ async def prune_for_ever(
 
 @contextlib.asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` as a task during the block."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

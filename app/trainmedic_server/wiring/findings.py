@@ -57,7 +57,7 @@ class FindingParts(Struct, frozen=True):
     metrics: telemetry.Metrics
     signer: Signer | None
     metric_history: MetricHistory | None = None
-    """Prometheus. Slow jobs are diagnosed only with it."""
+    """Slow jobs are diagnosed only with Prometheus."""
     pods: JobPods = NoPods()
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Tuning of the Python interpreter, and detection of its global lock (GIL)."""
+"""Tuning of the Python interpreter."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ log = telemetry.logger(__name__)
 
 
 def tune() -> None:
-    """Reduce the switch interval and the frequency of garbage collection. After each SQLite call, the store's thread
-    waits for the GIL, by default up to 5 ms. Collections doubled the time of ``benchmarks.alert_storm``; without the
-    GIL, each one stops all threads.
+    """Reduce the switch interval and the frequency of garbage collection.
+
+    After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms. Collections doubled the time of
+    ``benchmarks.alert_storm``; without the GIL, each one stops all threads.
     """
     sys.setswitchinterval(0.0005)
     gc.set_threshold(50_000 if _has_gil() else 2_000_000, 20, 50)
@@ -32,6 +33,5 @@ def warn_of_gil() -> None:
 
 
 def _has_gil() -> bool:
-    """Return whether only one thread of this process runs at a time."""
     is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)  # since Python 3.13
     return is_enabled()

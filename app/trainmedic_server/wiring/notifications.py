@@ -54,13 +54,11 @@ def name_among_several(settings: ServerSettings) -> str | None:
 
 
 def missing_channels(settings: ServerSettings) -> str:
-    """Return a sentence if there is no channel, or if routes need a default channel and none is set. Otherwise
-    empty."""
+    """Return a sentence if there is no channel, or if routes need a missing default channel. Otherwise empty."""
     return settings.routes.caveat if settings.notify_urls else NO_CHANNEL
 
 
 def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
-    """Log playbooks that notify unknown channels, and a missing default channel."""
     unheard = unset_channels((compiled.definition for compiled in catalog.all()), settings.notify_urls)
     if unheard:
         log.warning("playbooks notify channels that are not set", why=unheard)

@@ -1,6 +1,7 @@
-"""Builds all parts of the server, starts them in order, and stops them in reverse. Order: the run store, whose lock
-excludes a second server; Redis; playbooks; the engine; last the listener, so that no request is answered too early.
-With PostgreSQL the listener starts first, as a standby.
+"""Builds all parts of the server, starts them in order, and stops them in reverse.
+
+Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener, so that no
+request is answered too early. With PostgreSQL the listener starts first, as a standby.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ log = telemetry.logger(__name__)
 async def found_redis(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
 ) -> tuple[str, Callable[[], str]]:
-    """Return the URL of the configured, else the embedded Redis, and a function with a caveat about it. Raises
-    ConfigurationError.
+    """Return the URL of the configured, else the embedded Redis, and a function with a caveat about it.
+
+    Raises ConfigurationError.
     """
     if settings.redis is not None:
         url, caveat = settings.redis.get_secret_value(), ""
@@ -110,7 +112,7 @@ _SHORT_KEY = 16  # bytes
 
 
 def signer_of(settings: ServerSettings) -> Signer | None:
-    """Return the signer, or None without a key. Logs a warning for a missing or short key."""
+    """Return None without a key. Log a warning for a missing or short key."""
     if settings.signing_key is None:
         log.warning(UNSIGNED)
         return None
@@ -126,9 +128,7 @@ def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
 
 
 def _has_a_place(playbook: CompiledPlaybook) -> bool:
-    """Return whether locations matter for the target: agents resolve labels and the GPUs of jobs, and the breaker
-    counts nodes.
-    """
+    """Return whether locations matter for the target: for labels, GPUs of jobs, and the breaker's nodes."""
     return playbook.definition.target_kind is not TargetKind.CLUSTER
 
 
@@ -209,7 +209,7 @@ class TrainmedicServer:
 
     @contextlib.asynccontextmanager
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
-        """Run everything except the listener during the block, and yield the API. `session` has the PostgreSQL lock."""
+        """`session` has the PostgreSQL lock."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
         limits = settings.limits
@@ -301,7 +301,6 @@ class TrainmedicServer:
     async def _start_work(
         self, stack: contextlib.AsyncExitStack, bus: RedisBus, store: RunStore, topology: TopologyWatch, engine: Engine
     ) -> JobWatch:
-        """Start the bus, the topology, the engine and the watch over jobs, in this order; `stack` stops them."""
         await bus.start()
         stack.push_async_callback(bus.close)
         presences, settings = topology.presences, self._settings
@@ -323,7 +322,7 @@ class TrainmedicServer:
         return job_lives
 
     def _authenticator(self) -> auth.Authenticator:
-        """Read the tokens. Raises ConfigurationError if the address must not be served without any."""
+        """Raise ConfigurationError if the address must not be served without tokens."""
         settings = self._settings
         proxies = TrustedProxies(settings.trusted_proxies, settings.operator_groups)
         if settings.tokens:
@@ -400,7 +399,6 @@ class TrainmedicServer:
     async def _slurm(
         self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[SlurmRest | None, Callable[[], SlurmTopology]]:
-        """Return Slurm (None if it is not configured) and its topology."""
         settings = self._settings
         if settings.slurm_url is None:
             return None, lambda: NO_SLURM
@@ -416,7 +414,6 @@ class TrainmedicServer:
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[Cluster | None, Callable[[], ClusterTopology], JobPods]:
-        """Return the configured cluster (None if off), its topology, and its pods' faults."""
         if self._settings.kubernetes == "off":
             return None, ClusterTopology, NoPods()
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.
