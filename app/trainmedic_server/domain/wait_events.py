@@ -35,7 +35,8 @@ class WaitChanged(OfRun, frozen=True):
 
 
 class WaitEnded(OfRun, frozen=True):
-    """The wait ended: `resolved`, `held` (query or action), `over` (time), `moot` (the alert resolved), or `timed_out`."""
+    """The wait ended: `resolved`, `held` (query or action), `over` (time), `moot` (the alert resolved), or
+    `timed_out`."""
 
     step: str
     outcome: Literal["resolved", "held", "over", "moot", "timed_out"]
