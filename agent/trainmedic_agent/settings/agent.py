@@ -131,15 +131,13 @@ SETTINGS: Mapping[str, AgentSetting] = {
         SettingSource("TRAINMEDIC_NODE", "--node", "NAME", shown_default="host name"),
         socket.gethostname,
         _node,
-        "This node's name, as its alerts give it: commands are addressed to it. The host name by default, because "
-        "that is what most exporters report.",
+        "This node's name in alerts. Default: the host name, which most exporters report.",
     ),
     "policy": AgentSetting(
         SettingSource("TRAINMEDIC_POLICY", "--policy", "FILE", shown_default="none"),
         _nothing,
         _path,
-        "YAML file that says what commands may do on this node. Without one the agent only reads, so that an agent "
-        "that was merely started changes nothing.",
+        "YAML file with what commands may do on this node. Without it the agent only reads.",
     ),
     "redis": AgentSetting(
         SettingSource(
@@ -151,75 +149,71 @@ SETTINGS: Mapping[str, AgentSetting] = {
         ),
         _nothing,
         _url,
-        "redis://, rediss:// or redis+sentinel:// URL where commands come from; the server's.",
+        "The server's redis://, rediss:// or redis+sentinel:// URL.",
     ),
     "signing_key": AgentSetting(
         SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),
         _nothing,
         _signing_key,
-        "The server's key. With it, a command without the right signature is refused; without it, whoever can write "
-        "to Redis can command this agent within its policy. No flag, because other users can see a command line.",
+        "The server's key or this node's. Without it, anyone who can write to Redis can command this agent within "
+        "its policy. No flag: other users can see a command line.",
     ),
     "previous_signing_key": AgentSetting(
         SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, shown_default="none", can_be_withdrawn=True),
         _nothing,
         _signing_key,
-        "A key that counts beside the signing key, while one takes the place of the other.",
+        "Second key during a rotation.",
     ),
     "state_dir": AgentSetting(
         SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default=_STATE),
         lambda: _path(_STATE),
         _path,
-        "Directory of what must outlive a restart: the agent's journal. Must be on a disk of this node.",
+        "Directory of the agent's journal, on a disk of this node.",
     ),
     "exporter_host": AgentSetting(
         SettingSource("TRAINMEDIC_EXPORTER_HOST", "--exporter-host", "TEXT", shown_default="127.0.0.1"),
         lambda: "127.0.0.1",
         str,
-        "Address on which Prometheus reads the node's metrics; 0.0.0.0 for a Prometheus elsewhere. Loopback by "
-        "default, because the endpoint has no password.",
+        "Address of the metrics; 0.0.0.0 for a Prometheus elsewhere. Loopback, because the endpoint has no password.",
     ),
     "exporter_port": AgentSetting(
         SettingSource("TRAINMEDIC_EXPORTER_PORT", "--exporter-port", "NUMBER", shown_default="9445"),
         lambda: 9445,
         _port,
-        "TCP port of the metrics; 0 picks a free one. 9445 is what GPU exporters are expected on.",
+        "TCP port of the metrics; 0 selects a free one. 9445 is usual for GPU exporters.",
     ),
     "log_store_token": AgentSetting(
         SettingSource("TRAINMEDIC_LOG_STORE_TOKEN", secret=True, shown_default="none"),
         _nothing,
         str,
-        "Bearer token, or user:password, for the store that lines are pushed to (`logs.ship` of the policy), where the "
-        "policy names no `token_file`, which could be renewed without a restart.",
+        "Bearer token, or user:password, of the store that lines are pushed to, if `logs.ship` in the policy names "
+        "no `token_file`.",
     ),
     "reader": AgentSetting(
         SettingSource("TRAINMEDIC_READER", "--reader", "WAY", shown_default="child"),
         lambda: ReaderStart.CHILD,
         _reader,
-        "Who starts the process that reads logs: child (the agent) or external (a unit or container of its own, which "
-        "runs `trainmedic agent-reader`).",
+        "Starter of the process that reads logs: child (the agent) or external (`trainmedic agent-reader`).",
     ),
     "reader_user": AgentSetting(
         SettingSource("TRAINMEDIC_READER_USER", "--reader-user", "USER", shown_default="trainmedic-reader"),
         _nothing,
         str,
-        "User, by name or number, under whom logs are read. By default trainmedic-reader if the node has that user, "
-        "else 2100000017, or 60999 in a user namespace without that number: users without an account. An agent "
-        "without the right to change the user reads as its own, which its log, `trainmedic agent check` and a metric "
-        "state.",
+        "User, by name or number, who reads logs. Default: trainmedic-reader if the node has that user, else "
+        "2100000017, or 60999 in a user namespace without that number. An agent that may not change the user reads "
+        "as its own.",
     ),
     "reader_memory": AgentSetting(
         SettingSource("TRAINMEDIC_READER_MEMORY", "--reader-memory", "MIB", shown_default="256"),
         lambda: 256 * 1024**2,
         _memory,
-        "Memory in MiB that the process that reads logs may have. At the limit that process ends and is started "
-        "again; the agent is not affected.",
+        "Memory limit of the process that reads logs, in MiB. At the limit only that process restarts.",
     ),
     "log_level": AgentSetting(
         SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL", shown_default="info"),
         lambda: "info",
         _level,
-        "Least level of the JSON log lines on standard error: debug, info, warning, error.",
+        "Lowest level of log lines: debug, info, warning, error.",
     ),
 }
 assert (*SETTINGS, "read_keys") == tuple(setting.name for setting in fields(AgentSettings))

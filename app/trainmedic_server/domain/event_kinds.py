@@ -30,7 +30,7 @@ class OfDecision(EventKind, frozen=True):
 
 
 class Joined(OfDecision, frozen=True):
-    """An open run of the same playbook and target takes the alert in."""
+    """An open run of the playbook on the target takes the alert in."""
 
     fingerprint: str
 
@@ -51,23 +51,23 @@ class RunStarted(Decided, frozen=True, tag="started"):
 
 
 class ObserveOnly(Decided, frozen=True):
-    """In mode `observe`: planned actions are only recorded."""
+    """Mode `observe`: planned actions are only recorded."""
 
 
 class Cooldown(Decided, frozen=True):
-    """The playbook's guard `cooldown` blocks it."""
+    """The guard `cooldown` blocks it."""
 
 
 class RateLimited(Decided, frozen=True):
-    """The playbook's guard `max_runs` blocks it."""
+    """The guard `max_runs` blocks it."""
 
 
 class ConcurrencyLimited(Decided, frozen=True):
-    """The playbook's guard `max_concurrent` blocks it."""
+    """The guard `max_concurrent` blocks it."""
 
 
 class CapacityLimited(Decided, frozen=True):
-    """The playbook's guard `min_available` blocks it."""
+    """The guard `min_available` blocks it."""
 
 
 class BreakerOpen(Decided, frozen=True):
@@ -75,7 +75,7 @@ class BreakerOpen(Decided, frozen=True):
 
 
 class Paused(Decided, frozen=True):
-    """A pause blocks it. The pause itself is [`pause_ordered`](#the-server)."""
+    """A pause blocks it."""
 
 
 class OutsideWindow(Decided, frozen=True):
@@ -121,9 +121,8 @@ class AlertResolved(OfAlert, frozen=True):
 
 
 class AlertRejected(OfAlert, frozen=True, kw_only=True):
-    """The alert is malformed: only its end is accepted, if readable. `alert` is its name or null, `index` its position
-    in the delivery. The first 20 of a delivery are listed; one more event counts the rest.
-    """
+    """The alert is malformed: only its end is accepted, if readable. `index` is its position in the delivery. After
+    the first 20 one event counts the rest."""
 
     alert: str | UnsetType | None = UNSET
     index: int | None = None
@@ -151,7 +150,7 @@ class Retried(OfRun, frozen=True):
 
 
 class StartedLater(OfRun, frozen=True):
-    """Run `run_id` started for a repeated alert that a guard had blocked."""
+    """Run `run_id` started for a repeat of the blocked alert."""
 
     run_id: str
 
@@ -185,7 +184,7 @@ class StepStarted(OfStep, frozen=True):
 
 
 class StepLocated(OfStep, frozen=True):
-    """The nodes that the step works on are known."""
+    """The step's nodes are known."""
 
     params: Mapping[str, Any]
 
@@ -198,7 +197,7 @@ class AttemptWaits(OfRun, frozen=True):
 
 
 class AttemptCalledOff(OfRun, frozen=True):
-    """A recorded attempt was cancelled before start. The next event states why."""
+    """An attempt was cancelled before start. The next event states why."""
 
     step: str
     attempt: int
@@ -215,7 +214,7 @@ class AttemptFailed(OfRun, frozen=True):
 
 
 class StepResumed(OfStep, frozen=True):
-    """An attempt of a killed server is resumed."""
+    """A killed server's attempt is resumed."""
 
     command_id: str
 
@@ -233,7 +232,7 @@ class StepFailed(OfStep, frozen=True):
 
 
 class StepSkipped(OfRun, frozen=True):
-    """The `when` was false, the alert resolved first, or the action is not set up (`notify` without a channel)."""
+    """The `when` was false, the alert resolved, or the action is not set up (`notify` without a channel)."""
 
     step: str
     when: str | None = None
@@ -242,7 +241,7 @@ class StepSkipped(OfRun, frozen=True):
 
 
 class StepStopped(OfStep, frozen=True):
-    """The alert resolved after the step had started. The step is stopped or not retried."""
+    """The alert resolved: the step is stopped or not retried."""
 
     error: str | None
     output: Mapping[str, Any]
@@ -278,9 +277,7 @@ class QuestionEvent(OfRun, frozen=True):
 
 
 class ApprovalRequested(QuestionEvent, frozen=True):
-    """A question to `count` people of `by` on channel `to`, asked the `asked`-th time, about this number of `nodes` and
-    `gpus`.
-    """
+    """A question to `count` people of `by` on channel `to`, for the `asked`-th time."""
 
 
 class ApprovalReminded(QuestionEvent, frozen=True):
@@ -288,7 +285,7 @@ class ApprovalReminded(QuestionEvent, frozen=True):
 
 
 class ApprovalEscalated(QuestionEvent, frozen=True):
-    """No answer in time. The playbook's next approvers are asked."""
+    """No answer in time. Further approvers are asked."""
 
 
 class ApprovalEnded(OfRun, frozen=True):
@@ -329,7 +326,7 @@ class CancelOrdered(Ordered, frozen=True):
 
 
 class UndoOrdered(Ordered, frozen=True):
-    """The run's changes are to be reverted."""
+    """All changes are to be reverted."""
 
 
 class UndoCloseOrdered(Ordered, frozen=True):
@@ -355,13 +352,13 @@ class UndoStarted(OfUndoStep, frozen=True):
 
 
 class UndoResumed(OfUndoStep, frozen=True):
-    """An undo of a killed server is resumed."""
+    """A killed server's undo is resumed."""
 
     command_id: str
 
 
 class UndoDelayed(OfUndoStep, frozen=True):
-    """An undo attempt failed and is retried in `retry_in` seconds."""
+    """The undo failed and is retried in `retry_in` seconds."""
 
     error: str | None
     attempt: int
@@ -391,14 +388,14 @@ class LeaseLost(OfUndo, frozen=True):
 
 
 class SetAgainStarted(OfUndo, frozen=True):
-    """The effect of a lost lease is being reapplied."""
+    """A lost lease's effect is being reapplied."""
 
     step: str
     command_id: str
 
 
 class SetAgainDone(OfUndo, frozen=True):
-    """The effect of a lost lease was reapplied."""
+    """The effect was reapplied."""
 
     step: str
     command_id: str
@@ -406,7 +403,7 @@ class SetAgainDone(OfUndo, frozen=True):
 
 
 class SetAgainHeld(OfUndo, frozen=True):
-    """The effect is not reapplied, for the reason in `why`."""
+    """The effect is not reapplied."""
 
     why: str
     asked: bool
@@ -432,17 +429,15 @@ class LifeEvent(OfJob, frozen=True):
 
 
 class JobEnded(LifeEvent, frozen=True):
-    """The job ended normally, as it or its launcher reported. With an `actor` other than `trainmedic`: a person stated
-    that a gone job was meant to end.
-    """
+    """The job ended normally, or, by another `actor` than `trainmedic`, a person stated that it was meant to end."""
 
 
 class JobFailed(LifeEvent, frozen=True):
-    """A process or attempt of the job failed, as the job or its launcher reported."""
+    """A process or attempt of the job failed."""
 
 
 class JobRestarted(LifeEvent, frozen=True):
-    """The job's launcher reported another attempt."""
+    """The launcher began another attempt."""
 
 
 class JobGone(LifeEvent, frozen=True):
@@ -460,17 +455,15 @@ class JobForgotten(OfJob, frozen=True):
 
 
 class JobEvaluated(OfJob, frozen=True):
-    """The job reported an evaluation. `metrics` is a list of `metric`, `value` (`"NaN"` if not finite), `step` and
-    `at`. At most one event a minute per job, with the newest changed values. After a server restart they are recorded
-    again with the same `at`.
-    """
+    """Newest changed values, at most once a minute per job. `metrics` is a list of `metric`, `value` (`"NaN"` if not
+    finite), `step` and `at`."""
 
     job: str
     metrics: Sequence[Mapping[str, Any]]
 
 
 class JobKept(OfJob, frozen=True):
-    """An operator [locked](../how-to/operate.md#findings-in-logs) the data of the job or of an attempt."""
+    """An operator [locked](../how-to/operate.md#findings-in-logs) the data of the job or an attempt."""
 
     job: str
     attempt: int | None = None
@@ -502,7 +495,7 @@ class OfServer(EventKind, frozen=True):
 
 
 class ServerStarted(OfServer, frozen=True):
-    """A server started to work as leader. `took_over_as` is its name if there are several."""
+    """A server became the leader."""
 
     took_over_as: str | None = None
 
@@ -524,7 +517,7 @@ class OfPause(OfServer, frozen=True):
 
 
 class PauseOrdered(OfPause, frozen=True):
-    """An operator paused. `pause` is the pause's ID. Older histories have `paused` without a run instead."""
+    """An operator paused. `pause` is its ID."""
 
 
 class Resumed(OfPause, frozen=True):
@@ -532,11 +525,11 @@ class Resumed(OfPause, frozen=True):
 
 
 class PauseBegan(OfPause, frozen=True):
-    """A pause began at its scheduled time; recorded within 10 s. If it starts at once, the first is `pause_ordered`."""
+    """A pause began at its scheduled time."""
 
 
 class PauseEnded(OfPause, frozen=True):
-    """A pause ended at its scheduled time; recorded within 10 s."""
+    """A pause ended at its scheduled time."""
 
 
 AS_WRITTEN = "as written"
@@ -544,7 +537,7 @@ AS_WRITTEN = "as written"
 
 
 class ModeChanged(OfPause, frozen=True):
-    """An operator restricted a playbook to observing, or ended that (`mode`: `as written`)."""
+    """An operator restricted a playbook to observing, or ended that."""
 
     mode: str | None = None
 
@@ -557,7 +550,7 @@ class BreakerOpened(OfServer, frozen=True):
 
 
 class BreakerClosed(OfServer, frozen=True):
-    """An operator closed the breaker. Only later acts count."""
+    """An operator closed the breaker."""
 
 
 class ChannelTested(OfServer, frozen=True):

@@ -12,9 +12,7 @@ class OfGroup(EventKind, frozen=True):
 
 
 class GroupFrozen(OfGroup, frozen=True):
-    """The list of members is fixed. `members` are the first 20, `digest` identifies the list. `left_out` are nodes
-    whose GPUs are unknown.
-    """
+    """The list of members is fixed. `members` are the first 20, `left_out` nodes whose GPUs are unknown."""
 
     selector: str
     total: int
@@ -32,7 +30,7 @@ class BatchStarted(OfGroup, frozen=True):
 
 
 class BatchEnded(OfGroup, frozen=True):
-    """All members of a batch have closed. `exceptions` are the first 20 that did not succeed, with the reason."""
+    """All members of a batch have closed. `exceptions` are the first 20 without success."""
 
     batch: int
     succeeded: int = 0

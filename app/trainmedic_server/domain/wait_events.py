@@ -12,13 +12,13 @@ from trainmedic_server.domain.event_kinds import OfRun
 
 
 class WaitingForTurn(OfRun, frozen=True):
-    """The playbook's `max_concurrent` is reached, and its `queue` lets the run wait."""
+    """`max_concurrent` is reached, and `queue` lets the run wait."""
 
     why: str
 
 
 class WaitStarted(OfRun, frozen=True):
-    """The step waits: for the alert (`resolved`), a time, a query or an action."""
+    """The step waits for the alert (`resolved`), a time, a query or an action."""
 
     step: str
     wait_for: str
@@ -26,7 +26,7 @@ class WaitStarted(OfRun, frozen=True):
 
 
 class WaitChanged(OfRun, frozen=True):
-    """A query or action that the step waits for holds now, or no longer; `why` if that is an error."""
+    """The query or action holds now, or no longer; `why` after an error."""
 
     step: str
     holds: bool
@@ -35,9 +35,8 @@ class WaitChanged(OfRun, frozen=True):
 
 
 class WaitEnded(OfRun, frozen=True):
-    """The wait ended: `resolved`, with the reason, `held` (query or action), `over` (time), `moot` (the alert
-    resolved), or `timed_out`.
-    """
+    """The wait ended: `resolved`, `held` (query or action), `over` (time), `moot` (the alert resolved), or
+    `timed_out`."""
 
     step: str
     outcome: Literal["resolved", "held", "over", "moot", "timed_out"]
@@ -45,6 +44,6 @@ class WaitEnded(OfRun, frozen=True):
 
 
 class TargetsChanged(OfRun, frozen=True):
-    """Other jobs run on the node than before the run waited: `also` are its further targets now."""
+    """The run's further targets changed to `also`."""
 
     also: Sequence[str]

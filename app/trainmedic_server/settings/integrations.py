@@ -28,10 +28,7 @@ class IntegrationSettings(BaseModel):
     events_to: Annotated[HttpUrl | None, SettingSource("TRAINMEDIC_EVENTS_TO", "--events-to", "URL", secret=True)] = (
         Field(
             None,
-            description=(
-                "URL that receives each event of the history as a CloudEvent, at least once and in order. GET /events "
-                "has the same events."
-            ),
+            description=("URL that receives each event as a CloudEvent, at least once and in order."),
         )
     )
     events_kinds: Annotated[
@@ -39,44 +36,35 @@ class IntegrationSettings(BaseModel):
         SettingSource("TRAINMEDIC_EVENTS_KINDS", "--events-kind", "KIND", repeatable=True, shown_default="all"),
     ] = Field(
         (),
-        description=(
-            "Kind of event to send, such as closed. Repeat the flag; separate values in the variable with colons."
-        ),
+        description=("Kind of event to send, such as closed. Repeatable."),
     )
     events_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_EVENTS_TOKEN_FILE", "--events-token", "FILE")
-    ] = Field(
-        None, description="File with the bearer token for that URL. It is read for each call, so it can be renewed."
-    )
+    ] = Field(None, description="File with the bearer token for that URL, read for each call.")
     grafana: Annotated[HttpUrl | None, SettingSource("TRAINMEDIC_GRAFANA_URL", "--grafana", "URL", secret=True)] = (
         Field(
             None,
-            description=(
-                "URL of the Grafana in which each run with changes becomes an annotation, from its first change until "
-                "all is reverted."
-            ),
+            description=("URL of the Grafana in which each run with changes becomes an annotation."),
         )
     )
     grafana_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_GRAFANA_TOKEN_FILE", "--grafana-token", "FILE")
     ] = Field(
         None,
-        description=(
-            "File with the token of a Grafana service account that may write annotations. It is read for each call."
-        ),
+        description=("File with the token of a Grafana service account, read for each call."),
     )
     traces_to: Annotated[HttpUrl | None, SettingSource("TRAINMEDIC_TRACES_TO", "--traces-to", "URL", secret=True)] = (
         Field(
             None,
             description=(
-                "URL of an OpenTelemetry collector (OTLP over HTTP, usually port 4318) that receives each closed run "
-                "as a trace. /v1/traces is appended."
+                "URL of an OpenTelemetry collector (OTLP over HTTP, usually port 4318) for traces of closed runs. "
+                "/v1/traces is appended."
             ),
         )
     )
     traces_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_TRACES_TOKEN_FILE", "--traces-token", "FILE")
-    ] = Field(None, description="File with the bearer token for that collector. It is read for each call.")
+    ] = Field(None, description="File with the bearer token for that collector, read for each call.")
     slurm_url: Annotated[str | None, SettingSource("TRAINMEDIC_SLURM_URL", "--slurm-url", "URL")] = Field(
         None,
         description=(
@@ -85,14 +73,14 @@ class IntegrationSettings(BaseModel):
         ),
     )
     slurm_user: Annotated[str | None, SettingSource("TRAINMEDIC_SLURM_USER", "--slurm-user", "USER")] = Field(
-        None, description="Slurm user that the token belongs to. Default: the user in the token."
+        None, description="Slurm user of the token. Default: the user in the token."
     )
     slurm_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_SLURM_TOKEN_FILE", "--slurm-token-file", "FILE")
     ] = Field(
         None,
-        description="File with the output of scontrol token. It is read for each call, so it can be renewed.",
+        description="File with the output of scontrol token, read for each call.",
     )
     slurm_ca: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_SLURM_CA_FILE", "--slurm-ca-file", "FILE")] = (
-        Field(None, description="File with the certificates to trust for https. Default: those of the system.")
+        Field(None, description="File with the certificates to trust. Default: those of the system.")
     )

@@ -21,7 +21,7 @@ class NotificationSettings(BaseModel):
         {},
         description=(
             "Notification channels as name=url pairs, separated by white space, with Apprise URLs. A repeated name "
-            "adds a URL. No flag: URLs contain credentials."
+            "adds a URL."
         ),
     )
     messages: Annotated[
@@ -29,8 +29,8 @@ class NotificationSettings(BaseModel):
     ] = Field(
         "",
         description=(
-            "Messages that the server sends, and where: kind=severity@channel,channel pairs, such as "
-            "run_failed=critical@oncall repaired=on. By default, the enabled kinds go to all channels."
+            "Messages and their channels: kind=severity@channel,channel pairs, such as run_failed=critical@oncall "
+            "repaired=on. Default: enabled kinds to all channels."
         ),
     )
     message_routes: Annotated[
@@ -39,8 +39,8 @@ class NotificationSettings(BaseModel):
     ] = Field(
         "",
         description=(
-            "Messages for each channel, by component, severity and kind: channel=field:value,value;field:value pairs, "
-            "such as gpu=component:gpu oncall=severity:critical chat=default. By default, every channel receives all."
+            "Messages for each channel: channel=field:value,value;field:value pairs, such as gpu=component:gpu "
+            "oncall=severity:critical chat=default. Default: all."
         ),
     )
     external_url: Annotated[
@@ -48,9 +48,8 @@ class NotificationSettings(BaseModel):
     ] = Field(
         "",
         description=(
-            "URL at which users reach this server, such as https://trainmedic.example.org, with a proxy's path. Links "
-            "in messages begin with it, and links in the console with its path. Without it, messages have only the "
-            "run's ID."
+            "URL at which users reach this server, such as https://trainmedic.example.org, with a proxy's path. "
+            "Links in messages begin with it."
         ),
     )
 
@@ -96,21 +95,18 @@ class SlackSettings(BaseModel):
     slack: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_SLACK_FILE", "--slack", "FILE")] = Field(
         None,
         description=(
-            "YAML file with the Slack channel for approval questions and the Slack users who may decide. Needs both "
-            "tokens and the extra slack."
+            "YAML file with the Slack channel for questions and the users who may decide. Needs both tokens and the "
+            "extra slack."
         ),
     )
     slack_bot_token: Annotated[
         Annotated[SecretStr, AfterValidator(_bot)] | None, SettingSource("TRAINMEDIC_SLACK_BOT_TOKEN", secret=True)
-    ] = Field(None, description="The Slack app's bot token (xoxb-), to write messages. No flag: a secret.")
+    ] = Field(None, description="The Slack app's bot token (xoxb-).")
     slack_app_token: Annotated[
         Annotated[SecretStr, AfterValidator(_app)] | None, SettingSource("TRAINMEDIC_SLACK_APP_TOKEN", secret=True)
     ] = Field(
         None,
-        description=(
-            "The Slack app's app-level token (xapp-, scope connections:write), to receive button clicks over a "
-            "connection that the server opens. No flag: a secret."
-        ),
+        description=("The Slack app's app-level token (xapp-, scope connections:write)."),
     )
 
     def slack_tokens(self) -> tuple[str, str]:

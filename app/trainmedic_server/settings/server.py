@@ -68,8 +68,8 @@ class AccessSettings(BaseModel):
     ] = Field(
         (),
         description=(
-            "Networks of proxies that sign users in, separated by commas. X-Forwarded-User and X-Forwarded-Groups are "
-            "trusted only from there, because any client can send them. Such users may view."
+            "Networks of proxies that sign users in, separated by commas. Only their X-Forwarded-User and "
+            "X-Forwarded-Groups are trusted. Such users may view."
         ),
     )
     operator_groups: Annotated[
@@ -86,9 +86,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(
         "127.0.0.1",
         min_length=1,
-        description=(
-            "Address to listen on. Loopback, because a server without tokens must not be reachable from outside."
-        ),
+        description=("Address to listen on. Without tokens only loopback."),
     )
     port: Annotated[int, SettingSource("TRAINMEDIC_PORT", "--port", "NUMBER")] = Field(
         8080, ge=0, le=65535, description="TCP port to listen on; 0 selects a free one."
@@ -99,7 +97,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         (Path("playbooks"),),
         min_length=1,
-        description="Directory (or file) with playbooks. Repeat the flag; separate values in the variable with colons.",
+        description="Directory (or file) with playbooks. Repeatable.",
     )
     alert_map: Annotated[
         tuple[ExpandedPath, ...],
@@ -107,9 +105,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         (),
         description=(
-            "File that selects accepted alerts and maps yours to the shipped ones, or the name of a shipped map, such "
-            "as kube-prometheus, or shipped for all. Repeatable; the first matching entry wins. Without it, every "
-            "alert is accepted under its own name."
+            "File that selects and renames alerts, or a shipped map, such as kube-prometheus, or shipped for all. "
+            "Repeatable; the first matching entry wins."
         ),
     )
     log_rules: Annotated[
@@ -117,19 +114,14 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         SettingSource("TRAINMEDIC_LOG_RULES", "--log-rules", "DIR", repeatable=True, shown_default="the shipped rules"),
     ] = Field(
         (),
-        description=(
-            "Directory (or file) with log rules, repeatable like --playbooks. Rules next to playbooks always count."
-        ),
+        description=("Directory (or file) with log rules. Repeatable. Rules next to playbooks always count."),
     )
     state_dir: Annotated[
         ExpandedPath,
         SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default="~/.local/state/trainmedic"),
     ] = Field(
         Path("~/.local/state/trainmedic"),
-        description=(
-            "Directory of the SQLite file and the embedded Redis, which must survive restarts. In the home directory, "
-            "so that no privilege is needed."
-        ),
+        description=("Directory of the SQLite file and the embedded Redis, which must survive restarts."),
     )
     database: Annotated[
         DatabaseUrl | None,
@@ -152,8 +144,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         timedelta(seconds=8),
         description=(
-            "With PostgreSQL: silence of the leader after which a standby takes over, 3s to 1h. A leader that ends is "
-            "replaced within 2 s. 8 seconds, so that a hang is over in 10 and a slow commit causes no takeover."
+            "With PostgreSQL: silence of the leader after which a standby takes over, 3s to 1h. 8 seconds, so that a "
+            "slow commit causes no takeover."
         ),
     )
     advertise: Annotated[HostAndPort | None, SettingSource("TRAINMEDIC_ADVERTISE", "--advertise", "HOST:PORT")] = Field(
@@ -165,16 +157,13 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         None,
         description=(
-            "redis://, rediss:// or redis+sentinel:// URL that agents and jobs reach too. The embedded Redis serves "
-            "this machine only, for evaluation."
+            "redis://, rediss:// or redis+sentinel:// URL that agents and jobs reach too. The embedded Redis is for "
+            "trials on one machine."
         ),
     )
     mode: Annotated[AnyCaseMode, SettingSource("TRAINMEDIC_MODE", "--mode", "MODE")] = Field(
         Mode.OBSERVE,
-        description=(
-            "Upper limit for all playbooks: observe (only record), approve (ask first) or enforce. observe, so that "
-            "nothing changes before you have reviewed it."
-        ),
+        description=("Limit for all playbooks: observe (only record), approve (ask first) or enforce."),
     )
     tokens: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_TOKENS_FILE", "--tokens", "FILE")] = Field(
         None,
@@ -183,19 +172,19 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     signing_key: Annotated[SigningKey | None, SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)] = Field(
         None,
         description=(
-            "Key that signs commands, replies and presences (HMAC-SHA256). Without it, anyone who can write to Redis "
-            "can command agents and jobs. No flag: other users can see a command line."
+            "Key that signs messages. Without it, anyone who can write to Redis can command agents and jobs. No "
+            "flag: other users can see a command line."
         ),
     )
     previous_signing_key: Annotated[
         SigningKey | None, SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, can_be_withdrawn=True)
     ] = Field(
         None,
-        description="A second key during a rotation: both sign, and signatures of either are accepted.",
+        description="Second key during a rotation: both sign, either is accepted.",
     )
     allow_anonymous: Annotated[bool, SettingSource("TRAINMEDIC_ALLOW_ANONYMOUS", value="BOOLEAN")] = Field(
         False,
-        description="true: listen beyond loopback without tokens. No flag, so that this stays rare.",
+        description="true: listen beyond loopback without tokens.",
     )
     allowed_hosts: Annotated[
         tuple[HostName, ...],
@@ -203,9 +192,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         (),
         description=(
-            "Without tokens: an accepted Host name, such as *.example.org, in addition to addresses, localhost, names "
-            "without a dot and *.svc. Repeatable; separate values in the variable with colons. Others are refused, "
-            "because a web page can point them here."
+            "Without tokens: an accepted Host name, such as *.example.org, in addition to addresses, localhost, "
+            "names without a dot and *.svc. Repeatable. Others are refused, because a web page can point them here."
         ),
     )
     connections_per_client: Annotated[
@@ -216,7 +204,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         le=700,
         description=(
             "Most connections of one address without a token; another closes the one silent longest. 512 of 700 in "
-            "total: one address leaves capacity for the rest, and a shared proxy has enough."
+            "total leave capacity for others."
         ),
     )
     max_age: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_MAX_AGE", "--max-age", "DURATION")] = Field(
@@ -228,56 +216,50 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     retention: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_RETENTION", "--retention", "DURATION")] = Field(
         timedelta(days=90),
         description=(
-            "Age at which closed runs, their events and alerts, findings and verdicts are deleted, except open runs, "
-            "pending undos and what trainmedic keep has locked. Time without a running server does not count. 90 days "
-            "cover a quarterly review."
+            "Age at which closed runs, alerts, findings and verdicts are deleted, except pending undos and what "
+            "trainmedic keep has locked. Time without a running server does not count. 90 days cover a quarter."
         ),
     )
     archive: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_ARCHIVE", "--archive", "DIRECTORY")] = Field(
         None,
         description=(
-            "Directory for runs as gzipped NDJSON, written before --retention deletes them. While it is unavailable, "
-            "nothing is deleted. Servers with a common database share it."
+            "Directory for runs as gzipped NDJSON, written before --retention deletes them. Servers with a common "
+            "database share it."
         ),
     )
     alertmanager: Annotated[
         HttpUrl | None, SettingSource("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)
     ] = Field(
         None,
-        description=(
-            "Alertmanager's URL, to check whether alerts still fire, and for silences. The webhook works without it."
-        ),
+        description=("Alertmanager's URL, to check whether alerts still fire, and for silences."),
     )
     alertmanager_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_ALERTMANAGER_TOKEN_FILE", "--alertmanager-token", "FILE")
     ] = Field(
         None,
-        description=(
-            "File with the bearer token for Alertmanager's API. It is read for each call, so it can be renewed."
-        ),
+        description=("File with the bearer token for Alertmanager's API, read for each call."),
     )
     prometheus: Annotated[
         HttpUrl | None, SettingSource("TRAINMEDIC_PROMETHEUS_URL", "--prometheus-url", "URL", secret=True)
     ] = Field(
         None,
         description=(
-            "URL of the Prometheus that scrapes jobs, agents and this server, for reports and to measure effects. "
-            "Without it, reports contain only data of the run store, and curves what was reported since the start."
+            "URL of the Prometheus that scrapes jobs, agents and this server, for reports and to measure effects."
         ),
     )
     prometheus_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_PROMETHEUS_TOKEN_FILE", "--prometheus-token", "FILE")
     ] = Field(
         None,
-        description="File with the bearer token for Prometheus's API. It is read for each call, so it can be renewed.",
+        description="File with the bearer token for Prometheus's API, read for each call.",
     )
     runbooks: Annotated[
         PageUrl, SettingSource("TRAINMEDIC_RUNBOOK_URL", "--runbook-url", "URL", shown_default="none")
     ] = Field(
         "",
         description=(
-            "URL of the page docs/on-call.md where your team reads it. Alerts that the server raises link to their "
-            "section there (runbook_url). Without it they have no link."
+            "URL of the page docs/on-call.md where your team reads it, for the runbook_url of alerts that the server "
+            "raises."
         ),
     )
     log_store: Annotated[StoreUrl | None, SettingSource("TRAINMEDIC_LOG_STORE", "--log-store", "URL", secret=True)] = (
@@ -285,7 +267,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
             None,
             description=(
                 "URL of the log store to search: loki+, victorialogs+ or opensearch+ before http:// or https://. "
-                "Without it, the agents are asked."
+                "Default: the agents."
             ),
         )
     )
@@ -294,8 +276,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         timedelta(hours=12),
         description=(
-            "Silence after which an alert counts as resolved, so that no undo waits permanently. 12 hours are three of "
-            "Alertmanager's default repeat intervals. Time without a running server does not count."
+            "Silence after which an alert counts as resolved. 12 hours are three of Alertmanager's default repeat "
+            "intervals. Time without a running server does not count."
         ),
     )
     max_body: Annotated[int, SettingSource("TRAINMEDIC_MAX_BODY_BYTES", "--max-body-bytes", "BYTES")] = Field(
@@ -308,10 +290,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         1000,
         ge=1,
         le=1_000_000,
-        description=(
-            "Most deliveries that wait for admission; further ones get 503, and Alertmanager sends them again. Limits "
-            "the memory."
-        ),
+        description=("Most deliveries that wait for admission; further ones get 503. Limits the memory."),
     )
     breaker_window: Annotated[
         PositiveDuration, SettingSource("TRAINMEDIC_BREAKER_WINDOW", "--breaker-window", "DURATION")
@@ -341,45 +320,36 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         Field(
             {},
             description=(
-                "Bearer tokens for http.request, each under a name of your choice, such as TRAINMEDIC_HTTP_TICKETS. "
-                "Playbooks contain only the variable's name."
+                "Bearer tokens for http.request, such as TRAINMEDIC_HTTP_TICKETS. Playbooks contain only the "
+                "variable's name."
             ),
         )
     )
     inventory: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_INVENTORY", "--inventory", "FILE")] = Field(
         None,
-        description=(
-            "YAML mapping from address or other name to node name. It overrides agents and cluster. An address without "
-            "a mapping is refused, never guessed."
-        ),
+        description=("YAML mapping from address or other name to node name. It overrides agents and cluster."),
     )
     modes: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_MODES", "--modes", "FILE")] = Field(
         None,
         description=(
-            "YAML file with the mode of parts of the cluster, such as "
-            "'modes: [{nodes: {pool: canary}, mode: enforce}]'. It replaces --mode for their targets."
+            "YAML file with the mode of parts of the cluster, such as 'modes: [{nodes: {pool: canary}, mode: "
+            "enforce}]', instead of --mode."
         ),
     )
     kubernetes: Annotated[str, SettingSource("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
         "off",
         min_length=1,
-        description=(
-            "The cluster for k8s.* actions: in-cluster (the service account of the server's pod), the path of a "
-            "kubeconfig file, or off."
-        ),
+        description=("Cluster for k8s.* actions: in-cluster (the pod's service account), a kubeconfig file, or off."),
     )
     kubernetes_watch: Annotated[bool, SettingSource("TRAINMEDIC_KUBERNETES_WATCH", value="BOOLEAN")] = Field(
         True,
-        description=(
-            "With a cluster: watch its nodes and pods, to find the node of an address and the job of a pod, and for "
-            "verdicts. false if the account may not list pods."
-        ),
+        description=("With a cluster: watch its nodes and pods. false if the account may not list pods."),
     )
     log_level: Annotated[AnyCaseLogLevel, SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
-        "info", description="Lowest level of log lines on standard error: debug, info, warning, error."
+        "info", description="Lowest level of log lines: debug, info, warning, error."
     )
     log_format: Annotated[LogFormat, SettingSource("TRAINMEDIC_LOG_FORMAT", "--log-format", "FORMAT")] = Field(
-        "auto", description="Format of log lines: json, text, or auto (text on a terminal, otherwise json)."
+        "auto", description="Format of log lines: json, text, or auto (text on a terminal)."
     )
 
     @property
