@@ -12,7 +12,7 @@ import click
 from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic_agent import own_log
 from trainmedic_agent.errors import GpuError, JournalUnavailable
-from trainmedic_agent.health.checks import Level, Verdict
+from trainmedic_agent.health.checks import HealthVerdict, Level
 from trainmedic_agent.settings import agent as settings
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring import agent as wiring
@@ -141,10 +141,10 @@ def health(gpus: int, level: str, probe: str | None, state_dir: Path | None, out
         for line in (*result.gpus, *(f"{each.verdict:<9} {each}" for each in report.checks)):
             click.echo(plain(line))
     for check in report.checks:
-        if check.verdict is not Verdict.OK:
-            word = "Degraded" if check.verdict is Verdict.DEGRADED else "Fault"
+        if check.verdict is not HealthVerdict.OK:
+            word = "Degraded" if check.verdict is HealthVerdict.DEGRADED else "Fault"
             click.echo(f"{word}: {plain(str(check))}", err=True)
-    if report.verdict not in (Verdict.OK, Verdict.DEGRADED):
+    if report.verdict in (HealthVerdict.FAILED, HealthVerdict.UNKNOWN):
         raise exits.Failure("this node is not healthy")
 
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from trainmedic_agent.errors import GpuError
 from trainmedic_agent.health import probe_child
-from trainmedic_agent.health.checks import Found, Kind, Value, checked, unread
+from trainmedic_agent.health.checks import CheckResults, HealthValue, ValueKind, checked, unread
 from trainmedic_agent.ports.gpus import Gpus
 
 OPTIONS = ("--output", "json", "--memory", "80")
@@ -42,7 +42,7 @@ class _Rate(Struct):
     is_right: bool
 
 
-class _Whole(Struct):
+class _RankGroup(Struct):
     ranks: int
     all_reduce: list[_Rate]
 
@@ -56,52 +56,53 @@ class _MemoryTest(Struct):
 
 class _Document(Struct):
     backend: str
-    judgement: str
-    all: _Whole
+    all: _RankGroup
+    pairs: list[_RankGroup] = []
     memory: list[_MemoryTest] = []
 
 
-def burn_checks(gpus: Gpus, probe: Sequence[str], seconds: float, is_over: Callable[[], bool]) -> Found:
+def burn_checks(gpus: Gpus, probe: Sequence[str], seconds: float, is_over: Callable[[], bool]) -> CheckResults:
     """Run the probe for `seconds` at most, or until `is_over`. GPUs in use are left alone."""
-    found = Found()
+    results = CheckResults()
     busy = _busy(gpus)
     if busy:
-        found.checks.append(unread(_NAME, "", f"not run: {busy}"))
-        return found
+        results.checks.append(unread(_NAME, "", f"not run: {busy}"))
+        return results
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         status = _run([*_CHILD, *probe, *OPTIONS], seconds, is_over, output, errors)
         printed, complaint = _end_of(output), _end_of(errors)
     if status is None:
-        found.checks.append(unread(_NAME, "", "stopped" if is_over() else f"no result in {seconds:.0f} s"))
-        return found
+        results.checks.append(unread(_NAME, "", "stopped" if is_over() else f"no result in {seconds:.0f} s"))
+        return results
     try:
         document = msgspec.json.decode(printed, type=_Document)
     except msgspec.MsgspecError:
         reason = complaint.decode(errors="replace").strip()[-_SHOWN:] or f"the probe ended with status {status}"
-        found.checks.append(unread(_NAME, "", reason if status != _TRAINS else f"not run: {reason}"))
-        return found
-    return _found(document)
+        results.checks.append(unread(_NAME, "", reason if status != _TRAINS else f"not run: {reason}"))
+        return results
+    return _results(document)
 
 
-def _found(document: _Document) -> Found:
-    found = Found()
-    is_wrong = document.judgement == "wrong"
+def _results(document: _Document) -> CheckResults:
+    results = CheckResults()
     ranks = f"{document.all.ranks} ranks of {document.backend}"
     if document.all.ranks > 1 and document.all.all_reduce:
         largest = max(document.all.all_reduce, key=lambda each: each.bytes)
         observed = f"{largest.bytes / 1e6:g} MB at {largest.bytes_per_s / 1e9:.3g} GB/s by {ranks}"
-        right = not is_wrong and all(each.is_right for each in document.all.all_reduce)
+        right = all(each.is_right for group in (document.all, *document.pairs) for each in group.all_reduce)
         observed = observed if right else f"wrong sums by {ranks}"
-        found.checks.append(checked("all_reduce", "", right, observed, "correct sums"))
-        found.values.append(Value("all_reduce_speed", ranks, Kind.SPEED, largest.bytes_per_s / 1e9, "GB/s"))
+        results.checks.append(checked("all_reduce", "", right, observed, "correct sums"))
+        results.values.append(
+            HealthValue("all_reduce_speed", ranks, ValueKind.SPEED, largest.bytes_per_s / 1e9, "GB/s")
+        )
     for test in document.memory:
         part = f"{document.backend} rank {test.rank}"
         observed = f"{test.bytes / 1e9:.3g} GB read back {'correctly' if test.is_right else 'wrong'}"
-        found.checks.append(checked("memory", part, test.is_right, observed, "what was written"))
-        found.values.append(Value("memory_speed", part, Kind.SPEED, test.bytes_per_s / 1e9, "GB/s"))
-    if not found.checks:
-        found.checks.append(unread(_NAME, "", "the probe measured nothing"))
-    return found
+        results.checks.append(checked("memory", part, test.is_right, observed, "what was written"))
+        results.values.append(HealthValue("memory_speed", part, ValueKind.SPEED, test.bytes_per_s / 1e9, "GB/s"))
+    if not results.checks:
+        results.checks.append(unread(_NAME, "", "the probe measured nothing"))
+    return results
 
 
 def _busy(gpus: Gpus) -> str | None:

@@ -13,7 +13,7 @@ from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.health import burn
 from trainmedic_agent.health.baseline import Histories, compare
-from trainmedic_agent.health.checks import Found, HealthReport, Level, Verdict, worst
+from trainmedic_agent.health.checks import CheckResults, HealthReport, HealthVerdict, Level, works
 from trainmedic_agent.health.disk_checks import disk_checks
 from trainmedic_agent.health.gpu_checks import gpu_checks
 from trainmedic_agent.health.network_checks import network_checks
@@ -42,21 +42,18 @@ class HealthChecker(Struct, frozen=True):
     roots: NodeRoots
     now: Callable[[], datetime] = utc_now
 
-    def examine(self, wanted: Examination, known: Histories) -> tuple[HealthReport, Histories]:
-        """Return the result, and the changed histories. A node that already failed is not loaded."""
-        found = Found()
-        for part in (
-            gpu_checks(self.gpus, wanted.gpus),
-            network_checks(self.roots.sys),
-            disk_checks(self.roots),
-        ):
-            found.add(part)
-        if wanted.level is Level.BURN and worst([Verdict.OK, *(each.verdict for each in found.checks)]) != "failed":
-            found.add(burn.burn_checks(self.gpus, wanted.probe, wanted.seconds, wanted.is_over))
+    def examine(self, examination: Examination, histories: Histories) -> tuple[HealthReport, Histories]:
+        """Return the result, and the changed histories. A node that does not work is not loaded."""
+        results = CheckResults()
+        results.add(gpu_checks(self.gpus, examination.gpus))
+        results.add(network_checks(self.roots.sys))
+        results.add(disk_checks(self.roots))
+        if examination.level is Level.BURN and works(results.checks):
+            results.add(burn.burn_checks(self.gpus, examination.probe, examination.seconds, examination.is_over))
         now = self.now()
-        compared = compare(found.values, known, found.checks, now)
-        checks = (*found.checks, *compared.checks)
-        return HealthReport(wanted.level, now, checks, tuple(compared.learning)), compared.histories
+        compared = compare(results.values, histories, results.checks, now)
+        checks = (*results.checks, *compared.checks)
+        return HealthReport(examination.level, now, checks, tuple(compared.learning)), compared.histories
 
 
 class RecordedHealth(Struct, frozen=True):
@@ -65,21 +62,21 @@ class RecordedHealth(Struct, frozen=True):
     checker: HealthChecker
     record: HealthRecord
 
-    def examine(self, wanted: Examination) -> HealthReport:
-        report, changed = self.checker.examine(wanted, self.record.histories)
-        is_quick = {True: [], False: []}
-        for check in report.checks:
-            is_quick[check.name not in burn.CHECKS].append(check)
-        self._add(replace(report, level=Level.QUICK, checks=tuple(is_quick[True])), changed)
-        if is_quick[False]:
-            self._add(replace(report, checks=tuple(is_quick[False])), {})
+    def examine(self, examination: Examination) -> HealthReport:
+        report, changed = self.checker.examine(examination, self.record.histories)
+        of_load_test = tuple(check for check in report.checks if check.name in burn.CHECKS)
+        quick = tuple(check for check in report.checks if check.name not in burn.CHECKS)
+        self._add(replace(report, level=Level.QUICK, checks=quick), changed)
+        if of_load_test:
+            self._add(replace(report, checks=of_load_test), {})
         return report
 
     def _add(self, report: HealthReport, changed: Histories) -> None:
         before = self.record.results.get(report.level)
         if before is None or before.faults != report.faults:
             fields = {"level": str(report.level), "verdict": str(report.verdict), "faults": report.faults}
-            log.log(logging.INFO if report.verdict is Verdict.OK else logging.WARNING, "health checked", extra=fields)
+            level = logging.INFO if report.verdict is HealthVerdict.OK else logging.WARNING
+            log.log(level, "health checked", extra=fields)
         try:
             self.record.add(report, changed)
         except JournalUnavailable as error:

@@ -20,7 +20,7 @@ class Level(StrEnum):
     BURN = "burn"
 
 
-class Verdict(StrEnum):
+class HealthVerdict(StrEnum):
     OK = "ok"
     DEGRADED = "degraded"
     """It works, but worse than its maximum or its own record."""
@@ -29,15 +29,15 @@ class Verdict(StrEnum):
     """It could not be read."""
 
 
-_WORST_FIRST = (Verdict.FAILED, Verdict.UNKNOWN, Verdict.DEGRADED, Verdict.OK)
+_WORST_FIRST = (HealthVerdict.FAILED, HealthVerdict.UNKNOWN, HealthVerdict.DEGRADED, HealthVerdict.OK)
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst one, `Verdict.UNKNOWN` without any."""
-    return min(verdicts, key=_WORST_FIRST.index, default=Verdict.UNKNOWN)
+def worst(verdicts: Iterable[HealthVerdict]) -> HealthVerdict:
+    """Return the worst one, `HealthVerdict.UNKNOWN` without any."""
+    return min(verdicts, key=_WORST_FIRST.index, default=HealthVerdict.UNKNOWN)
 
 
-class Check(Struct, frozen=True):
+class HealthCheck(Struct, frozen=True):
     """A checked property.
 
     - ``part``: GPU's UUID, interface, port, disk or mount point. Empty for the node
@@ -46,7 +46,7 @@ class Check(Struct, frozen=True):
 
     name: str
     part: str
-    verdict: Verdict
+    verdict: HealthVerdict
     observed: str
     expected: str
 
@@ -58,22 +58,27 @@ class Check(Struct, frozen=True):
         return f"{self.name}: {self.observed}; expected: {self.expected}"
 
 
-def checked(name: str, part: str, is_ok: bool, observed: object, expected: object) -> Check:
+def works(checks: Iterable[HealthCheck]) -> bool:
+    """Return whether none is failed or unknown."""
+    return all(check.verdict in (HealthVerdict.OK, HealthVerdict.DEGRADED) for check in checks)
+
+
+def checked(name: str, part: str, is_ok: bool, observed: object, expected: object) -> HealthCheck:
     """Return a check that passes or fails."""
-    return Check(name, part, Verdict.OK if is_ok else Verdict.FAILED, str(observed), str(expected))
+    return HealthCheck(name, part, HealthVerdict.OK if is_ok else HealthVerdict.FAILED, str(observed), str(expected))
 
 
-def at_most(name: str, part: str, now: float, most: float, unit: str) -> Check:
+def at_most(name: str, part: str, now: float, most: float, unit: str) -> HealthCheck:
     """Return a check that is degraded below the maximum."""
-    verdict = Verdict.OK if now >= most else Verdict.DEGRADED
-    return Check(name, part, verdict, f"{unit}{now:g}", f"{unit}{most:g}")
+    verdict = HealthVerdict.OK if now >= most else HealthVerdict.DEGRADED
+    return HealthCheck(name, part, verdict, f"{unit}{now:g}", f"{unit}{most:g}")
 
 
-def unread(name: str, part: str, reason: object) -> Check:
-    return Check(name, part, Verdict.UNKNOWN, f"not readable: {reason}", "a reading")
+def unread(name: str, part: str, reason: object) -> HealthCheck:
+    return HealthCheck(name, part, HealthVerdict.UNKNOWN, f"not readable: {reason}", "a reading")
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """Meaning of a value, and how it is compared with earlier ones."""
 
     COUNTER = "counter"
@@ -84,12 +89,12 @@ class Kind(StrEnum):
     """Measured: 20 % less is degraded."""
 
 
-class Value(Struct, frozen=True):
+class HealthValue(Struct, frozen=True):
     """A value to compare with the node's record. `unit` may be empty."""
 
     name: str
     part: str
-    kind: Kind
+    kind: ValueKind
     amount: float
     unit: str = ""
 
@@ -98,13 +103,13 @@ class Value(Struct, frozen=True):
         return f"{self.name} {self.part}".rstrip()
 
 
-class Found(Struct):
+class CheckResults(Struct):
     """Result of a group of checks."""
 
-    checks: list[Check] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
+    checks: list[HealthCheck] = field(default_factory=list)
+    values: list[HealthValue] = field(default_factory=list)
 
-    def add(self, other: Found) -> None:
+    def add(self, other: CheckResults) -> None:
         self.checks += other.checks
         self.values += other.values
 
@@ -116,17 +121,17 @@ class HealthReport(Struct, frozen=True):
 
     level: Level
     at: datetime
-    checks: tuple[Check, ...]
+    checks: tuple[HealthCheck, ...]
     learning: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HealthVerdict:
         return worst(check.verdict for check in self.checks)
 
     @property
     def faults(self) -> list[str]:
         """Sentences for what is not ok, the worst first."""
-        bad = [check for check in self.checks if check.verdict is not Verdict.OK]
+        bad = [check for check in self.checks if check.verdict is not HealthVerdict.OK]
         return [str(check) for check in sorted(bad, key=lambda check: _WORST_FIRST.index(check.verdict))]
 
     def as_output(self) -> Mapping[str, Any]:

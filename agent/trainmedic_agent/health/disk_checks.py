@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainmedic_agent.facts import host
-from trainmedic_agent.health.checks import Check, Found, Kind, Value, Verdict
-from trainmedic_agent.health.sysfs import NodeRoots, Unread, entries, number, pcie_checks, text
+from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind
+from trainmedic_agent.health.sysfs import NodeRoots, UnknownIfUnread, entries, number, pcie_checks, text
 
 _WELL = frozenset({"running", "live"})
 _BROKEN = frozenset({"offline", "transport-offline", "blocked", "dead", "deleting", "deleting (no IO)", "quiesce"})
@@ -16,51 +16,52 @@ _BROKEN = frozenset({"offline", "transport-offline", "blocked", "dead", "deletin
 _VIRTUAL = ("loop", "ram", "zram", "dm-")
 
 
-def disk_checks(roots: NodeRoots) -> Found:
-    found = Found()
-    with Unread(found, "disk", ""):
+def disk_checks(roots: NodeRoots) -> CheckResults:
+    results = CheckResults()
+    with UnknownIfUnread(results, "disk", ""):
         for disk in entries(roots.sys / "block"):
             if not disk.name.startswith(_VIRTUAL):
-                with Unread(found, "disk", disk.name):
-                    _disk(disk, found)
-    with Unread(found, "filesystem", ""):
+                with UnknownIfUnread(results, "disk", disk.name):
+                    _disk(disk, results)
+    with UnknownIfUnread(results, "filesystem", ""):
         for filesystem in entries(roots.sys / "fs" / "ext4"):
-            with Unread(found, "filesystem", filesystem.name):
-                _errors(found, filesystem.name, number(filesystem / "errors_count"))
+            with UnknownIfUnread(results, "filesystem", filesystem.name):
+                _errors(results, filesystem.name, number(filesystem / "errors_count"))
         for volume in entries(roots.sys / "fs" / "btrfs"):
             for device in entries(volume / "devinfo"):
-                with Unread(found, "filesystem", volume.name):
+                with UnknownIfUnread(results, "filesystem", volume.name):
                     counts = (text(device / "error_stats") or "").split()[1::2]
-                    _errors(found, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
+                    _errors(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
         for mount, is_writable in _local_mounts(roots.proc):
-            found.values.append(Value("mount_writable", mount, Kind.STATE, int(is_writable)))
-    return found
+            results.values.append(HealthValue("mount_writable", mount, ValueKind.STATE, int(is_writable)))
+    return results
 
 
-def _disk(disk: Path, found: Found) -> None:
+def _disk(disk: Path, results: CheckResults) -> None:
     if (missing := number(disk / "md" / "degraded")) is not None:
-        verdict = Verdict.DEGRADED if missing else Verdict.OK
-        found.checks.append(Check("disk", disk.name, verdict, f"{missing} disks of the array missing", "0"))
+        verdict = HealthVerdict.DEGRADED if missing else HealthVerdict.OK
+        results.checks.append(HealthCheck("disk", disk.name, verdict, f"{missing} disks of the array missing", "0"))
     state = text(disk / "device" / "state")
     if state is not None:
-        verdict = Verdict.OK if state in _WELL else Verdict.FAILED if state in _BROKEN else Verdict.DEGRADED
-        found.checks.append(Check("disk", disk.name, verdict, state, "running or live"))
+        verdict = (
+            HealthVerdict.OK if state in _WELL else HealthVerdict.FAILED if state in _BROKEN else HealthVerdict.DEGRADED
+        )
+        results.checks.append(HealthCheck("disk", disk.name, verdict, state, "running or live"))
     if (errors := number(disk / "device" / "ioerr_cnt", 16)) is not None:
-        found.values.append(Value("disk_errors", disk.name, Kind.COUNTER, errors))
+        results.values.append(HealthValue("disk_errors", disk.name, ValueKind.COUNTER, errors))
     if disk.name.startswith("nvme"):
-        found.checks += pcie_checks(disk / "device" / "device", disk.name)
+        results.checks += pcie_checks(disk / "device" / "device", disk.name)
 
 
-def _errors(found: Found, part: str, count: int | None) -> None:
+def _errors(results: CheckResults, part: str, count: int | None) -> None:
     if count is not None:
-        verdict = Verdict.DEGRADED if count else Verdict.OK
-        found.checks.append(Check("filesystem", part, verdict, f"{count} errors since its last repair", "0"))
+        verdict = HealthVerdict.DEGRADED if count else HealthVerdict.OK
+        results.checks.append(HealthCheck("filesystem", part, verdict, f"{count} errors since its last repair", "0"))
 
 
 def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
-    """Yield mount points of local disks, once for each file system, and whether it is writable.
-
-    Its own options count, not those of the mount: after an error the kernel makes the file system read-only.
+    """Yield a mount point of each local file system, and whether the file system itself is writable: an error makes it
+    read-only.
     """
     seen: set[str] = set()
     for line in os.fsdecode((proc / "self" / "mountinfo").read_bytes()).rstrip("\n").split("\n"):

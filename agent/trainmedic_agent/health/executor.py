@@ -1,6 +1,4 @@
-"""Executor of ``node.health``, and its regular quick check. Both run in their own worker queue: a load test takes
-minutes.
-"""
+"""Executor of ``node.health``, and the regular quick check. They have a worker queue: a load test takes minutes."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _MOST_GPUS = 1024
 class NodeHealthExecutor(Struct, frozen=True):
     node: str
     health: RecordedHealth
-    known_gpus: GpuRecord
+    gpu_record: GpuRecord
     policy: HealthPolicy
     action: str = "node.health"
     queue: str = "health"
@@ -43,7 +41,7 @@ class NodeHealthExecutor(Struct, frozen=True):
         report = self.health.examine(
             Examination(
                 Level(level),
-                max(gpus, expected_gpus(self.policy, self.known_gpus)),
+                max(gpus, expected_gpus(self.policy, self.gpu_record)),
                 self.policy.probe,
                 max(min(left, MOST_BURN_SECONDS), 0.0),
                 lambda: accepted.is_over,
@@ -58,7 +56,7 @@ class RegularCheck(Struct):
     """Quick check every `CHECK_EVERY` seconds."""
 
     health: RecordedHealth
-    known_gpus: GpuRecord
+    gpu_record: GpuRecord
     policy: HealthPolicy
     queue: str = "health"
     next_at: float = field(default_factory=since_boot)
@@ -68,8 +66,8 @@ class RegularCheck(Struct):
 
     def run(self) -> None:
         self.next_at = since_boot() + CHECK_EVERY
-        self.health.examine(Examination(gpus=expected_gpus(self.policy, self.known_gpus)))
+        self.health.examine(Examination(gpus=expected_gpus(self.policy, self.gpu_record)))
 
 
-def expected_gpus(policy: HealthPolicy, known: GpuRecord) -> int:
-    return max(policy.gpus, len(known.gpus()))
+def expected_gpus(policy: HealthPolicy, record: GpuRecord) -> int:
+    return max(policy.gpus, len(record.gpus()))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from trainmedic_agent.health.checks import Level, Verdict, worst
+from trainmedic_agent.health.checks import HealthVerdict, Level, worst
 from trainmedic_agent.health.record import HealthRecord
 
 _OUTDATED = timedelta(minutes=15)
@@ -23,11 +23,11 @@ def families(record: HealthRecord, now: datetime | None = None) -> Iterator[Metr
     for level, result in sorted(record.results.items()):
         ended.add_metric([level], result.at.timestamp())
         if level is Level.QUICK and moment - result.at > _OUTDATED:
-            verdicts.add_metric([level, "health", "", Verdict.UNKNOWN], 1)
+            verdicts.add_metric([level, "health", "", HealthVerdict.UNKNOWN], 1)
             continue
-        by_check: dict[tuple[str, str], list[Verdict]] = {}
+        by_check: dict[tuple[str, str], list[HealthVerdict]] = {}
         for check in result.checks:
             by_check.setdefault((check.name, check.part), []).append(check.verdict)
-        for (name, part), found in sorted(by_check.items()):
-            verdicts.add_metric([level, name, part, worst(found)], 1)
+        for (name, part), checked in sorted(by_check.items()):
+            verdicts.add_metric([level, name, part, worst(checked)], 1)
     yield from (verdicts, ended)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from trainmedic_agent.errors import JournalUnavailable
-from trainmedic_agent.health.baseline import Histories, History
+from trainmedic_agent.health.baseline import Histories, ValueHistory
 from trainmedic_agent.health.checks import HealthReport, Level
 from trainmedic_agent.journal import Journal
 
@@ -38,9 +38,7 @@ class HealthRecord:
         self.results: Mapping[Level, HealthReport] = {result.level: result for result in results}
 
     def add(self, report: HealthReport, changed: Histories) -> None:
-        """Record a result. Quick ones are stored with changed values only, because they are repeated often. Raises
-        JournalUnavailable.
-        """
+        """Record a result. Quick ones are stored with changed values only. Raises JournalUnavailable."""
         self.results = {**self.results, report.level: report}
         if not changed and report.level is Level.QUICK:
             return
@@ -84,4 +82,4 @@ def recorded_values(directory: Path) -> Histories:
 
 
 def _histories(rows: list[tuple[str, str]]) -> Histories:
-    return {key: msgspec.json.decode(history, type=History) for key, history in rows}
+    return {key: msgspec.json.decode(history, type=ValueHistory) for key, history in rows}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from trainmedic_agent.health.checks import Check, Found, at_most
+from trainmedic_agent.health.checks import CheckResults, HealthCheck, at_most
 from trainmedic_agent.health.checks import unread as not_read
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV)
@@ -53,11 +53,11 @@ def entries(directory: Path) -> Iterator[Path]:
             raise
 
 
-class Unread:
+class UnknownIfUnread:
     """Context that turns a failed reading into an unknown check."""
 
-    def __init__(self, found: Found, name: str, part: str) -> None:
-        self._found, self._name, self._part = found, name, part
+    def __init__(self, results: CheckResults, name: str, part: str) -> None:
+        self._results, self._name, self._part = results, name, part
 
     def __enter__(self) -> None:
         return None
@@ -65,11 +65,11 @@ class Unread:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if not isinstance(error, (OSError, ValueError)):
             return False
-        self._found.checks.append(not_read(self._name, self._part, error))
+        self._results.checks.append(not_read(self._name, self._part, error))
         return True
 
 
-def pcie_checks(device: Path, part: str) -> Iterator[Check]:
+def pcie_checks(device: Path, part: str) -> Iterator[HealthCheck]:
     """Compare width and speed of a PCI device's link with what device and slot can do. Virtual devices have neither."""
     real = device.resolve()
     for name, unit in (("width", "x"), ("speed", "GT/s ")):

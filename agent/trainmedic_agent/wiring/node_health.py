@@ -21,7 +21,7 @@ from trainmedic_agent.wiring.node_gpus import node_gpus
 OWN_PROBE = (sys.executable, "-m", "trainmedic.probe")
 
 
-class NodeHealth(Struct, frozen=True):
+class CheckedNode(Struct, frozen=True):
     """``gpus`` has a line for each listed GPU."""
 
     gpus: tuple[str, ...]
@@ -32,11 +32,11 @@ def node_checker(gpus: Gpus) -> HealthChecker:
     return HealthChecker(gpus, NodeRoots(sysfs.SYS, sysfs.PROC))
 
 
-def check(expected: int, level: Level, probe: Sequence[str] | None, state_dir: Path | None) -> NodeHealth:
+def check(expected: int, level: Level, probe: Sequence[str] | None, state_dir: Path | None) -> CheckedNode:
     """Check this node, and compare with the record of its agent in `state_dir`. Raises JournalUnavailable."""
-    known = recorded_values(state_dir) if state_dir is not None else {}
+    histories = recorded_values(state_dir) if state_dir is not None else {}
     with contextlib.closing(node_gpus()) as gpus:
-        wanted = Examination(level, expected, probe or OWN_PROBE, MOST_BURN_SECONDS)
-        report, _ = node_checker(gpus).examine(wanted, known)
+        examination = Examination(level, expected, probe or OWN_PROBE, MOST_BURN_SECONDS)
+        report, _ = node_checker(gpus).examine(examination, histories)
         listed = gpus.inventory().gpus
-    return NodeHealth(tuple(f"GPU {gpu.index} {gpu.uuid} {gpu.name}" for gpu in listed), report)
+    return CheckedNode(tuple(f"GPU {gpu.index} {gpu.uuid} {gpu.name}" for gpu in listed), report)

@@ -199,7 +199,6 @@ def test_a_load_test_ends_with_the_agent_and_resumes_with_it(
     and no capability."""
     result = {
         "backend": "nccl",
-        "judgement": "wrong",
         "all": {"ranks": 1, "all_reduce": []},
         "memory": [{"rank": 0, "bytes": 10**9, "bytes_per_s": 1e12, "is_right": False}],
     }

@@ -12,7 +12,7 @@ from tests.unit.actions.test_commands import NOW, ScriptedBus, perform
 from tests.unit.agent.facts.test_node_facts import _untyped as untyped
 from tests.unit.catalog.test_mistakes import problems_of
 from trainmedic.wire.envelope import Reply
-from trainmedic_agent.health.checks import Check, HealthReport, Level, Verdict
+from trainmedic_agent.health.checks import HealthCheck, HealthReport, HealthVerdict, Level
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.agent_outputs import NODE_HEALTH
 from trainmedic_server.actions.nodes import NodeHealth
@@ -107,7 +107,7 @@ def test_conditions_on_the_output_are_checked_to_the_leaf(condition: str, said: 
 
 def test_the_types_are_those_of_an_agents_answer() -> None:
     """A report has every key, and no other."""
-    check = Check("link", "eth0", Verdict.FAILED, "down", "up")
+    check = HealthCheck("link", "eth0", HealthVerdict.FAILED, "down", "up")
     output = {"node": "n1", **HealthReport(Level.QUICK, NOW, (check,), ("link_rate eth0",)).as_output()}
     assert output.keys() == NODE_HEALTH.keys()
     assert list(untyped(output, NODE_HEALTH)) == []

@@ -1,4 +1,4 @@
-"""Comparison with the node's own record."""
+"""RecordComparison with the node's own record."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from trainmedic_agent.health.baseline import KEPT, LEAST_SAMPLES, Comparison, Histories, compare
-from trainmedic_agent.health.checks import Check, Kind, Value, Verdict
+from trainmedic_agent.health.baseline import KEPT, LEAST_SAMPLES, Histories, RecordComparison, compare
+from trainmedic_agent.health.checks import HealthCheck, HealthValue, HealthVerdict, ValueKind
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
-BROKEN = Check("gpus", "", Verdict.FAILED, "7", "8")
+BROKEN = HealthCheck("gpus", "", HealthVerdict.FAILED, "7", "8")
 
 
 class Node:
@@ -21,27 +21,27 @@ class Node:
         self.known: Histories = {}
         self.hour = 0.0
 
-    def check(self, value: Value, hours: float = 1.0, others: Sequence[Check] = ()) -> Comparison:
+    def check(self, value: HealthValue, hours: float = 1.0, others: Sequence[HealthCheck] = ()) -> RecordComparison:
         self.hour += hours
         result = compare([value], self.known, others, BEGIN + timedelta(hours=self.hour))
         self.known = {**self.known, **result.histories}
         return result
 
-    def verdict(self, value: Value, hours: float = 1.0, others: Sequence[Check] = ()) -> str | None:
+    def verdict(self, value: HealthValue, hours: float = 1.0, others: Sequence[HealthCheck] = ()) -> str | None:
         checks = self.check(value, hours, others).checks
         return str(checks[0].verdict) if checks else None
 
 
-def speed(amount: float) -> Value:
-    return Value("all_reduce_speed", "8 ranks of nccl", Kind.SPEED, amount, "GB/s")
+def speed(amount: float) -> HealthValue:
+    return HealthValue("all_reduce_speed", "8 ranks of nccl", ValueKind.SPEED, amount, "GB/s")
 
 
-def rate(amount: float) -> Value:
-    return Value("link_rate", "mlx5_0/1", Kind.STATE, amount, "Gb/s")
+def rate(amount: float) -> HealthValue:
+    return HealthValue("link_rate", "mlx5_0/1", ValueKind.STATE, amount, "Gb/s")
 
 
-def errors(amount: float) -> Value:
-    return Value("link_errors", "mlx5_0/1", Kind.COUNTER, amount)
+def errors(amount: float) -> HealthValue:
+    return HealthValue("link_errors", "mlx5_0/1", ValueKind.COUNTER, amount)
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_a_value_is_compared_after_enough_samples(node: Node) -> None:
     result = node.check(speed(399))
     assert result.learning == []
     assert result.checks == [
-        Check("all_reduce_speed", "8 ranks of nccl", Verdict.OK, "399 GB/s", "320 GB/s or more, usually 400 GB/s")
+        HealthCheck(
+            "all_reduce_speed", "8 ranks of nccl", HealthVerdict.OK, "399 GB/s", "320 GB/s or more, usually 400 GB/s"
+        )
     ]
 
 
@@ -127,13 +129,13 @@ def test_a_counter_that_was_reset_begins_again(node: Node) -> None:
     assert node.verdict(errors(5000), hours=0.2) == "degraded"
 
 
-@pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.UNKNOWN])
-def test_nothing_is_learnt_from_a_failed_result(node: Node, verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [HealthVerdict.FAILED, HealthVerdict.UNKNOWN])
+def test_nothing_is_learnt_from_a_failed_result(node: Node, verdict: HealthVerdict) -> None:
     """Also of parts that are well. A degraded check of another part does no harm."""
     for _ in range(2 * LEAST_SAMPLES):
-        node.check(speed(100), others=[Check("gpus", "", verdict, "7", "8")])
+        node.check(speed(100), others=[HealthCheck("gpus", "", verdict, "7", "8")])
     assert node.verdict(speed(400)) is None
-    node.check(speed(400), others=[Check("pcie_width", "eth0", Verdict.DEGRADED, "x8", "x16")])
+    node.check(speed(400), others=[HealthCheck("pcie_width", "eth0", HealthVerdict.DEGRADED, "x8", "x16")])
     assert node.known["all_reduce_speed 8 ranks of nccl"].samples == (400, 400)
 
 

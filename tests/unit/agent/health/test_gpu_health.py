@@ -9,7 +9,7 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import Card, Driver, cards
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
-from trainmedic_agent.health.checks import Verdict
+from trainmedic_agent.health.checks import HealthVerdict
 from trainmedic_agent.health.gpu_checks import gpu_checks
 
 FIRST, SECOND = (card.uuid for card in cards(2))
@@ -24,13 +24,13 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
 
 def bad(gpus: NvmlGpus, expected: int = 2) -> list[tuple[str, str, str]]:
     checks = gpu_checks(gpus, expected).checks
-    return [(each.name, each.part, each.verdict) for each in checks if each.verdict is not Verdict.OK]
+    return [(each.name, each.part, each.verdict) for each in checks if each.verdict is not HealthVerdict.OK]
 
 
 def test_healthy_gpus_pass_every_check(gpus: NvmlGpus) -> None:
     """Each with what was observed, and the values for the record."""
     found = gpu_checks(gpus, 2)
-    assert {each.verdict for each in found.checks} == {Verdict.OK}
+    assert {each.verdict for each in found.checks} == {HealthVerdict.OK}
     assert {each.text for each in found.checks if each.part in ("", FIRST)} == {
         "gpus: 2 GPUs respond; expected: 2 or more, and no problem",
         "gpu_ecc: 0 uncorrectable memory errors since the reset; expected: 0",

@@ -10,13 +10,13 @@ import pytest
 
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.health import health_metrics, record
-from trainmedic_agent.health.baseline import History, Mark
-from trainmedic_agent.health.checks import Check, HealthReport, Level, Verdict
+from trainmedic_agent.health.baseline import CounterMark, ValueHistory
+from trainmedic_agent.health.checks import HealthCheck, HealthReport, HealthVerdict, Level
 from trainmedic_agent.health.record import HealthRecord, recorded_values
 from trainmedic_agent.journal import Journal
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
-HISTORY = History((1.0, 2.5), AT, (Mark(AT, 7), Mark(AT, 9)))
+HISTORY = ValueHistory((1.0, 2.5), AT, (CounterMark(AT, 7), CounterMark(AT, 9)))
 
 
 @pytest.fixture
@@ -26,24 +26,24 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     opened.close()
 
 
-def report(level: Level = Level.QUICK, *verdicts: Verdict, at: datetime = AT) -> HealthReport:
-    return HealthReport(level, at, tuple(Check("link", "eth0", verdict, "a", "b") for verdict in verdicts))
+def report(level: Level = Level.QUICK, *verdicts: HealthVerdict, at: datetime = AT) -> HealthReport:
+    return HealthReport(level, at, tuple(HealthCheck("link", "eth0", verdict, "a", "b") for verdict in verdicts))
 
 
 def test_values_and_results_outlive_the_agent(tmp_path: Path) -> None:
     """All of a value's history, and the last result of each level."""
     journal = Journal(tmp_path)
     health = HealthRecord(journal)
-    health.add(report(Level.QUICK, Verdict.FAILED), {"link_rate eth0": HISTORY})
-    health.add(report(Level.BURN, Verdict.OK), {})
+    health.add(report(Level.QUICK, HealthVerdict.FAILED), {"link_rate eth0": HISTORY})
+    health.add(report(Level.BURN, HealthVerdict.OK), {})
     assert recorded_values(tmp_path) == {"link_rate eth0": HISTORY}
     journal.close()
     journal = Journal(tmp_path)
     again = HealthRecord(journal)
     assert again.histories == {"link_rate eth0": HISTORY}
     assert again.results == {
-        Level.QUICK: report(Level.QUICK, Verdict.FAILED),
-        Level.BURN: report(Level.BURN, Verdict.OK),
+        Level.QUICK: report(Level.QUICK, HealthVerdict.FAILED),
+        Level.BURN: report(Level.BURN, HealthVerdict.OK),
     }
     journal.close()
 
@@ -61,8 +61,8 @@ def test_the_number_of_values_is_bounded(journal: Journal, monkeypatch: pytest.M
     monkeypatch.setattr(record, "MOST_VALUES", 2)
     health = HealthRecord(journal)
     health.add(report(), {"a 1": HISTORY, "a 2": HISTORY, "a 3": HISTORY})
-    health.add(report(), {"a 1": History((3.0,)), "a 4": HISTORY})
-    assert health.histories == {"a 1": History((3.0,)), "a 2": HISTORY}
+    health.add(report(), {"a 1": ValueHistory((3.0,)), "a 4": HISTORY})
+    assert health.histories == {"a 1": ValueHistory((3.0,)), "a 2": HISTORY}
 
 
 def test_there_is_no_record_without_an_agent(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def shown(health: HealthRecord, now: datetime) -> dict[tuple[str, ...], float]:
 def test_the_metric_has_the_worst_verdict_of_each_check(journal: Journal) -> None:
     """One series for each check of a part."""
     health = HealthRecord(journal)
-    health.add(report(Level.QUICK, Verdict.OK, Verdict.UNKNOWN, Verdict.DEGRADED), {})
+    health.add(report(Level.QUICK, HealthVerdict.OK, HealthVerdict.UNKNOWN, HealthVerdict.DEGRADED), {})
     assert shown(health, AT + timedelta(minutes=1)) == {
         ("quick", "link", "eth0", "unknown"): 1,
         ("quick",): AT.timestamp(),
@@ -96,8 +96,8 @@ def test_the_metric_has_the_worst_verdict_of_each_check(journal: Journal) -> Non
 def test_an_old_quick_result_is_unknown(journal: Journal) -> None:
     """Its checks may hang. A load test's result stays, because nothing repeats it."""
     health = HealthRecord(journal)
-    health.add(report(Level.QUICK, Verdict.OK), {})
-    health.add(report(Level.BURN, Verdict.OK), {})
+    health.add(report(Level.QUICK, HealthVerdict.OK), {})
+    health.add(report(Level.BURN, HealthVerdict.OK), {})
     assert shown(health, AT + timedelta(minutes=16)) == {
         ("burn", "link", "eth0", "ok"): 1,
         ("quick", "health", "", "unknown"): 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_tree import PORT, NodeTree
-from trainmedic_agent.health.checks import Check, Found, Verdict
+from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthVerdict
 from trainmedic_agent.health.disk_checks import disk_checks
 from trainmedic_agent.health.network_checks import network_checks
 from trainmedic_agent.health.sysfs import NodeRoots
@@ -20,14 +20,14 @@ def node(tmp_path: Path) -> NodeTree:
     return NodeTree(tmp_path)
 
 
-def found(node: NodeTree) -> Found:
+def found(node: NodeTree) -> CheckResults:
     result = network_checks(node.sys)
     result.add(disk_checks(NodeRoots(node.sys, node.proc)))
     return result
 
 
-def bad(node: NodeTree) -> list[tuple[str, str, Verdict]]:
-    return [(each.name, each.part, each.verdict) for each in found(node).checks if each.verdict is not Verdict.OK]
+def bad(node: NodeTree) -> list[tuple[str, str, HealthVerdict]]:
+    return [(each.name, each.part, each.verdict) for each in found(node).checks if each.verdict is not HealthVerdict.OK]
 
 
 def amounts(node: NodeTree) -> dict[str, float]:
@@ -54,7 +54,9 @@ def test_a_healthy_node_passes_every_check(node: NodeTree) -> None:
         ("pcie_width", "mlx5_0"),
         ("pcie_width", "nvme0n1"),
     ]
-    assert checks["link", PORT] == Check("link", PORT, Verdict.OK, "4: ACTIVE, 400 Gb/sec (4X NDR)", "4: ACTIVE")
+    assert checks["link", PORT] == HealthCheck(
+        "link", PORT, HealthVerdict.OK, "4: ACTIVE, 400 Gb/sec (4X NDR)", "4: ACTIVE"
+    )
     assert checks["link", "eth0"].observed == "up, 100000 Mb/s"
 
 
@@ -76,9 +78,9 @@ def test_values_are_read_for_the_record(node: NodeTree) -> None:
 
 def test_a_slot_narrower_than_the_card_is_its_maximum(node: NodeTree) -> None:
     """The disk's card could use 16 lanes, and its slot has 4."""
-    assert ("pcie_width", "nvme0n1", Verdict.DEGRADED) not in bad(node)
+    assert ("pcie_width", "nvme0n1", HealthVerdict.DEGRADED) not in bad(node)
     node.write(f"{node.nvme}/current_link_width", 2)
-    assert bad(node) == [("pcie_width", "nvme0n1", Verdict.DEGRADED)]
+    assert bad(node) == [("pcie_width", "nvme0n1", HealthVerdict.DEGRADED)]
 
 
 @pytest.mark.parametrize(
@@ -136,18 +138,18 @@ def test_a_read_only_file_system_is_left_to_the_record(node: NodeTree) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
 def test_a_file_without_permission_is_unknown(node: NodeTree) -> None:
     (node.sys / "block/sda/device/state").chmod(0)
-    assert bad(node) == [("disk", "sda", Verdict.UNKNOWN)]
+    assert bad(node) == [("disk", "sda", HealthVerdict.UNKNOWN)]
 
 
 def test_a_directory_in_the_place_of_a_file_is_unknown(node: NodeTree) -> None:
     """As any file that exists and cannot be read."""
     (node.sys / "block/sda/device/state").unlink()
     (node.sys / "block/sda/device/state").mkdir()
-    assert bad(node) == [("disk", "sda", Verdict.UNKNOWN)]
+    assert bad(node) == [("disk", "sda", HealthVerdict.UNKNOWN)]
 
 
 def test_a_machine_without_any_of_it_has_nothing_to_check(tmp_path: Path) -> None:
     assert network_checks(tmp_path).checks == []
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "mountinfo").write_text("22 1 0:20 / / rw - overlay overlay rw\n")
-    assert disk_checks(NodeRoots(tmp_path, tmp_path)) == Found()
+    assert disk_checks(NodeRoots(tmp_path, tmp_path)) == CheckResults()
