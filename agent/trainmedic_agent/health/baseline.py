@@ -7,8 +7,8 @@ counter's growth is taken over one to two hours.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +27,8 @@ _SPREADS = 5
 LEAST_GROWTH: Mapping[str, float] = {"link_downs": 3, "link_errors": 100, "pcie_replays": 10, "nvlink_errors": 10}
 """Errors in an hour. Fewer occur on good links."""
 _LEAST_GROWTH = 10.0
+_LASTING = ("port_rate ",)
+"""Beginnings of keys whose parts stay. Other links and disks may be moved to a pod, or detached."""
 _NORMAL = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""
 
@@ -47,6 +49,11 @@ class ValueHistory(Struct, frozen=True):
     samples: tuple[float, ...] = ()
     sampled_at: datetime | None = None
     marks: tuple[CounterMark, ...] = ()
+
+    @property
+    def changed_at(self) -> datetime:
+        times = [mark.at for mark in self.marks] + ([self.sampled_at] if self.sampled_at else [])
+        return max(times, default=datetime.min.replace(tzinfo=UTC))
 
 
 Histories = Mapping[str, ValueHistory]
@@ -75,7 +82,7 @@ def compare(
         amounts[value.key] = amount = _amount(value, history, now)
         compared[value.key] = None if amount is None else _judged(value, amount, history.samples)
         updated[value.key] = history
-    made = [check for check in compared.values() if check is not None]
+    made = [*(check for check in compared.values() if check is not None), *_missing(record, compared.keys())]
     is_healthy = works((*checks, *made))
     learning = []
     for value in values:
@@ -86,6 +93,14 @@ def compare(
             updated[value.key] = _sampled(value, amount, history, now)
     changed = {key: history for key, history in updated.items() if history != record.get(key)}
     return RecordComparison(made, learning, changed)
+
+
+def _missing(record: Histories, present: Collection[str]) -> Iterator[HealthCheck]:
+    for key, history in record.items():
+        if key.startswith(_LASTING) and key not in present and len(history.samples) >= LEAST_SAMPLES:
+            name, _, part = key.partition(" ")
+            if (usual := statistics.median(history.samples)) > 0:
+                yield HealthCheck(name, part, HealthVerdict.UNKNOWN, "no longer there", f"usually {usual:.4g}")
 
 
 def _marked(value: HealthValue, history: ValueHistory, now: datetime) -> ValueHistory:

@@ -14,6 +14,8 @@ _WELL = frozenset({"running", "live"})
 _BROKEN = frozenset({"offline", "transport-offline", "blocked", "dead", "deleting", "deleting (no IO)", "quiesce"})
 """States of SCSI devices and NVMe controllers (kernel: scsi_sysfs.c, nvme/host/sysfs.c)."""
 _VIRTUAL = ("loop", "ram", "zram", "dm-")
+_OF_PODS = ("/var/lib/kubelet/", "/run/")
+"""Mount points that come and go with pods."""
 
 
 def disk_checks(roots: NodeRoots) -> CheckResults:
@@ -67,6 +69,6 @@ def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
     for line in os.fsdecode((proc / "self" / "mountinfo").read_bytes()).rstrip("\n").split("\n"):
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(" "), after.split(" ", 2)
-        if kind in host.ON_DISK and fields[2] not in seen:
+        if kind in host.ON_DISK and fields[2] not in seen and not fields[4].startswith(_OF_PODS):
             seen.add(fields[2])
             yield host.unescaped(fields[4]), "ro" not in options.split(",")

@@ -58,7 +58,7 @@ def _port(port: Path, name: str, results: CheckResults) -> None:
         verdict = HealthVerdict.OK if is_up else HealthVerdict.DEGRADED
         results.checks.append(HealthCheck("link", name, verdict, f"{state}, {rate}", "4: ACTIVE"))
     amount = float(rate.split()[0]) if is_up and rate else 0.0
-    results.values.append(HealthValue("link_rate", name, ValueKind.STATE, amount, "Gb/s"))
+    results.values.append(HealthValue("port_rate", name, ValueKind.STATE, amount, "Gb/s"))
     counters = port / "counters"
     _count(results, "link_downs", name, [counters / "link_downed"])
     _count(results, "link_errors", name, [counters / error for error in _PORT_ERRORS])

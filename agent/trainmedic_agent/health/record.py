@@ -15,7 +15,7 @@ from trainmedic_agent.health.checks import HealthReport, Level
 from trainmedic_agent.journal import Journal
 
 MOST_VALUES = 2000
-"""About 2 MB. Values of further parts are not recorded."""
+"""About 2 MB. The oldest ones are deleted."""
 _BUSY_SECONDS = 5.0
 
 _TABLES = (
@@ -42,18 +42,19 @@ class HealthRecord:
         self.results = {**self.results, report.level: report}
         if not changed and report.level is Level.QUICK:
             return
-        room = MOST_VALUES - len(self.histories)
-        new = [key for key in changed if key not in self.histories][max(room, 0) :]
-        stored = {key: history for key, history in changed.items() if key not in new}
+        merged = {**self.histories, **changed}
+        newest_first = sorted(merged, key=lambda key: merged[key].changed_at, reverse=True)
+        removed = newest_first[MOST_VALUES:]
 
         def write(connection: sqlite3.Connection) -> None:
-            texts = [(key, msgspec.json.encode(history).decode()) for key, history in stored.items()]
+            texts = [(key, msgspec.json.encode(history).decode()) for key, history in changed.items()]
             connection.executemany("INSERT OR REPLACE INTO health_values VALUES (?, ?)", texts)
+            connection.executemany("DELETE FROM health_values WHERE value = ?", [(key,) for key in removed])
             result = (str(report.level), msgspec.json.encode(report).decode())
             connection.execute("INSERT OR REPLACE INTO health_results VALUES (?, ?)", result)
 
         self._journal.write(write)
-        self.histories = {**self.histories, **stored}
+        self.histories = {key: history for key, history in merged.items() if key not in removed}
 
     def forget(self, part: str) -> bool:
         """Delete the values of a part. Return False if there are none. Raises JournalUnavailable."""

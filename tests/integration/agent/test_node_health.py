@@ -108,15 +108,15 @@ def test_a_degrading_part_is_found_before_an_error(idle: HealthNode) -> None:
     bad = eventually(
         lambda: {key: verdict for key, verdict in idle.verdicts().items() if verdict != "ok"}, 60, "the regular check"
     )
-    assert bad == {("pcie_replays", SECOND): "degraded", ("link_rate", PORT): "degraded"}
+    assert bad == {("pcie_replays", SECOND): "degraded", ("port_rate", PORT): "degraded"}
     output = idle.health()
     assert output["verdict"] == "degraded"
-    assert f"{PORT}: link_rate: 200 Gb/s; expected: 400 Gb/s or more, usually 400 Gb/s" in output["faults"]
+    assert f"{PORT}: port_rate: 200 Gb/s; expected: 400 Gb/s or more, usually 400 Gb/s" in output["faults"]
     idle.tree.port(state="1: DOWN", phys_state="2: Polling")
     idle.tree.remount_read_only()
     output = idle.health()
     failed = [(each["name"], each["part"]) for each in output["checks"] if each["verdict"] == "failed"]
-    assert (output["verdict"], failed) == ("failed", [("link_rate", PORT), ("mount_writable", "/")])
+    assert (output["verdict"], failed) == ("failed", [("port_rate", PORT), ("mount_writable", "/")])
 
 
 def test_the_command_line_compares_with_the_record_of_a_running_agent(idle: HealthNode) -> None:
@@ -129,9 +129,9 @@ def test_the_command_line_compares_with_the_record_of_a_running_agent(idle: Heal
     done = idle.cli("--gpus", "2", "--state-dir", idle.state)
     assert (done.returncode, done.stderr.splitlines()) == (
         0,
-        [f"Degraded: {PORT}: link_rate: 200 Gb/s; expected: 400 Gb/s or more, usually 400 Gb/s"],
+        [f"Degraded: {PORT}: port_rate: 200 Gb/s; expected: 400 Gb/s or more, usually 400 Gb/s"],
     )
-    assert f"degraded  {PORT}: link_rate" in done.stdout
+    assert f"degraded  {PORT}: port_rate" in done.stdout
     idle.agent.end()
     forgotten = subprocess.run(
         [sys.executable, AGENT, "agent", "forget", PORT, "--state-dir", idle.state],

@@ -37,7 +37,7 @@ def speed(amount: float) -> HealthValue:
 
 
 def rate(amount: float) -> HealthValue:
-    return HealthValue("link_rate", "mlx5_0/1", ValueKind.STATE, amount, "Gb/s")
+    return HealthValue("port_rate", "mlx5_0/1", ValueKind.STATE, amount, "Gb/s")
 
 
 def errors(amount: float) -> HealthValue:
@@ -98,11 +98,23 @@ def test_a_state_is_degraded_at_once_and_failed_at_zero(node: Node) -> None:
     assert [unused.verdict(rate(0)) for _ in range(3 * LEAST_SAMPLES)] == [None] * 3 * LEAST_SAMPLES
 
 
+def test_a_port_that_vanished_is_unknown(node: Node) -> None:
+    """Other parts may come and go, and a port that was never up may do so too."""
+    for _ in range(LEAST_SAMPLES):
+        node.check(rate(400))
+        node.check(HealthValue("link_rate", "eth0", ValueKind.STATE, 100))
+        node.check(HealthValue("port_rate", "mlx5_9/1", ValueKind.STATE, 0))
+    result = compare([], node.known, [], BEGIN + timedelta(hours=node.hour))
+    assert result.checks == [
+        HealthCheck("port_rate", "mlx5_0/1", HealthVerdict.UNKNOWN, "no longer there", "usually 400")
+    ]
+
+
 def test_states_and_counters_have_one_sample_an_hour(node: Node) -> None:
     """A node is checked every few minutes, and a baseline of a few minutes says little."""
     for _ in range(50):
         node.check(rate(400), hours=0.05)
-    assert len(node.known["link_rate mlx5_0/1"].samples) == 3
+    assert len(node.known["port_rate mlx5_0/1"].samples) == 3
 
 
 def test_errors_are_compared_by_their_growth(node: Node) -> None:

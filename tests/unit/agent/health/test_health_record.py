@@ -56,13 +56,14 @@ def test_a_part_is_forgotten_alone(journal: Journal, tmp_path: Path) -> None:
     assert list(health.histories) == list(recorded_values(tmp_path)) == ["link_rate eth01"]
 
 
-def test_the_number_of_values_is_bounded(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known ones are still updated."""
+def test_the_number_of_values_is_bounded(journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of parts that are gone for the longest time are deleted."""
     monkeypatch.setattr(record, "MOST_VALUES", 2)
     health = HealthRecord(journal)
-    health.add(report(), {"a 1": HISTORY, "a 2": HISTORY, "a 3": HISTORY})
-    health.add(report(), {"a 1": ValueHistory((3.0,)), "a 4": HISTORY})
-    assert health.histories == {"a 1": ValueHistory((3.0,)), "a 2": HISTORY}
+    later, latest = (ValueHistory((1.0,), AT + timedelta(days=days)) for days in (1, 2))
+    health.add(report(), {"a 1": HISTORY, "a 2": latest})
+    health.add(report(), {"a 3": later})
+    assert health.histories == recorded_values(tmp_path) == {"a 2": latest, "a 3": later}
 
 
 def test_there_is_no_record_without_an_agent(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_values_are_read_for_the_record(node: NodeTree) -> None:
         "link_rate eth0": 100000,
         "link_downs eth0": 1,
         "link_errors eth0": 0,
-        f"link_rate {PORT}": 400,
+        f"port_rate {PORT}": 400,
         f"link_downs {PORT}": 1,
         f"link_errors {PORT}": 6,
         "disk_errors sda": 2,
@@ -123,10 +123,10 @@ def test_a_link_that_is_down_is_left_to_the_record(node: NodeTree) -> None:
     (node.sys / "class/net/eth0/speed").unlink()
     node.port(state="1: DOWN", phys_state="2: Polling")
     assert bad(node) == []
-    assert (amounts(node)["link_rate eth0"], amounts(node)[f"link_rate {PORT}"]) == (0, 0)
+    assert (amounts(node)["link_rate eth0"], amounts(node)[f"port_rate {PORT}"]) == (0, 0)
     node.interface(flags="0x1002")
     node.port(phys_state="3: Disabled")
-    assert not {"link_rate eth0", f"link_rate {PORT}"} & amounts(node).keys()
+    assert not {"link_rate eth0", f"port_rate {PORT}"} & amounts(node).keys()
 
 
 def test_a_read_only_file_system_is_left_to_the_record(node: NodeTree) -> None:
