@@ -60,6 +60,9 @@ class ExclusiveGpus:
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._inner.read(uuid)
 
+    def links(self, uuid: str) -> gpus.GpuLinks:
+        return self._inner.links(uuid)
+
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         return self._inner.xids()
 

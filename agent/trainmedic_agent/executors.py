@@ -42,7 +42,7 @@ class Executor(Protocol):
 
     @property
     def queue(self) -> str:
-        """Worker queue: ``gpu``, ``disk``, ``facts`` or ``logs``."""
+        """Worker queue: one of `service.QUEUES`."""
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:

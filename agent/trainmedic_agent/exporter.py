@@ -33,7 +33,7 @@ _CONNECTED_SECONDS = 25.0
 
 
 class AgentCollector(Collector):
-    """Collector of metrics. `power`: recorded power states by UUID."""
+    """`power`: recorded power states by UUID; `more`: metrics of other parts."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class AgentCollector(Collector):
         counters: AgentCounters,
         agent_labels: Mapping[str, str],
         record: GpuRecord,
-        logs: Callable[[], Iterator[Metric]] = lambda: iter(()),
+        more: Callable[[], Iterator[Metric]] = lambda: iter(()),
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,7 +51,7 @@ class AgentCollector(Collector):
         self._counters = counters
         self._agent_labels = dict(agent_labels)
         self._record = record
-        self._logs = logs
+        self._more = more
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         is_fresh = self._refresh()
         yield from self._agent()
-        yield from self._logs()
+        yield from self._more()
         if is_fresh:
             yield from gpu_metrics.families(self._readings)
         yield from gpu_metrics.recorded(self._record.gpus())

@@ -19,16 +19,17 @@ from trainmedic.wire import envelope
 from trainmedic_agent import mapping_reader
 from trainmedic_agent.containers.policy import ContainersPolicy, read_containers
 from trainmedic_agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
+from trainmedic_agent.health.health_policy import HealthPolicy, read_health
 from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 
-READING = frozenset({"node.facts", "logs.read"})
+READING = frozenset({"node.facts", "node.health", "logs.read"})
 CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 _TAKES_BACK = frozenset({"gpu.power_limit"})
-_KEYS = ("allow", "power", "cleaning", "containers", "logs")
+_KEYS = ("allow", "power", "cleaning", "containers", "logs", "health")
 _LONGEST_LEASE = timedelta(days=1)
 
 
@@ -48,8 +49,10 @@ class Policy(Struct, frozen=True):
 
     - ``allow``: allowed changing actions
     - ``containers``: None: nothing may be removed
-    - ``logs``: None: no log reader
-    - ``digest``: first 12 hexadecimal digits of the file's SHA-256
+    - ``logs``: None: the log reader is not loaded
+    - ``health``: empty: no load test
+    - ``source``: the file, if any
+    - ``digest``: first 12 hexadecimal digits of its SHA-256
     """
 
     allow: frozenset[str] = frozenset()
@@ -57,6 +60,7 @@ class Policy(Struct, frozen=True):
     cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
     containers: ContainersPolicy | None = None
     logs: LogsPolicy | None = None
+    health: HealthPolicy = field(default_factory=HealthPolicy)
     source: str | None = None
     digest: str | None = None
 
@@ -103,6 +107,7 @@ def parse(text: str, source: str) -> Policy:
         cleaning=_cleaning(document.value, reader.faults),
         containers=_containers(document.value, reader.faults),
         logs=_logs(document.value, reader.faults),
+        health=reader.optional("health", lambda raw: read_health(raw, reader.faults), HealthPolicy()),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )

@@ -4,6 +4,7 @@ set -u
 
 TRAINMEDIC=/opt/trainmedic/bin/trainmedic
 GPUS=1 # GPUs that must respond
+AGENT_STATE= # the agent's state directory: compare with its record of this node
 CHECK_SECONDS=30 # Slurm kills a health check after 60 s
 ASK_SECONDS=10 # for each of at most two calls of scontrol
 ALERTMANAGER_URL= # such as http://alertmanager:9093; empty: jobs that fail are only logged
@@ -19,9 +20,10 @@ note() {
     logger -t trainmedic-slurm -- "$*" 2>/dev/null || echo "$*" >&2
 }
 
-# Check the node's GPUs. Return 0 if one is broken, with the first fault in $found. A check that cannot run finds none.
+# Check the node. Return 0 if a check failed, with the first fault in $found, 1 if none has, 2 if the check cannot run.
 is_faulty() {
-    answer=$(timeout -k 5 "$CHECK_SECONDS" "$TRAINMEDIC" agent health --gpus "$GPUS" 2>&1)
+    answer=$(timeout -k 5 "$CHECK_SECONDS" "$TRAINMEDIC" agent health --gpus "$GPUS" \
+        ${AGENT_STATE:+--state-dir "$AGENT_STATE"} 2>&1)
     status=$?
     found=$(printf '%s\n' "$answer" | sed -n 's/^Fault: //p' | head -n 1 | cut -c -180)
     case $status in
@@ -30,7 +32,7 @@ is_faulty() {
     *)
         [ -n "$found" ] && return 0
         note "the health check cannot run (status $status): $answer"
-        return 1
+        return 2
         ;;
     esac
 }

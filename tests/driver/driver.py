@@ -69,6 +69,9 @@ class _Gpu(ctypes.Structure):
         ),
         ("processes", ctypes.c_uint32 * MOST_PROCESSES),
         ("remapped", ctypes.c_uint32 * 4),
+        ("pcie", ctypes.c_uint32 * 4),
+        *((name, ctypes.c_uint32) for name in ("pcie_replays", "nvlinks", "nvlinks_up", "nvlink_errors")),
+        ("performance_state", ctypes.c_uint32),
         *((name, ctypes.c_double) for name in ("load", "ambient", "kelvin_per_watt", "inertia")),
         *((name, ctypes.c_double) for name in ("temperature", "energy_mj")),
         ("at_ns", ctypes.c_int64),
@@ -115,6 +118,7 @@ class Card:
     memory_used: int = 0
     mig: bool | None = False
     counts_energy: bool = True
+    nvlinks: int = 18
 
 
 def cards(count: int) -> tuple[Card, ...]:
@@ -238,6 +242,19 @@ class Driver:
         with self._gpu(gpu) as one:
             for counter in (0, 1):
                 one.ecc[counter][0], one.ecc[counter][1] = corrected, uncorrected
+
+    def pcie(
+        self, gpu: int, width: int = 16, generation: int = 5, replays: int = 0, performance_state: int = 0
+    ) -> None:
+        """Its link has this width and generation, and has repeated so many packets."""
+        with self._gpu(gpu) as one:
+            one.pcie[0], one.pcie[2], one.pcie_replays = width, generation, replays
+            one.performance_state = performance_state
+
+    def nvlink(self, gpu: int, up: int = 18, errors: int = 0) -> None:
+        """So many of its NVLinks are up, and have had so many errors."""
+        with self._gpu(gpu) as one:
+            one.nvlinks_up, one.nvlink_errors = up, errors
 
     def xid(self, gpu: int, code: int) -> None:
         """The driver reports an XID."""
@@ -385,6 +402,8 @@ def _fill(gpu: _Gpu, card: Card) -> None:
     gpu.limit_mw = gpu.default_mw
     gpu.slowdown_celsius, gpu.mig = card.slowdown, -1 if card.mig is None else int(card.mig)
     gpu.sm_mhz, gpu.memory_mhz = 1980, 2619
+    gpu.pcie[:] = (16, 16, 5, 5)
+    gpu.nvlinks = gpu.nvlinks_up = card.nvlinks
     gpu.load, gpu.ambient, gpu.kelvin_per_watt, gpu.inertia = (
         card.load,
         card.ambient,

@@ -9,6 +9,7 @@
  *   - temperature: dT/dt = (ambient + resistance * power - T) / inertia, solved exactly; time can run faster
  *   - constraints of the limit, its default, and its loss when the driver is loaded anew (`generation`)
  *   - throttle reasons of power and heat, MIG mode, ECC counters, remapped rows, XID events
+ *   - PCIe width, generation and replays, NVLinks up and their errors, as far as they are set
  *   - the energy drawn and the recovery action that the driver asks for, both gone after a reset
  *   - which processes compute on a GPU, as far as it is told
  *   - a GPU that is lost (every call says so) or absent (it is not there, and the others' indices move up)
@@ -17,7 +18,7 @@
  * What it does not model
  *   - who may set limits: the real driver wants root; ask for that fault where it matters
  *   - throttling itself: a GPU that reports thermal slowdown draws as much as before
- *   - voltage, clocks that follow power, fans, NVLink, MIG and vGPU devices, the leakage by which
+ *   - voltage, clocks that follow power, fans, traffic over links, MIG and vGPU devices, the leakage by which
  *     a hot GPU draws more, sensors' noise and delay, and limits that the driver rounds
  *   - stale handles beyond answering NVML_ERROR_INVALID_ARGUMENT: the real library may crash
  */
@@ -72,6 +73,10 @@ struct gpu {
     uint32_t process_count;
     uint32_t processes[MOST_PROCESSES];
     uint32_t remapped[4]; /* corrected, uncorrected, pending, failed */
+    uint32_t pcie[4];     /* width, its maximum, generation, its maximum */
+    uint32_t pcie_replays;
+    uint32_t nvlinks, nvlinks_up, nvlink_errors; /* nvlinks = 0: the card has none */
+    uint32_t performance_state;
     double load;          /* 0 to 1 */
     double ambient, kelvin_per_watt, inertia;
     double temperature;
@@ -618,14 +623,77 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millij
     return leave(SUCCESS);
 }
 
-/* Of the fields, the temperature of the memory, which is a little above that of the GPU here, and the recovery action. */
+/* --- links ---------------------------------------------------------------------------------------------- */
+
+static int pcie_value(const struct gpu *gpu, int which, unsigned *to)
+{
+    *to = gpu->pcie[which];
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void *handle, unsigned *width)
+{
+    DEVICE(handle);
+    return pcie_value(gpu, 0, width);
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(void *handle, unsigned *width)
+{
+    DEVICE(handle);
+    return pcie_value(gpu, 1, width);
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(void *handle, unsigned *generation_)
+{
+    DEVICE(handle);
+    return pcie_value(gpu, 2, generation_);
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(void *handle, unsigned *generation_)
+{
+    DEVICE(handle);
+    return pcie_value(gpu, 3, generation_);
+}
+
+int nvmlDeviceGetPcieReplayCounter(void *handle, unsigned *replays)
+{
+    DEVICE(handle);
+    *replays = gpu->pcie_replays;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetPerformanceState(void *handle, unsigned *performance_state)
+{
+    DEVICE(handle);
+    *performance_state = gpu->performance_state;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *is_active)
+{
+    DEVICE(handle);
+    if (!gpu->nvlinks)
+        return leave(NOT_SUPPORTED);
+    if (link >= gpu->nvlinks)
+        return leave(INVALID_ARGUMENT);
+    *is_active = link < gpu->nvlinks_up;
+    return leave(SUCCESS);
+}
+
+/* Of the fields, the temperature of the memory, which is a little above that of the GPU here, the recovery action, and
+ * the errors of NVLinks, all of which are replays. */
 int nvmlDeviceGetFieldValues(void *handle, int count, struct field *fields)
 {
     DEVICE(handle);
     for (int i = 0; i < count; i++) {
         int is_recovery = fields[i].id == 230 && gpu->recovery_action != ~0u;
-        fields[i].result = fields[i].id == 82 || is_recovery ? SUCCESS : NOT_SUPPORTED;
+        int is_link = fields[i].id >= 161 && fields[i].id <= 163 && gpu->nvlinks;
+        fields[i].result = fields[i].id == 82 || is_recovery || is_link ? SUCCESS : NOT_SUPPORTED;
         fields[i].type = 1; /* unsigned int */
+        if (is_link) {
+            fields[i].value.integer = fields[i].id == 161 ? gpu->nvlink_errors : 0;
+            continue;
+        }
         fields[i].value.integer = is_recovery ? gpu->recovery_action : (unsigned)lround(gpu->temperature + 6);
     }
     return leave(SUCCESS);

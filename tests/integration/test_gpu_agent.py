@@ -82,7 +82,8 @@ def test_the_presence_names_the_gpus_and_their_limits(node: GpuNode) -> None:
     assert presence["gpu_readings"][1]["uuid"] == SECOND
     assert presence["gpu_readings"][1].keys() == {"uuid", "temperature_celsius", "power_watts", "utilization_percent"}
     assert presence["driver"] == "570.86.15"
-    assert presence["actions"] == ["disk.clean", "gpu.power_limit", "gpu.renew_lease", "logs.read", "node.facts"]
+    reading = ["logs.read", "node.facts", "node.health"]
+    assert presence["actions"] == ["disk.clean", "gpu.power_limit", "gpu.renew_lease", *reading]
 
 
 def test_a_node_without_a_driver_still_serves(tmp_path: Path, redis_url: str, driver: Driver) -> None:

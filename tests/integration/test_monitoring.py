@@ -89,6 +89,8 @@ ALERTS = {
     "SlurmNodesNotResponding": "warning",
     "SlurmPartitionShort": "warning",
     "SlurmControllerDown": "critical",
+    "NodePartDegraded": "warning",
+    "NodePartFailed": "critical",
 }
 
 ON_CALL = programs.ROOT / "docs" / "on-call.md"

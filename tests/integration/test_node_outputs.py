@@ -69,7 +69,7 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
                 yield from flat(member, f"{path}.")
             continue
         yield path, member
-        if path == "gpus" and isinstance(member, list):
+        if path in ("gpus", "checks") and isinstance(member, list):
             for one in member:
                 yield from flat(one, f"{path}[].")
 
@@ -111,6 +111,12 @@ def test_the_reference_of_facts_has_what_an_agent_answers(node: GpuNode) -> None
     node.driver.fail("nvmlDeviceGetPowerUsage", UNKNOWN, gpu=0)
     node.driver.lose(1)
     compare("node.facts", [well, asked(node, "1")], OF_THE_MACHINE.fullmatch)
+
+
+def test_the_reference_of_health_has_what_an_agent_answers(node: GpuNode) -> None:
+    """Every key."""
+    node.driver.ecc(0, 0, 1)
+    compare("node.health", [node.do("node.health")[1]], lambda path: False)
 
 
 def test_a_cap_is_refused_as_the_page_on_caps_says(node: GpuNode) -> None:

@@ -73,6 +73,19 @@ def test_ranks_are_started_and_measured_where_no_launcher_has() -> None:
             assert each["bus_bytes_per_s"] == pytest.approx(each["bytes_per_s"] * 4 / 3)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_memory_is_tested_on_each_rank(ranks: int) -> None:
+    """A rank alone has nobody to communicate with, and claims nothing about it."""
+    done = alone(*SMALL, "--ranks", str(ranks), "--memory", "50")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [(each["rank"], each["bytes"], each["is_right"]) for each in document["memory"]] == [
+        (rank, 256_000_000, True) for rank in range(ranks)
+    ]
+    assert document["judgement"] == ("new" if ranks > 1 else "ok")
+    assert [len(document["all"]["all_reduce"]), len(document["pairs"])] == ([2, 1] if ranks > 1 else [0, 0])
+
+
 def test_pairs_of_nodes_are_held_against_what_they_were(tmp_path: Path) -> None:
     """The second time there is something to hold them against. Where that was far better, the pair is slow, the exit
     code says so, and what is slow does not become the measure."""
@@ -155,6 +168,8 @@ def test_a_rank_that_never_comes_ends_the_probe() -> None:
     ("options", "code", "told"),
     [
         (("--ranks", "1"), 2, "--ranks must be from 2 to 64"),
+        (("--ranks", "0", "--memory", "50"), 2, "--ranks must be from 1 to 64"),
+        (("--memory", "91"), 2, "--memory must be above 0, and at most 90 percent"),
         (("--sizes", "0"), 2, "sizes are in megabytes"),
         (("--sizes", "many"), 2, "--sizes"),
         (("--backend", "nccl", "--ranks", "2"), 3, "no GPU is visible here"),

@@ -340,6 +340,28 @@ def test_only_a_fault_drains_a_node(slurm: Path, tmp_path: Path, health: str, re
     assert drained == ([] if reason is None else [f"update nodename=n1 state=drain reason=trainmedic:health {reason}"])
 
 
+@pytest.mark.parametrize(
+    ("health", "ends"), [("exit 0", True), ("echo 'Degraded: eth0' >&2; exit 0", True), ("exit 127", False)]
+)
+def test_only_a_passed_check_ends_our_drain(slurm: Path, tmp_path: Path, health: str, ends: bool) -> None:
+    """A check that cannot run proves nothing."""
+    state = "   State=IDLE+DRAIN\\n   Reason=trainmedic:health one [root@2026-11-01T00:00:00]"
+    program(slurm / "scontrol", f'#!/bin/sh\nprintf "{state}\\n"\necho "$*" >>{slurm.parent / "asked"}\n')
+    program(tmp_path / "trainmedic", f"#!/bin/sh\n{health}\n")
+    scripts = installed(tmp_path / "scripts", str(tmp_path / "trainmedic"))
+    assert ran(scripts / "health-check", slurm).returncode == 0
+    assert ("update nodename=n1 state=undrain" in asked(slurm)) == ends
+
+
+def test_the_check_compares_with_the_record_of_the_agent(slurm: Path, tmp_path: Path) -> None:
+    """If the settings name its state directory."""
+    program(tmp_path / "trainmedic", f'#!/bin/sh\nprintf "%s\\n" "$@" >>{tmp_path / "given"}\n')
+    scripts = installed(tmp_path / "scripts", str(tmp_path / "trainmedic"), AGENT_STATE="'/var/lib/trainmedic agent'")
+    ran(scripts / "health-check", slurm)
+    given = (tmp_path / "given").read_text().splitlines()
+    assert given == ["agent", "health", "--gpus", "1", "--state-dir", "/var/lib/trainmedic agent"]
+
+
 @pytest.mark.parametrize(("is_healthy", "questions"), [("yes", []), ("no", ["show node n1"]), ("", ["show node n1"])])
 def test_a_healthy_node_asks_slurmctld_only_if_it_must(
     slurm: Path, tmp_path: Path, is_healthy: str, questions: list[str]

@@ -82,6 +82,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/agent/test_log_reading.py::test_an_agent_killed_at_random_loses_no_line_and_repeats_none",
         "tests/integration/agent/test_log_shipping.py::test_a_server_finds_each_line_once_whatever_was_killed",
         "tests/integration/agent/test_logs_to_alerts.py",
+        "tests/integration/agent/test_node_health.py::test_a_load_test_measures_memory_and_links",
         "tests/integration/test_log_search.py::test_lines_of_six_formats_have_their_time_while_a_process_prints_them",
     ),
     "long stories of a server": (

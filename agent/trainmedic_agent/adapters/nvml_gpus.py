@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 
 from trainmedic_agent.adapters.nvml_errors import CARD_GONE, STALE
-from trainmedic_agent.adapters.nvml_readings import FIXED, READINGS, collect
+from trainmedic_agent.adapters.nvml_readings import FIXED, LINKS, READINGS, collect
 from trainmedic_agent.adapters.nvml_session import CallRunner, DirectCalls, NvmlSession, NvmlSessions, offered
 from trainmedic_agent.errors import GpuAbsent, GpuError, GpuFailure, GpuLost, NotSupported
 from trainmedic_agent.ports import gpus
@@ -72,6 +72,9 @@ class NvmlGpus:
     def processes(self, uuid: str) -> tuple[int, ...]:
         return self._nvml.retried(lambda: self._processes(uuid))
 
+    def links(self, uuid: str) -> gpus.GpuLinks:
+        return self._nvml.retried(lambda: self._links(uuid))
+
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         with contextlib.suppress(GpuError), self._nvml.open() as session:  # without a driver: earlier counts
             self._drain_xids(session)
@@ -116,6 +119,11 @@ class NvmlGpus:
             fixed, unread_fixed = _fixed(session, uuid, handle)
             self._drain_xids(session)
             return gpus.GpuReading(**values, **fixed, last_xid=self._last_xid.get(uuid), unread=unread | unread_fixed)
+
+    def _links(self, uuid: str) -> gpus.GpuLinks:
+        with self._nvml.card(uuid) as (_, handle):
+            values, unread = collect(LINKS, handle, _ENDS_READING)
+            return gpus.GpuLinks(**values, unread=unread)
 
     def _processes(self, uuid: str) -> tuple[int, ...]:
         with self._nvml.card(uuid) as (_, handle):

@@ -12,7 +12,11 @@ from trainmedic_agent.ports import gpus
 
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_NO_SUCH_LINK = (*UNAVAILABLE, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
+
+_NVLINK_ERRORS = ((161, 162, 163), (38, 45, 52, 59))
+"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, and the totals of GPUs before Hopper, whose sums are taken."""
 
 Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
@@ -107,6 +111,32 @@ def _remapped_rows(handle: Any) -> dict[str, Any]:
     return {"remapped_rows": gpus.RemappedRows(corrected, uncorrected, bool(pending), bool(failed))}
 
 
+def _nvlinks(handle: Any) -> dict[str, Any]:
+    states = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            states.append(pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED)
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_SUCH_LINK:
+                raise
+    return {"nvlinks": len(states), "nvlinks_up": sum(states)} if states else {}
+
+
+def _nvlink_errors(handle: Any) -> dict[str, Any]:
+    for fields in _NVLINK_ERRORS:
+        try:
+            return {"nvlink_errors": sum(_field(handle, number) for number in fields)}
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_SUCH_LINK:
+                raise
+    return {}
+
+
+def _pcie_generation(handle: Any) -> dict[str, Any]:
+    now, most = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+    return {"pcie_generation": now, "pcie_max_generation": most}
+
+
 READINGS: Queries = {
     "utilization": _utilization,
     "memory": _memory,
@@ -133,4 +163,16 @@ FIXED: Queries = {
     "slowdown": lambda handle: {
         "slowdown_celsius": pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     },
+}
+
+LINKS: Queries = {
+    "pcie_width": lambda handle: {
+        "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        "pcie_max_width": pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+    },
+    "pcie_generation": _pcie_generation,
+    "pcie_replays": lambda handle: {"pcie_replays": pynvml.nvmlDeviceGetPcieReplayCounter(handle)},
+    "nvlinks": _nvlinks,
+    "nvlink_errors": _nvlink_errors,
+    "performance_state": lambda handle: {"performance_state": pynvml.nvmlDeviceGetPerformanceState(handle)},
 }

@@ -19,9 +19,9 @@ T = TypeVar("T")
 CARD_SECONDS = 4.0
 """Seconds; a call takes milliseconds."""
 DRIVER_SECONDS = 20.0
-"""Seconds; opening may take 1-2 s per card."""
-_MOST_CALLS = 4
-"""Concurrent calls: two worker queues, presence, exporter."""
+"""Seconds; without persistence mode, opening takes 1-2 s per card."""
+_MOST_CALLS = 5
+"""Concurrent calls to a card: three worker queues, presence, exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
@@ -164,6 +164,9 @@ class TimeLimitedGpus:
 
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._call_card(uuid, lambda: self._inner.read(uuid))
+
+    def links(self, uuid: str) -> gpus.GpuLinks:
+        return self._call_card(uuid, lambda: self._inner.links(uuid))
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         try:

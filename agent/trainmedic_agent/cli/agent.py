@@ -4,17 +4,19 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic_agent import own_log
-from trainmedic_agent.errors import GpuError
+from trainmedic_agent.errors import GpuError, JournalUnavailable
+from trainmedic_agent.health.checks import HealthVerdict, Level
 from trainmedic_agent.settings import agent as settings
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring import agent as wiring
-from trainmedic_agent.wiring import agent_check, gpu_health, stopped_agent
+from trainmedic_agent.wiring import agent_check, node_health, stopped_agent
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_core.plain_text import json_text
@@ -101,19 +103,47 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     metavar="NUMBER",
     help="Minimum number of responding GPUs.",
 )
-def health(gpus: int) -> None:
-    """Check that every GPU of this node is usable.
+@click.option(
+    "--level",
+    type=click.Choice([str(level) for level in Level]),
+    default=str(Level.QUICK),
+    show_default=True,
+    help="quick takes seconds. burn also loads GPUs, or CPUs, for minutes: only without a training.",
+)
+@click.option(
+    "--probe",
+    metavar="PROGRAM",
+    help="trainmedic-probe of an environment with PyTorch, for burn. Default: of this environment.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="State directory of this node's agent, to compare with its record. Default: no comparison.",
+)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def health(gpus: int, level: str, probe: str | None, state_dir: Path | None, output: str) -> None:
+    """Check GPUs, links, network, disks and file systems of this node.
 
-    Queries only the driver: needs no Redis and no policy, and changes nothing. Exits with 1 if a GPU does not respond
-    or has broken memory, or if fewer than --gpus respond. Playbooks run it before a node accepts pods again.
+    Needs no Redis and no policy, and changes nothing. Exits with 1 if a check failed or could not be made, also if
+    fewer than --gpus respond. Playbooks run it before a node accepts pods again.
     """
     own_log.configure("error")
-    result = gpu_health.check(gpus)
-    for line in result.gpus:
-        click.echo(plain(line))
-    for fault in result.faults:
-        click.echo(f"Fault: {plain(fault)}", err=True)
-    if result.faults:
+    try:
+        result = node_health.check(gpus, Level(level), [probe] if probe else None, state_dir)
+    except JournalUnavailable as error:
+        raise exits.InvalidInput(f"--state-dir: {error}") from error
+    report = result.report
+    if output == "json":
+        click.echo(json_text({**report.as_output(), "gpus": list(result.gpus)}, indent=2))
+    else:
+        for line in (*result.gpus, *(f"{each.verdict:<9} {each}" for each in report.checks)):
+            click.echo(plain(line))
+    for check in report.checks:
+        if check.verdict is not HealthVerdict.OK:
+            word = "Degraded" if check.verdict is HealthVerdict.DEGRADED else "Fault"
+            click.echo(f"{word}: {plain(str(check))}", err=True)
+    if report.verdict in (HealthVerdict.FAILED, HealthVerdict.UNKNOWN):
         raise exits.Failure("this node is not healthy")
 
 
@@ -122,18 +152,18 @@ def health(gpus: int) -> None:
 @_flags
 @click.pass_context
 def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
-    """Forget the GPU with this UUID and its errors.
+    """Forget the GPU with this UUID and its errors, or the health values of this part.
 
-    Use it for a GPU that was removed permanently, or for errors fixed without a reset that the agent can see. Stop the
-    agent first. Exits with 2 if no such GPU is on record.
+    Use it for a GPU that was removed permanently, for errors fixed without a reset that the agent can see, or for a
+    part that was changed. Stop the agent first. Exits with 2 if no such part is on record.
     """
     try:
-        info = stopped_agent.forget(_settings(ctx, flags), uuid)
+        forgotten = stopped_agent.forget(_settings(ctx, flags), uuid)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Failure(str(error)) from error
-    click.echo(plain(f"forgotten: GPU {info.index} {info.uuid} {info.name}"))
+    click.echo(plain(f"forgotten: {forgotten}"))
 
 
 @agent.command()

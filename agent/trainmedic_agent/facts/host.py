@@ -13,7 +13,7 @@ from msgspec import Struct
 
 PROC = Path("/proc")
 
-_ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3"})
+ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3"})
 _NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
@@ -73,7 +73,7 @@ def disks(
 ) -> dict[str, dict[str, Any]]:
     """Return local disks, root, shared memory, and the mounts of `paths`, by mount point."""
     mounts = _mounts(proc)
-    listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
+    listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in ON_DISK)}
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
     facts: dict[str, dict[str, Any]] = {}
     devices: set[int] = set()
@@ -116,9 +116,12 @@ def _mounts(proc: Path) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
-        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
-        kinds[point] = rest.split(" ")[0]
+        kinds[unescaped(fields.split(" ")[4])] = rest.split(" ")[0]
     return kinds
+
+
+def unescaped(point: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), point)
 
 
 def _mount_of(name: str, mounts: Mapping[str, str]) -> str:

@@ -116,6 +116,27 @@ class GpuReading(Struct, frozen=True):
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
+class GpuLinks(Struct, frozen=True):
+    """A GPU's connections, None if unsupported.
+
+    - ``pcie_max_width``, ``pcie_max_generation``: possible for GPU and slot together
+    - ``pcie_replays``, ``nvlink_errors``: since the driver was loaded
+    - ``performance_state``: 0 is the fastest. In a slower one an idle link may be slow
+    - ``unread``: as in `GpuReading`
+    """
+
+    pcie_width: int | None = None
+    pcie_max_width: int | None = None
+    pcie_generation: int | None = None
+    pcie_max_generation: int | None = None
+    pcie_replays: int | None = None
+    nvlinks: int | None = None
+    nvlinks_up: int | None = None
+    nvlink_errors: int | None = None
+    performance_state: int | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
 THROTTLE_REASONS: Mapping[int, str] = {
     0x1: "gpu_idle",
     0x2: "applications_clocks_setting",
@@ -179,6 +200,10 @@ class Gpus(Protocol):
 
     def read(self, uuid: str) -> GpuReading:
         """Raises GpuLost, GpuAbsent or DriverAbsent without any reading."""
+        ...
+
+    def links(self, uuid: str) -> GpuLinks:
+        """Raises as `read`."""
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:

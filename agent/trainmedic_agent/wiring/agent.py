@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from prometheus_client.metrics_core import Metric
+
 from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, since_boot
 from trainmedic_agent import __version__
@@ -22,6 +24,10 @@ from trainmedic_agent.exporter import AgentCollector, Exporter
 from trainmedic_agent.facts.executor import NodeFactsExecutor
 from trainmedic_agent.facts.gpu import presence
 from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.health import health_metrics
+from trainmedic_agent.health.checker import RecordedHealth
+from trainmedic_agent.health.executor import NodeHealthExecutor, RegularCheck
+from trainmedic_agent.health.record import HealthRecord
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.no_logs import NoLogsExecutor
 from trainmedic_agent.pods import pods_of
@@ -34,6 +40,7 @@ from trainmedic_agent.power.ledger import PowerLedger
 from trainmedic_agent.service import Agent, AgentParts
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring.node_gpus import own_gpus
+from trainmedic_agent.wiring.node_health import node_checker
 
 if TYPE_CHECKING:
     from trainmedic_agent.log_link.linked_reading import LinkedReading
@@ -87,8 +94,13 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
         agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
         record = GpuRecord(context.journal)
         logs, search = _log_reading(settings, context, gpus, record)
-        log_metrics = logs.metrics if logs is not None else lambda: iter(())
-        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record, log_metrics)
+        health = RecordedHealth(node_checker(gpus), HealthRecord(context.journal))
+
+        def more_metrics() -> Iterator[Metric]:
+            yield from health_metrics.families(health.record)
+            yield from logs.metrics() if logs is not None else ()
+
+        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record, more_metrics)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
             log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
             yield AgentParts(
@@ -98,9 +110,10 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     PruneContainersExecutor(policy.containers),
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
+                    NodeHealthExecutor(settings.node, health, record, policy.health),
                     search,
                 ],
-                tasks=[LeaseExpiry(control, since_boot)],
+                tasks=[LeaseExpiry(control, since_boot), RegularCheck(health, record, policy.health)],
                 inventory=lambda: presence(gpus, pods_of),
                 log_reader=logs,
             )

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from trainmedic.errors import ConfigurationError
 from trainmedic_agent.errors import GpuError
 from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.health.record import HealthRecord
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.policy import PowerBounds
-from trainmedic_agent.ports.gpus import GpuInfo, in_watts
+from trainmedic_agent.ports.gpus import in_watts
 from trainmedic_agent.power.control import PowerControl
 from trainmedic_agent.power.ledger import PowerLedger
 from trainmedic_agent.settings.agent import AgentSettings
@@ -39,20 +40,22 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
         return results
 
 
-def forget(settings: AgentSettings, name: str) -> GpuInfo:
-    """Forget a GPU; return its identity.
-
-    Raises ConfigurationError if the agent is running or the GPU is unknown; JournalUnavailable.
+def forget(settings: AgentSettings, name: str) -> str:
+    """Forget a GPU, or the health values of a part, and return its identity. Raises ConfigurationError if the agent is
+    running or the part is unknown; JournalUnavailable.
     """
     with contextlib.closing(Journal(settings.state_dir)) as journal:
-        record = GpuRecord(journal)
+        record, health = GpuRecord(journal), HealthRecord(journal)
         known = [gpu.info for gpu in record.gpus()]
         for info in known:
             if normal_uuid(info.uuid) == normal_uuid(name):
                 record.forget(info.uuid)
-                return info
+                health.forget(info.uuid)
+                return f"GPU {info.index} {info.uuid} {info.name}"
+        if health.forget(name):
+            return f"values of {name}"
     there = ", ".join(info.uuid for info in known) or "none"
     raise ConfigurationError(
-        f"no GPU {name!r} is on record in {settings.state_dir}; there are: {there}. Pass the agent's "
+        f"no GPU or part {name!r} is on record in {settings.state_dir}; GPUs there: {there}. Pass the agent's "
         "state directory with --state-dir"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, TEXTS, Each, Shape
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, TEXT_LIST, TEXTS, Each, Shape
 
 _CARD_WATTS = dict.fromkeys(("default_watts", "min_watts", "max_watts"), NUMBER)
 
@@ -67,4 +67,11 @@ NODE_FACTS: Mapping[str, Shape] = {
     "problems": TEXTS,
     "gpu": _GPU,
     "gpus": Each(_GPU),
+}
+
+NODE_HEALTH: Mapping[str, Shape] = {
+    **dict.fromkeys(("node", "level", "verdict", "at"), TEXT),
+    "faults": TEXT_LIST,
+    "learning": TEXT_LIST,
+    "checks": Each(dict.fromkeys(("name", "part", "verdict", "observed", "expected"), TEXT), is_list=True),
 }

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
+from msgspec.structs import replace
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
 from trainmedic_core.target import TargetKind
-from trainmedic_server.actions.agent_outputs import NODE_FACTS, POWER_LIMIT
+from trainmedic_server.actions.agent_outputs import NODE_FACTS, NODE_HEALTH, POWER_LIMIT
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction, stop_waiting
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams
 from trainmedic_server.domain.destinations import command_id_for
 from trainmedic_server.domain.value_types import Shape
+from trainmedic_server.errors import TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
@@ -247,4 +249,41 @@ class NodeFacts(Irreversible, PlacedAction):
     outputs: ClassVar[Mapping[str, Shape]] = NODE_FACTS
 
 
-ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, DiskPruneContainers, NodeFacts)
+HEALTH_LIMITS: Mapping[str, timedelta] = {"quick": timedelta(minutes=2), "burn": timedelta(minutes=10)}
+_SHOWN_FAULTS = 4
+
+
+class HealthParams(ActionParams):
+    level: Literal["quick", "burn"] = Field(
+        "quick",
+        description="quick reads counters and states. burn also loads the GPUs, which the agent's policy must allow.",
+    )
+    gpus: int = Field(1, ge=0, le=1024, description="Minimum number of responding GPUs.")
+
+
+class NodeHealth(Irreversible, CommandAction):
+    """Succeeds if the verdict is ``ok`` or ``degraded``."""
+
+    name: ClassVar[str] = "node.health"
+    summary: ClassVar[str] = "Check GPUs, links, network, disks and file systems of a node."
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
+    harmful: ClassVar[bool] = False
+    default_timeout: ClassVar[timedelta] = HEALTH_LIMITS["burn"]
+    Params: ClassVar[type[BaseModel]] = HealthParams
+    waits_for_receiver: ClassVar[bool] = False
+    outputs: ClassVar[Mapping[str, Shape]] = NODE_HEALTH
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        assert isinstance(call.params, HealthParams)
+        until = call.issued_at + HEALTH_LIMITS[call.params.level]
+        output = await super().perform(replace(call, deadline=min(call.deadline, until)))
+        if output.get("verdict") in ("ok", "degraded"):
+            return output
+        listed = output.get("faults")
+        faults = [str(fault) for fault in listed] if isinstance(listed, list) else []
+        more = f"; and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
+        reason = "; ".join(faults[:_SHOWN_FAULTS]) or "the agent's answer has no verdict"
+        raise TemporaryFailure(f"node {call.target.node!r} is not healthy: {reason}{more}", output)
+
+
+ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, DiskPruneContainers, NodeFacts, NodeHealth)

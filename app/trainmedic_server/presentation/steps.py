@@ -93,6 +93,9 @@ _SAYS: Mapping[str, Says] = {
     "launcher.exclude_node": _on_node("exclude {node} from the job's next attempts"),
     "launcher.include_node": _on_node("allow {node} in the job's next attempts again"),
     "node.facts": _plainly("read the state of {on}; this changes nothing"),
+    "node.health": lambda params, on: (
+        f"check the health of {on}{' under load' if params.get('level') == 'burn' else ''}; this changes nothing"
+    ),
     "disk.clean": _plainly("delete files on {on} as the node's policy allows"),
     "disk.prune_containers": _plainly("delete unused containers and images on {on}"),
     "notify": lambda params, _: f"send a message{_titled(params)}",

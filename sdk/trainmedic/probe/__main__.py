@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add("--backend", choices=["auto", "gloo", "nccl"], default="auto", help="auto: nccl if there are GPUs")
     add("--barriers", type=int, default=10, metavar="N", help="barriers to measure (10)")
     add("--sizes", type=_sizes, default=(1.0, 10.0, 100.0), metavar="MB", help="sizes of the all-reduces (1,10,100)")
+    add("--memory", type=float, metavar="PERCENT", help="share of each GPU's free memory to test; on CPUs 256 MB")
     add("--baselines", type=Path, metavar="FILE", help="earlier results of each pair; updated")
     add("--least-bandwidth", type=float, metavar="GB/S", help="minimum for the largest all-reduce of each pair")
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one operation (120)")
@@ -60,13 +61,21 @@ def parser() -> argparse.ArgumentParser:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     read = parser()
     options = read.parse_args(arguments)
-    if options.ranks is not None and not 2 <= options.ranks <= MOST_RANKS:
-        read.error(f"--ranks must be from 2 to {MOST_RANKS}")
+    least = _least_ranks(options)
+    if options.ranks is not None and not least <= options.ranks <= MOST_RANKS:
+        read.error(f"--ranks must be from {least} to {MOST_RANKS}")
+    if options.memory is not None and not 0 < options.memory <= 90:
+        read.error("--memory must be above 0, and at most 90 percent")
     if not 1 <= options.barriers <= 10_000:
         read.error("--barriers must be from 1 to 10000")
     if not 0 < options.timeout <= 3600:
         read.error("--timeout must be above 0, and at most 3600 seconds")
     return options
+
+
+def _least_ranks(options: argparse.Namespace) -> int:
+    """One rank has nobody to communicate with, but memory."""
+    return 2 if options.memory is None else 1
 
 
 def _sizes(text: str) -> tuple[float, ...]:
@@ -101,7 +110,7 @@ def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
         print("trainmedic-probe: no GPU is visible here", file=sys.stderr)
         return FAILED
     ranks = options.ranks or gpus or 2
-    if gpus and not 2 <= ranks <= gpus:
+    if gpus and not _least_ranks(options) <= ranks <= gpus:
         print(
             f"trainmedic-probe: {gpus} GPU(s) are visible here for {ranks} rank(s); NCCL needs one each: "
             "use --ranks or --backend gloo",
@@ -123,6 +132,7 @@ def _be_a_rank(options: argparse.Namespace) -> int:
         baselines=options.baselines,
         least_bytes_per_s=None if options.least_bandwidth is None else options.least_bandwidth * 1e9,
         even_if_training=options.even_if_training,
+        memory_percent=options.memory,
         server=options.server or None,
         token=_token(),
     )
@@ -155,6 +165,12 @@ def _token() -> str | None:
 def _lines(document: Mapping[str, Any]) -> list[str]:
     nodes = ", ".join(f"{node} ({ranks})" for node, ranks in document["nodes"].items())
     lines = [f"{document['backend']} on {document['device']}: {nodes}", f"all ranks: {_figures(document['all'])}"]
+    for test in document["memory"]:
+        result = "correct" if test["is_right"] else "wrong"
+        lines.append(
+            f"memory of rank {test['rank']} on {test['node']}: {test['bytes'] / 1e9:.3g} GB at "
+            f"{test['bytes_per_s'] / 1e9:.3g} GB/s: {result}"
+        )
     for pair in document["pairs"]:
         first, second = pair["nodes"]
         name = f"within {first}" if first == second else f"{first} - {second}"

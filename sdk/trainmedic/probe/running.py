@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Mapping
@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 
 from trainmedic.probe import judging, occupancy, rounds
-from trainmedic.probe.judging import BaselineFile, Judgement, PairBaseline
+from trainmedic.probe.judging import BaselineFile, PairBaseline
 from trainmedic.probe.measuring import Measurement, ProbeSizes, measure
+from trainmedic.probe.memory import check_memory
 from trainmedic.probe.rounds import Pair
 
 MEASURED = {
     "barrier": "seconds of one torch.distributed barrier, until the slowest rank has left it",
+    "memory": "bytes of each rank that were written in four patterns and read back; bytes_per_s both ways together",
     "all_reduce": "seconds of one all-reduce of float32 numbers, the median of five, on the slowest rank; bytes_per_s "
     "is bytes by seconds, bus_bytes_per_s that times 2 (n - 1) / n",
 }
@@ -33,6 +35,8 @@ class ProbeOptions:
     baselines: Path | None = None
     least_bytes_per_s: float | None = None
     even_if_training: bool = False
+    memory_percent: float | None = None
+    """Share of each GPU's free memory to test. None: no test."""
     server: str | None = None
     token: str | None = None
 
@@ -58,8 +62,11 @@ def probe(options: ProbeOptions) -> dict[str, Any] | None:
         ranks_by_node: dict[str, list[int]] = {}
         for rank, name in enumerate(nodes):
             ranks_by_node.setdefault(name, []).append(rank)
-        whole, pairs = _measured(ranks_by_node, device, patience, options.sizes)
-        return _document(ranks_by_node, device, whole, pairs, options) if dist.get_rank() == 0 else None
+        memory = _tested_memory(node, device, options.memory_percent)
+        # One rank alone reduces nothing.
+        sizes = options.sizes if dist.get_world_size() > 1 else replace(options.sizes, megabytes=())
+        whole, pairs = _measured(ranks_by_node, device, patience, sizes)
+        return _document(ranks_by_node, device, whole, pairs, memory, options) if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()
 
@@ -83,6 +90,16 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
     told = [reason for of_rank in reasons for reason in of_rank]
     if told:
         raise NodesTrain("; ".join(told))
+
+
+def _tested_memory(node: str, device: torch.device, percent: float | None) -> list[dict[str, Any]]:
+    """Return each rank's result."""
+    if percent is None:
+        return []
+    mine = {"rank": dist.get_rank(), "node": node, **asdict(check_memory(device, percent))}
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, mine)
+    return results
 
 
 def _measured(
@@ -135,6 +152,7 @@ def _document(
     device: torch.device,
     whole: Measurement,
     pairs: Mapping[Pair, Measurement],
+    memory: list[dict[str, Any]],
     options: ProbeOptions,
 ) -> dict[str, Any]:
     """Raises ConfigurationError."""
@@ -152,7 +170,8 @@ def _document(
     if file is not None:
         good = (judging.OK, judging.NEW)
         file.add({keys[pair]: measured for pair, measured in pairs.items() if judgements[pair].word in good})
-    of_all = judging.judged(whole, None) if not whole.is_right else Judgement(judging.OK)
+    is_right = whole.is_right and all(test["is_right"] for test in memory)
+    words = [judging.OK if is_right else judging.WRONG, *(each.word for each in judgements.values())]
     return {
         "version": 1,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -161,7 +180,8 @@ def _document(
         "torch": torch.__version__,
         "nodes": {node: len(ranks) for node, ranks in ranks_by_node.items()},
         "measured": MEASURED,
-        "judgement": judging.worst([of_all.word, *(each.word for each in judgements.values())]),
+        "judgement": judging.worst(words),
+        "memory": memory,
         "all": _written(whole),
         "pairs": [
             {

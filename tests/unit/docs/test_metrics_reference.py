@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
@@ -13,6 +14,9 @@ from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.exporter import AgentCollector
 from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.health import health_metrics
+from trainmedic_agent.health.record import HealthRecord
+from trainmedic_agent.journal import Journal
 from trainmedic_agent.log_link.metric_families import reader_families
 from trainmedic_agent.log_reading import log_metrics
 from trainmedic_agent.log_reading.log_counters import LogCounters
@@ -23,7 +27,7 @@ REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").re
 
 
 def test_the_reference_has_the_metrics_that_there_are(
-    make_driver: Callable[..., Driver], gpu_record: GpuRecord
+    make_driver: Callable[..., Driver], gpu_record: GpuRecord, tmp_path: Path
 ) -> None:
     """Each metric has its row with its type, and each row its metric."""
     make_driver(1)
@@ -35,7 +39,8 @@ def test_the_reference_has_the_metrics_that_there_are(
         yield from reader_families(is_up=True, restarts=0, clock_error=0.001, uid=2_100_000_017)
 
     collector = AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record, families_of_logs)
-    families = [*collector.collect(), *ShipCounters().families()]
+    with closing(Journal(tmp_path / "health")) as journal:
+        families = [*collector.collect(), *ShipCounters().families(), *health_metrics.families(HealthRecord(journal))]
     gpus.close()
     suffix = {"counter": "_total", "info": "_info"}
     offered = {

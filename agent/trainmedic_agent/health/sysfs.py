@@ -1,0 +1,93 @@
+"""Files of ``/sys`` and ``/proc``. The roots are parameters: a container may mount the node's elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from trainmedic_agent.health.checks import CheckResults, HealthCheck, at_most
+from trainmedic_agent.health.checks import unread as not_read
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV)
+"""The device does not have the value, or not in its state: the speed of a link that is down."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NO_WIDTH = 255
+
+
+SYS = Path("/sys")
+PROC = Path("/proc")
+
+
+class NodeRoots(Struct, frozen=True):
+    sys: Path
+    proc: Path
+
+
+def text(path: Path) -> str | None:
+    """Return the content, or None. Raises OSError if it exists but cannot be read."""
+    try:
+        return os.fsdecode(path.read_bytes()).strip()
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
+
+
+def number(path: Path, base: int = 10) -> int | None:
+    """As `text`. Raises ValueError for another text."""
+    content = text(path)
+    return None if content is None else int(content, base)
+
+
+def entries(directory: Path) -> Iterator[Path]:
+    """Yield nothing without the directory."""
+    try:
+        yield from sorted(directory.iterdir())
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+
+
+class UnknownIfUnread:
+    """Context that turns a failed reading into an unknown check."""
+
+    def __init__(self, results: CheckResults, name: str, part: str) -> None:
+        self._results, self._name, self._part = results, name, part
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, (OSError, ValueError)):
+            return False
+        self._results.checks.append(not_read(self._name, self._part, error))
+        return True
+
+
+def pcie_checks(device: Path, part: str) -> Iterator[HealthCheck]:
+    """Compare width and speed of a PCI device's link with what device and slot can do. Virtual devices have neither."""
+    real = device.resolve()
+    for name, unit in (("width", "x"), ("speed", "GT/s ")):
+        most = [_link_value(end / f"max_link_{name}") for end in (real, real.parent)]
+        possible = [value for value in most if value]
+        now = text(real / f"current_link_{name}")
+        if most[0] and now is not None:
+            is_known = _measured(now) > 0
+            check = at_most(f"pcie_{name}", part, _measured(now), min(possible), unit)
+            yield check if is_known else not_read(check.name, part, now)
+
+
+def _link_value(path: Path) -> float:
+    return _measured(text(path) or "")
+
+
+def _measured(content: str) -> float:
+    """Return the first number, 0 for none, such as ``Unknown``."""
+    match = _NUMBER.search(content)
+    value = float(match[0]) if match else 0.0
+    return 0.0 if value == _NO_WIDTH else value
