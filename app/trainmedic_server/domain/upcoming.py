@@ -19,6 +19,8 @@ class HeldBy(Struct, frozen=True):
     until: datetime | None = None
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
+    held_by: HeldBy | None = None
+    """The run for whose target it waits in turn."""
 
 
 def clock(at: datetime) -> str:
