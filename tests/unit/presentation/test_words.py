@@ -78,8 +78,8 @@ def test_what_comes_next_is_one_sentence_on_each_surface() -> None:
     """The command line shortens the run's ID and the console links it. Text from outside is escaped."""
     line = story.next_line(UPCOMING, AT.isoformat())
     assert line == (
-        "at wait; waits for job:llm-7, held by run f06b8a6f; that run of fence waits for node:n1, held by run f06b8a70; "
-        "that run of cap waits for Hot to resolve; "
+        "at wait; waits for job:llm-7, held by run f06b8a6f; "
+        "that run of fence waits for node:n1, held by run f06b8a70; that run of cap waits for Hot to resolve; "
         "at the latest 12:30Z (in 30 min): the run fails; next slow: job.scale_lr factor=0.5 (only if <b>)"
     )
     told = runs.upcoming(UPCOMING)
