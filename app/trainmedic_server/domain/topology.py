@@ -403,7 +403,9 @@ class Topology(Struct, frozen=True, dict=True):
             for node in source.nodes:
                 for title in [f"partition {name}" for name in node.pools] or [whole]:
                     members.setdefault(title, []).append(self.known.name_of(node.name))
-        return [self.pool(title, nodes) for title, nodes in (members or {"the cluster": self.nodes}).items()]
+        if not members:
+            members["the cluster"] = [self.known.name_of(node) for node in self.nodes]
+        return [self.pool(title, nodes) for title, nodes in members.items()]
 
     def pool(self, title: str, nodes: Collection[str]) -> Pool:
         return Pool(title, frozenset(nodes), self._out_of_service(nodes))
