@@ -74,7 +74,8 @@ def closed(servers: Servers, count: int) -> list[dict[str, Any]]:
         found = servers.runs()
         return found if len([run for run in found if run["status"] not in OPEN]) >= count else None
 
-    return [servers.run(run["run_id"]) for run in reversed(eventually(runs, 120, f"{count} runs closed", 0.1))]
+    found = eventually(runs, 120, f"{count} runs closed", 0.1)
+    return [eventually(lambda run=run: servers.run(run["run_id"]), 60, "the run", 0.1) for run in reversed(found)]
 
 
 def check_once(jobs: Sequence[Job], runs: Sequence[dict[str, Any]], servers: Servers) -> None:

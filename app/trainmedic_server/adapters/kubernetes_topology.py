@@ -28,7 +28,6 @@ JOB_LABELS: Final = (
 """The most specific first: a JobSet's pods also belong to a Job."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 60
-"""A watch that is silent for some seconds more has lost its connection."""
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 

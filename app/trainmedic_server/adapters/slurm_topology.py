@@ -19,7 +19,7 @@ from trainmedic_server.ports.slurm import NOT_THERE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
 _PATIENCE = timedelta(seconds=10)
-"""Time of a reading after which the last one is outdated; at least twice what the last one took."""
+"""Least time after which a reading is overdue."""
 _SHARE = 0.05
 """Maximum share of the time in which slurmctld works for these readings."""
 

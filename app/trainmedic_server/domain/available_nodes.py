@@ -17,12 +17,11 @@ HAS_RUN = "acted on"
 
 
 def unavailable(pool: Pool, at_work: Set[str]) -> dict[str, str]:
-    """Return the nodes that are out of service or `at_work` for runs, with the reason."""
     return {**dict.fromkeys(sorted(pool.nodes & at_work), HAS_RUN), **pool.out}
 
 
 def why_unknown(topology: Topology) -> str | None:
-    """Return why the topology may be outdated; None if it is not. Without schedulers, the agents count."""
+    """Return why the topology may be outdated; None if it is not."""
     silent = [
         (name, source.silent_since)
         for name, source in (("Slurm", topology.slurm), ("Kubernetes", topology.cluster))

@@ -215,7 +215,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
     """True if nodes and pods were listed and the API server still answers."""
     listed_names: NodeNames | None = None
     silent_since: datetime | None = None
-    """Last answer (aware UTC), or start of the server. None if it answers."""
+    """Last answer, in UTC; None if it answers."""
 
     @cached_property
     def names(self) -> NodeNames:
@@ -284,11 +284,10 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
     """By any id: that of an array's task (for ``4711_3``), or of a component's leader."""
     answers: bool = True
-    """False before the first reading, and after one that failed or takes too long."""
+    """False before the first reading and after a failed or overlong one."""
     names: NodeNames = NodeNames()
     """Without host names and addresses that several nodes share."""
     silent_since: datetime | None = None
-    """Last answer (aware UTC), or start of the server. None if it answers."""
 
     @classmethod
     def of(
@@ -322,7 +321,7 @@ class Pool(Struct, frozen=True):
     title: str
     nodes: frozenset[str]
     out: Mapping[str, str]
-    """Nodes out of service, with the reason."""
+    """Reason by node out of service."""
 
 
 class WrittenTopology(Struct, frozen=True, dict=True):
@@ -397,7 +396,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pools(self) -> Sequence[Pool]:
-        """The Kubernetes cluster and each Slurm partition; without both, all known nodes."""
+        """Without schedulers, all known nodes."""
         members: dict[str, list[str]] = {}
         for whole, source in (("the Kubernetes cluster", self.cluster), ("Slurm", self.slurm)):
             for node in source.nodes:
@@ -411,9 +410,7 @@ class Topology(Struct, frozen=True, dict=True):
         return Pool(title, frozenset(nodes), self._out_of_service(nodes))
 
     def _out_of_service(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Unknown readiness counts as in service: nothing could start otherwise. A silent agent counts where no
-        scheduler has the node.
-        """
+        # Unknown readiness counts as in service: nothing could start otherwise.
         out: dict[str, str] = {}
         for node in nodes:
             why = self._scheduled.get(node)
@@ -427,7 +424,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def _scheduled(self) -> Mapping[str, str]:
-        """Why no new work starts on each node in Kubernetes or Slurm; empty if it does."""
+        """Reason by node of a scheduler; empty if in service."""
         states: dict[str, str] = {}
         for title, source in (("Slurm: ", self.slurm), ("", self.cluster)):
             for node in source.nodes:

@@ -20,7 +20,6 @@ class HeldBy(Struct, frozen=True):
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
     held_by: HeldBy | None = None
-    """The run for whose target it waits in turn."""
 
 
 def clock(at: datetime) -> str:

@@ -145,7 +145,6 @@ class Engine:
         return await self._repeated_runs.after(run, alerts) if told is None and not run.is_open else told
 
     async def _held_by(self, run: Run, most: int = _MOST_HOLDERS) -> HeldBy | None:
-        """Return what blocks the run, with what blocks that, up to a run that can act."""
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
         driven = self._workers.driven(blocker) if blocker is not None else None
         if driven is None:

@@ -149,9 +149,7 @@ class ActionTraits(Protocol):
     Default: False.
     """
     changes_elsewhere: ClassVar[bool]
-    """True if it only calls another service, as ``http.request`` does. With the cluster as target, it locks nothing.
-    Default: False.
-    """
+    """True if it only calls another service; on the cluster it locks nothing. Default: False."""
     silences: ClassVar[frozenset[TargetKind]]
     """Target kinds whose alerts it can end without a repair, because it stops what reports them, as ``job.stop`` does.
     Default: none.

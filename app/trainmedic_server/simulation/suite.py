@@ -146,7 +146,6 @@ class _Scenario:
     metrics: telemetry.Metrics
     failures: list[tuple[DocumentPath, str]] = field(default_factory=list)
     decisions: list[tuple[datetime, PlaybookDecision]] = field(default_factory=list)
-    """On deliveries and starts by people."""
     began: dict[str, datetime] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
     ends: EventDispatcher | None = None
