@@ -15,7 +15,7 @@ import pytest
 from tests.support import slurm_cluster
 from tests.support.slurm_cluster import SlurmCluster
 from trainmedic_server import telemetry
-from trainmedic_server.adapters import slurm_rest
+from trainmedic_server.adapters import slurm_rest, slurm_topology
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.slurm_topology import SlurmWatch
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -121,16 +121,30 @@ async def test_the_topology_has_nodes_jobs_and_gpus(slurm: Slurm, cluster: Slurm
 async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
     slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed reading never means that the cluster is empty."""
+    """A failed reading never means that the cluster is empty. The data are outdated before the reading fails."""
     watch = SlurmWatch(slurm, SystemClock(), telemetry.Metrics())
+    started = watch.topology().silent_since
     await watch.refresh()
-    before = watch.topology()
+    before, read_at = watch.topology(), SystemClock().now()
+    assert before.silent_since is None
     frozen = cluster.programs["slurmrestd"].process
     frozen.send_signal(signal.SIGSTOP)
     try:
-        monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
+        monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=20))
+        monkeypatch.setattr(slurm_topology, "_PATIENCE", timedelta(milliseconds=100))
+        reading = asyncio.create_task(watch.refresh())
+
+        async def is_outdated() -> bool:
+            return not watch.topology().answers
+
+        await until(is_outdated, "the reading takes too long")
+        assert not reading.done()
+        since = watch.topology().silent_since
+        assert started is not None
+        assert since is not None
+        assert started <= since <= read_at
         with pytest.raises(ClusterUnavailable):
-            await watch.refresh()
+            await reading
         assert (watch.topology().answers, watch.topology().nodes) == (False, before.nodes)
     finally:
         frozen.send_signal(signal.SIGCONT)

@@ -212,7 +212,7 @@ async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
     await world.pod("rank-0", node, labels={"jobset.sigs.k8s.io/jobset-name": "llm-1"})
     async with client(stand_in, "identity", rules, tmp_path) as cluster:
         pods = KubernetesPods(cluster, SystemClock(), telemetry.Metrics())
-        cluster_watch = KubernetesTopology(cluster, telemetry.Metrics(), pods)
+        cluster_watch = KubernetesTopology(cluster, SystemClock(), telemetry.Metrics(), pods)
         watching = asyncio.create_task(cluster_watch.watch())
         async with asyncio.timeout(60):
             while used(stand_in, "identity") != granted(rules):

@@ -33,7 +33,7 @@ JOB = "llm-7"
 async def pods(world: World) -> AsyncIterator[KubernetesPods]:
     """What the watch knows of pods."""
     made = KubernetesPods(world.cluster, SystemClock(), telemetry.Metrics())
-    watched = KubernetesTopology(world.cluster, telemetry.Metrics(), made)
+    watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics(), made)
     task = asyncio.create_task(watched.watch())
     await _until(lambda: watched.is_filled)
     yield made
@@ -119,7 +119,7 @@ async def test_what_was_before_the_server_is_read_from_the_list(world: World) ->
     """Of pods that are still there."""
     await a_worker(world, containerStatuses=[status_of(ended(datetime.now(UTC), 137, "OOMKilled"))])
     made = KubernetesPods(world.cluster, SystemClock(), telemetry.Metrics())
-    watched = KubernetesTopology(world.cluster, telemetry.Metrics(), made)
+    watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics(), made)
     task = asyncio.create_task(watched.watch())
     await _until(lambda: kinds(made) == [PodFaultKind.OUT_OF_MEMORY])
     task.cancel()

@@ -14,13 +14,14 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
+from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Ref
 
 
 @pytest.fixture
 async def cluster_watch(world: World) -> AsyncIterator[KubernetesTopology]:
-    found = KubernetesTopology(world.cluster, telemetry.Metrics())
+    found = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics())
     task = asyncio.create_task(found.watch())
     await _until(lambda: found.is_filled)
     yield found
@@ -148,8 +149,10 @@ async def test_while_the_api_server_is_away_no_node_is_unknown(
 ) -> None:
     """Before the first list too. What is known stays known."""
     monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT", 0.05)
-    watched = KubernetesTopology(world.cluster, telemetry.Metrics())
+    watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics())
     assert not watched.topology().answers
+    started = watched.topology().silent_since
+    assert started is not None
     task = asyncio.create_task(watched.watch())
     await _until(lambda: watched.is_filled)
     node = await world.node()
@@ -158,7 +161,11 @@ async def test_while_the_api_server_is_away_no_node_is_unknown(
     with stand_in.outage():
         await _until(lambda: not watched.topology().answers)
         assert node.name in watched.topology().names.names
+        silent = watched.topology().silent_since
+        assert silent is not None
+        assert started < silent <= SystemClock().now()
     await _until(lambda: watched.topology().answers)
+    assert watched.topology().silent_since is None
     task.cancel()
     await asyncio.wait([task])
 

@@ -97,6 +97,7 @@ REST: Mapping[str, Sequence[str]] = {
     "benchmarks": ("tests/integration/test_benchmarks.py",),
     "kills at random moments": (
         "tests/crash/test_accepted_is_kept.py",
+        "tests/crash/test_beginnings_of_several_servers.py",
         "tests/crash/test_drain_kill.py",
         "tests/crash/test_drain_outages.py",
         "tests/crash/test_finding_kills.py",

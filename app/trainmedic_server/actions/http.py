@@ -220,6 +220,7 @@ class HttpParams(BaseModel):
 class HttpRequest(Irreversible, BasicAction):
     name: ClassVar[str] = "http.request"
     summary: ClassVar[str] = "Make one HTTP call."
+    changes_elsewhere: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = HttpParams
     outputs: ClassVar[Mapping[str, Shape]] = {

@@ -17,6 +17,7 @@ from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod, names_of
 from trainmedic_server.errors import ActionFailure, ObjectChanged
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Resource
+from trainmedic_server.ports.outside import Clock
 
 JOB_LABELS: Final = (
     "training.kubeflow.org/job-name",
@@ -28,7 +29,7 @@ JOB_LABELS: Final = (
 )
 """The most specific first: a JobSet's pods also belong to a Job."""
 GPU: Final = "nvidia.com/gpu"
-WATCH_SECONDS: Final = 300
+WATCH_SECONDS: Final = 60
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 
@@ -51,8 +52,11 @@ class ObjectListener(Protocol):
 class KubernetesTopology:
     """Run `watch` in the background; other methods are safe in any thread."""
 
-    def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
+    def __init__(
+        self, cluster: Watched, clock: Clock, metrics: telemetry.Metrics, pods: ObjectListener | None = None
+    ) -> None:
         self._cluster = cluster
+        self._clock = clock
         self._listener = pods
         self._metrics = metrics
         self._nodes: dict[str, ClusterNode] = {}
@@ -60,6 +64,7 @@ class KubernetesTopology:
         self._topology: ClusterTopology | None = None
         self._names: NodeNames | None = None
         self._unanswered = {NODES, PODS}
+        self._answered_at = dict.fromkeys((NODES, PODS), clock.now())
         self._lock = threading.Lock()
         self.filled = asyncio.Event()
 
@@ -78,7 +83,8 @@ class KubernetesTopology:
                 nodes = tuple(self._nodes.values())
                 if self._names is None:
                     self._names = names_of(nodes)
-                self._topology = ClusterTopology(nodes, dict(self._pods), not self._unanswered, self._names)
+                since = min((self._answered_at[each] for each in self._unanswered), default=None)
+                self._topology = ClusterTopology(nodes, dict(self._pods), since is None, self._names, since)
             return self._topology
 
     async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
@@ -96,6 +102,7 @@ class KubernetesTopology:
                 backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
                 while True:
                     version = await self._watch_once(resource, version, kept, read)
+                    self._answered_at[resource] = self._clock.now()
             except ObjectChanged:
                 continue  # The version is too old to continue from: list again.
             except ActionFailure as error:
@@ -112,6 +119,7 @@ class KubernetesTopology:
     ) -> str:
         async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
             version = changed["metadata"]["resourceVersion"]
+            self._answered_at[resource] = self._clock.now()
             if change == "BOOKMARK":
                 continue
             self._report_change(resource, changed, is_deleted=change == "DELETED")
@@ -148,6 +156,8 @@ class KubernetesTopology:
 
     def _note_answer(self, resource: Resource, *, answers: bool) -> None:
         with self._lock:
+            if answers:
+                self._answered_at[resource] = self._clock.now()
             (self._unanswered.discard if answers else self._unanswered.add)(resource)
             self._topology = None
         if self._listener is not None:

@@ -13,11 +13,12 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain import host_lists
 from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmTopology
 from trainmedic_server.engine import loops
-from trainmedic_server.errors import ActionFailure
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import NOT_THERE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
+_PATIENCE = timedelta(seconds=10)
+"""Least time after which a reading is overdue."""
 _SHARE = 0.05
 """Maximum share of slurmctld's time for these readings."""
 
@@ -31,7 +32,8 @@ class SlurmWatch:
         self._slurm = slurm
         self._clock = clock
         self._metrics = metrics
-        self._topology = SlurmTopology(answers=False)
+        self._answered_at = clock.now()
+        self._topology = SlurmTopology().unanswered(self._answered_at)
         self._seen: tuple[Sequence[SlurmNode], Sequence[SlurmJob]] | None = None
         self._took = 0.0
 
@@ -43,19 +45,25 @@ class SlurmWatch:
 
     async def refresh(self) -> None:
         """Read once. Raises ClusterUnavailable, ClusterRefused."""
-        loop = asyncio.get_running_loop()
+        loop, now = asyncio.get_running_loop(), self._clock.now()
         began = loop.time()
+        too_late = loop.call_later(max(_PATIENCE.total_seconds(), 2 * self._took), self._lose)
         try:
             seen = (await self._slurm.nodes(), await self._slurm.jobs())
-        except ActionFailure:
-            self._topology = self._topology.unanswered()
+        except Exception:
+            self._lose()
             raise
         finally:
+            too_late.cancel()
             self._took = loop.time() - began
+        self._answered_at = now
         if self._topology.answers and seen == self._seen:
             return
         self._topology = await asyncio.to_thread(read, *seen, self._topology)
         self._seen = seen
+
+    def _lose(self) -> None:
+        self._topology = self._topology.unanswered(self._answered_at)
 
     async def _rest(self, seconds: float) -> None:
         wait = max(seconds, self._took / _SHARE)

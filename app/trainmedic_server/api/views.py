@@ -222,6 +222,7 @@ class HeldByView(View):
         description="Latest end of its present activity; null if it has no time limit. More steps may follow."
     )
     at_deadline: str | None = Field(description="What happens then, for people.")
+    held_by: HeldByView | None = Field(None, description="The run for whose target it waits in turn; five at most.")
 
 
 class NextView(View):

@@ -24,7 +24,7 @@ _NOT_IN_STEP = "commands are actions: write action: NAME, from docs/reference/ac
 _MAX_RUNS = "write max_runs: {count: 5, per: 1h}"
 _APPROVE = 'a question is a step: approve: "…?"'
 _ONLY_ACTIONS = "on_limited has only actions that change nothing, such as action: notify"
-_NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "use", "on_timeout")
+_NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 

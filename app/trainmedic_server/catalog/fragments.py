@@ -20,7 +20,7 @@ from trainmedic_core.yaml_text import TextPosition, YamlDocument
 from trainmedic_server.catalog import attachments, cures, written_steps
 from trainmedic_server.domain import inputs
 from trainmedic_server.domain.fragment import Fragment, UseStep
-from trainmedic_server.domain.playbook import MOST_STEPS, PHASES, default_id, place_of
+from trainmedic_server.domain.playbook import EVERY_PHASE, MOST_STEPS, default_id, place_of
 
 KEY = "fragment"
 INSERTED = "fragments"
@@ -140,7 +140,7 @@ def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FilePr
     inside = raw.get(INSERTED)
     available = others if inside is None else _inserted(document, inside)
     expansion = _Expansion(document, available)
-    for phase in PHASES:
+    for phase in EVERY_PHASE:
         expansion.expand(phase)
     if expansion.problems:
         return expansion.problems
@@ -169,7 +169,7 @@ def _inserted(document: YamlDocument, texts: Any) -> _Fragments:
 
 
 def _named(document: YamlDocument) -> Iterator[str]:
-    for phase in PHASES:
+    for phase in EVERY_PHASE:
         for entry in written_steps.of(document.value, phase):
             if isinstance(entry, dict) and "use" in entry:
                 yield str(entry["use"])

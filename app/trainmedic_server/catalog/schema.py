@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from trainmedic_logs.rules.log_rule_form import DIALECT
 from trainmedic_server.catalog.fragments import KEY
 from trainmedic_server.domain.fragment import Fragment, UseStep
-from trainmedic_server.domain.playbook import CHECK, PHASES, Playbook
+from trainmedic_server.domain.playbook import EVERY_PHASE, Playbook, place_of
 from trainmedic_server.ports.actions import Actions
 
 _TEMPLATE = {"type": "string", "pattern": r"\{\{|\{%", "description": "A template."}
@@ -41,10 +41,11 @@ def json_schema(actions: Actions) -> dict[str, Any]:
         }
         for name, action in classes.items()
     ]
-    for phase in PHASES:
-        owner = "Rollout" if phase == CHECK else "Playbook"
-        items = definitions[owner]["properties"][phase]["items"]
-        items["oneOf"] = [*items["oneOf"], refs[UseStep, "validation"]]
+    for phase in EVERY_PHASE:
+        owner = next(map(str.capitalize, place_of(phase)[:-1]), "Playbook")
+        listed = definitions[owner]["properties"][phase]
+        kinds = listed["items"].get("oneOf", [listed["items"]])
+        listed["items"] = {"oneOf": [*kinds, refs[UseStep, "validation"]]}
     either = {
         "if": {"required": [KEY]},
         "then": refs[Fragment, "validation"],

@@ -1,49 +1,64 @@
-"""Nodes that must stay available (``guards.min_available``).
+"""Nodes that take no new work, for ``guards.min_available`` and ``rollout.max_unavailable``. Pure.
 
-Slurm's and Kubernetes' data lag, so nodes that runs may take count too.
+Slurm's and Kubernetes' data lag, so nodes that runs work on count too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
-
-from msgspec import Struct
+from collections.abc import Mapping, Set
 
 from trainmedic_server.domain.shares import Percentage
-from trainmedic_server.domain.topology import WHOLE, Pool, Topology
+from trainmedic_server.domain.topology import Pool, Topology
+from trainmedic_server.domain.upcoming import clock
 
 _SHOWN = 4
-_HAS_RUN = "acted on"
+HAS_RUN = "acted on"
 
 
-class _Place(Struct, frozen=True):
-    node: str
-    title: str
-    pool: Pool
-    taken: Set[str]
+def unavailable(pool: Pool, at_work: Set[str]) -> dict[str, str]:
+    return {**dict.fromkeys(sorted(pool.nodes & at_work), HAS_RUN), **pool.out}
 
 
-def shortage(node: str, minimum: float, topology: Topology, taken: Set[str]) -> str | None:
-    """Return why the node must stay in service. None if it need not, or is out of service already."""
-    places = list(_places(node, topology, taken))
-    if not places:
-        return f"min_available: neither Slurm nor Kubernetes lists node {node}, so its capacity is unknown"
-    return next((why for place in places if (why := _short(place, minimum)) is not None), None)
-
-
-def _short(place: _Place, minimum: float) -> str | None:
-    pool = place.pool
-    if place.node in pool.unavailable:
+def why_unknown(topology: Topology) -> str | None:
+    """Return why the topology may be outdated; None if it is not."""
+    silent = [
+        (name, source.silent_since)
+        for name, source in (("Slurm", topology.slurm), ("Kubernetes", topology.cluster))
+        if not source.answers
+    ]
+    if not (silent or topology.slurm.nodes or topology.cluster.nodes or topology.agents_answer):
+        silent = [("Redis", None)]
+    if not silent:
         return None
-    out = {**dict.fromkeys(place.taken & pool.nodes - {place.node}, _HAS_RUN), **pool.unavailable}
-    total = len(pool.nodes)
+    names = " and ".join(name for name, _ in silent)
+    since = min((at for _, at in silent if at is not None), default=None)
+    told = f" since {clock(since)}" if since is not None else ""
+    return f"the state of the nodes is not known{told}: {names} {'do' if len(silent) > 1 else 'does'} not answer"
+
+
+def shortage(node: str, minimum: float, topology: Topology, at_work: Set[str]) -> str | None:
+    """Return why the node must stay in service. None if it need not, or is out of service already."""
+    unknown = why_unknown(topology)
+    if unknown is not None:
+        return f"min_available: {unknown}"
+    node, at_work = topology.known.name_of(node), set(map(topology.known.name_of, at_work))
+    pools = [pool for pool in topology.pools if node in pool.nodes]
+    if not pools:
+        return f"min_available: neither Slurm nor Kubernetes lists node {node}, so its capacity is unknown"
+    return next((why for pool in pools if (why := _short(pool, node, minimum, at_work)) is not None), None)
+
+
+def _short(pool: Pool, node: str, minimum: float, at_work: Set[str]) -> str | None:
+    if node in pool.out:
+        return None
+    out, total = unavailable(pool, at_work - {node}), len(pool.nodes)
     left = total - len(out) - 1
     least = math.ceil(round(minimum * total / 100, 9)) if isinstance(minimum, Percentage) else int(minimum)
     if left >= least:
         return None
     return (
-        f"min_available: without it, {left} of {total} nodes of {place.title} would be available, and at least "
+        f"min_available: without it, {left} of {total} nodes of {pool.title} would be available, and at least "
         f"{least} must be{_listed(out)}"
     )
 
@@ -53,16 +68,3 @@ def _listed(out: Mapping[str, str]) -> str:
         return ""
     shown = ", ".join(f"{node} ({why})" for node, why in sorted(out.items())[:_SHOWN])
     return f"; unavailable: {shown}{f' and {len(out) - _SHOWN} more' if len(out) > _SHOWN else ''}"
-
-
-def _places(node: str, topology: Topology, taken: Set[str]) -> Iterator[_Place]:
-    for title, source in (("the Kubernetes cluster", topology.cluster), ("Slurm", topology.slurm)):
-        if not source.nodes:
-            continue
-        name = topology.listed_as(node, source.names)
-        listed = {topology.listed_as(each, source.names) for each in taken}
-        for pool_name, pool in source.pools.items():
-            if name in pool.nodes:
-                yield _Place(name, title if pool_name == WHOLE else f"partition {pool_name}", pool, listed)
-    if not (topology.cluster.nodes or topology.slurm.nodes) and node in topology.nodes:
-        yield _Place(node, "the cluster", Pool(frozenset(topology.nodes), {}), taken)

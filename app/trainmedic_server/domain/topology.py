@@ -6,7 +6,8 @@ Redis can write presences, so invalid data in them is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from datetime import datetime
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
@@ -205,14 +206,12 @@ class ClusterTopology(Struct, frozen=True, dict=True):
     answers: bool = True
     """True if nodes and pods were listed and the API server still answers."""
     listed_names: NodeNames | None = None
+    silent_since: datetime | None = None
+    """Last answer, in UTC; None if it answers."""
 
     @cached_property
     def names(self) -> NodeNames:
         return self.listed_names if self.listed_names is not None else names_of(self.nodes)
-
-    @cached_property
-    def pools(self) -> Mapping[str, Pool]:
-        return pools_of(self.nodes)
 
     @cached_property
     def nodes_by_address(self) -> Mapping[str, str]:
@@ -273,9 +272,10 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
     """By any id: that of an array's task (for ``4711_3``), or of a component's leader."""
     answers: bool = True
-    """False before the first reading and after a failed one."""
+    """False before the first reading and after a failed or overlong one."""
     names: NodeNames = NodeNames()
     """Without host names and addresses that several nodes share."""
+    silent_since: datetime | None = None
 
     @classmethod
     def of(
@@ -296,37 +296,20 @@ class SlurmTopology(Struct, frozen=True, dict=True):
         names = before.names if names == before.names else names
         return cls(nodes, _frozen(by_node), _frozen(by_gpu), _frozen(nodes_by_job), whole_by_id, names=names)
 
-    def unanswered(self) -> SlurmTopology:
-        return replace(self, answers=False)
-
-    @cached_property
-    def pools(self) -> Mapping[str, Pool]:
-        return pools_of(self.nodes)
+    def unanswered(self, since: datetime) -> SlurmTopology:
+        return replace(self, answers=False, silent_since=since)
 
 
 NO_SLURM = SlurmTopology()
 
 
 class Pool(Struct, frozen=True):
+    """Nodes whose capacity counts together."""
+
+    title: str
     nodes: frozenset[str]
-    unavailable: Mapping[str, str]
-
-
-WHOLE = ""
-
-
-def pools_of(nodes: Sequence[ClusterNode]) -> Mapping[str, Pool]:
-    members: dict[str, list[ClusterNode]] = {}
-    for node in nodes:
-        for pool in node.pools or (WHOLE,):
-            members.setdefault(pool, []).append(node)
-    return {
-        name: Pool(
-            frozenset(each.name for each in inside),
-            {each.name: each.unavailable for each in inside if each.unavailable},
-        )
-        for name, inside in members.items()
-    }
+    out: Mapping[str, str]
+    """Reason by node out of service."""
 
 
 class WrittenTopology(Struct, frozen=True, dict=True):
@@ -397,6 +380,48 @@ class Topology(Struct, frozen=True, dict=True):
         for name in self.written.names.names:
             attributes.setdefault(self.known.name_of(name), {}).update(self.written.attributes_by_node.get(name, {}))
         return attributes
+
+    @cached_property
+    def pools(self) -> Sequence[Pool]:
+        """Without schedulers, all known nodes."""
+        members: dict[str, list[str]] = {}
+        for whole, source in (("the Kubernetes cluster", self.cluster), ("Slurm", self.slurm)):
+            for node in source.nodes:
+                for title in [f"partition {name}" for name in node.pools] or [whole]:
+                    members.setdefault(title, []).append(self.known.name_of(node.name))
+        if not members:
+            members["the cluster"] = [self.known.name_of(node) for node in self.nodes]
+        return [self.pool(title, nodes) for title, nodes in members.items()]
+
+    def pool(self, title: str, nodes: Collection[str]) -> Pool:
+        return Pool(title, frozenset(nodes), self._out_of_service(nodes))
+
+    def _out_of_service(self, nodes: Iterable[str]) -> dict[str, str]:
+        # Unknown readiness counts as in service: nothing could start otherwise.
+        out: dict[str, str] = {}
+        for node in nodes:
+            why = self._scheduled.get(node)
+            if why is None and node in self._silent:
+                why = "its agent is silent"
+            elif why is None and node not in self.attributes_by_node:
+                why = "it is gone"
+            if why:
+                out[node] = why
+        return out
+
+    @cached_property
+    def _scheduled(self) -> Mapping[str, str]:
+        """Reason by node of a scheduler; empty if in service."""
+        states: dict[str, str] = {}
+        for title, source in (("Slurm: ", self.slurm), ("", self.cluster)):
+            for node in source.nodes:
+                name = self.known.name_of(node.name)
+                states[name] = f"{title}{node.unavailable}" if node.unavailable else states.get(name, "")
+        return states
+
+    @cached_property
+    def _silent(self) -> Set[str]:
+        return self.known.remembered.names - self.known.agents.names
 
     def gpus_on(self, node: str) -> tuple[str, ...] | None:
         """Return the GPU UUIDs that a node's agent reports, else the inventory's names. None if unknown."""

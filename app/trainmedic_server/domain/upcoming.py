@@ -19,6 +19,7 @@ class HeldBy(Struct, frozen=True):
     until: datetime | None = None
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
+    held_by: HeldBy | None = None
 
 
 def clock(at: datetime) -> str:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target
-from trainmedic_server.domain import places, readiness, selectors
+from trainmedic_server.domain import available_nodes, places, selectors
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import Rollout
 from trainmedic_server.domain.selectors import Selector
@@ -18,7 +18,6 @@ from trainmedic_server.domain.topology import Topology
 _SHOWN = 3
 SETTLES_AFTER = timedelta(seconds=10)
 """Time until the topology shows what a member has left behind."""
-WORKED_ON = "a run works on it"
 
 
 class Capacity(Struct, frozen=True):
@@ -45,7 +44,7 @@ class Capacity(Struct, frozen=True):
 
     def after(self, members: Collection[str], topology: Topology) -> Capacity:
         nodes = selectors.nodes_of(list(map(Target.of_key, members)), topology)
-        return replace(self, out={**dict.fromkeys(sorted(nodes), WORKED_ON), **self.out})
+        return replace(self, out={**dict.fromkeys(sorted(nodes), available_nodes.HAS_RUN), **self.out})
 
 
 def of(
@@ -62,14 +61,16 @@ def of(
     """
     if rules.max_unavailable is None:
         return None
+    unknown = available_nodes.why_unknown(topology)
+    if unknown is not None:
+        return unknown
     selected = selectors.nodes_selected(Selector.of(target), topology)
     if isinstance(selected, Unresolved):
         return f"it is not known how many nodes are unavailable: {selected.why}"
-    pool = {*selected, *selectors.nodes_of(members, topology)}
-    out = readiness.out_of_service(sorted(pool, key=selectors.natural), topology)
-    busy = dict.fromkeys(sorted(pool.intersection({*own, *others})), WORKED_ON)
-    foreign = frozenset(pool.intersection(others).difference(own))
-    return Capacity(len(pool), rules.unavailable_allowed(len(pool)), {**busy, **out}, foreign)
+    nodes = {*selected, *selectors.nodes_of(members, topology)}
+    out = available_nodes.unavailable(topology.pool("", sorted(nodes, key=selectors.natural)), {*own, *others})
+    foreign = frozenset(nodes.intersection(others).difference(own))
+    return Capacity(len(nodes), rules.unavailable_allowed(len(nodes)), out, foreign)
 
 
 def fitting(capacity: Capacity, ordered: Sequence[str], count: int, topology: Topology) -> list[str]:

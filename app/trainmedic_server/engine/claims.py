@@ -1,7 +1,8 @@
 """Claims of runs and attempts, from their actions.
 
 A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU.
-Without changes it locks nothing, except on a job. Unknown actions count as changing.
+Without changes it locks nothing, except on a job; neither do calls of other services on the cluster. Unknown actions
+count as changing. Further targets are locked with the first.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def of_playbook(
 
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
+    if _is_elsewhere(action_class):
+        return [Claim(target, nothing=target.kind is TargetKind.CLUSTER) for target in targets]
     if not _is_of_disks(action_class):
         return [Claim(target) for target in targets]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
@@ -69,11 +72,17 @@ def _claim_of_one(target: Target, names: Iterable[str], actions: Actions) -> Cla
         return Claim(target)  # even a checkpoint of a job could disturb another run's steps
     classes = [actions.action_class(name) for name in names]
     changing = [each for each in classes if each is None or each.harmful]
+    if target.kind is TargetKind.CLUSTER:
+        changing = [each for each in changing if not _is_elsewhere(each)]
     if not changing:
         return Claim(target, nothing=True)
     if target.kind is TargetKind.NODE and target.node is not None and all(map(_is_of_disks, changing)):
         return Claim.of_disks(target.node)
     return Claim(target)
+
+
+def _is_elsewhere(action_class: type[Action] | None) -> bool:
+    return bool(getattr(action_class, "changes_elsewhere", False))
 
 
 def _is_of_disks(action_class: type[Action] | None) -> bool:

@@ -52,6 +52,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 log = telemetry.logger(__name__)
 
 _MOST_AHEAD_MS = 12 * 3_600_000
+_MOST_HOLDERS = 5
 """Maximum lead of an ID's time after the clock was set back: half of the day that the history allows."""
 
 
@@ -143,14 +144,16 @@ class Engine:
         told = upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders, sight)
         return await self._repeated_runs.after(run, alerts) if told is None and not run.is_open else told
 
-    async def _held_by(self, run: Run) -> HeldBy | None:
+    async def _held_by(self, run: Run, most: int = _MOST_HOLDERS) -> HeldBy | None:
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
         driven = self._workers.driven(blocker) if blocker is not None else None
         if driven is None:
             return None
         its_playbook = await self._workers.playbook_for_reading(driven.run)
+        waits = driven.run.waiting_on == "target" and most > 1
+        behind = await self._held_by(driven.run, most - 1) if waits else None
         verdicts = self._topology().verdicts
-        ahead = upcoming.of_run(driven.run, its_playbook, driven.alerts, None, verdicts, driven.orders)
+        ahead = upcoming.of_run(driven.run, its_playbook, driven.alerts, behind, verdicts, driven.orders)
         return upcoming.holder(driven.run, ahead)
 
     async def start(self, took_over_as: str | None = None) -> None:

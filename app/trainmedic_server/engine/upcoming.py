@@ -73,7 +73,8 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
     ahead = ahead or Upcoming()
     doing = waiting(ahead.waits_for) if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
     return HeldBy(
-        run.id, run.playbook, run.target_key, run.alert_name, run.created_at, doing, ahead.deadline, ahead.at_deadline
+        *(run.id, run.playbook, run.target_key, run.alert_name, run.created_at),
+        *(doing, ahead.deadline, ahead.at_deadline, ahead.held_by),
     )
 
 

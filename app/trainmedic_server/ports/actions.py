@@ -138,6 +138,8 @@ class ActionTraits(Protocol):
     """True if it only reverts an earlier step, as ``k8s.uncordon`` does. It may start after the alert has resolved.
     Default: False.
     """
+    changes_elsewhere: ClassVar[bool]
+    """True if it only calls another service; on the cluster it locks nothing. Default: False."""
     silences: ClassVar[frozenset[TargetKind]]
     """Target kinds whose alerts it can end without a repair, because it stops what reports them, as ``job.stop`` does.
     Default: none.

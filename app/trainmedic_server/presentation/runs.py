@@ -117,13 +117,21 @@ def _now(document: Document) -> Iterator[Sentence]:
     if document.get("now"):
         yield "at ", document["now"]
     if awaited := document.get("waits_for"):
-        before, found, after = awaited.partition(document.get("holder") or "\0")
-        yield ("waits for ", before, RunName(found), after) if found else (waiting(awaited),)
-        if held := document.get("held_by"):
+        yield _with_run(waiting(awaited), document.get("holder"))
+        held = document.get("held_by")
+        while held:
             until: Sentence = (", until ", At(held["until"]), " at the latest") if held.get("until") else ()
-            yield "that run of ", held["playbook"], " ", held["doing"], *until
+            behind = held.get("held_by")
+            doing = _with_run(held["doing"], behind["run_id"] if behind else None)
+            yield "that run of ", held["playbook"], " ", *doing, *until
+            held = behind
     if since := document.get("waiting_since"):
         yield "waiting since ", At(since)
+
+
+def _with_run(text: str, run_id: str | None) -> Sentence:
+    before, found, after = text.partition(run_id or "\0")
+    return (before, RunName(found), after) if found else (text,)
 
 
 def _until(document: Document) -> Iterator[Sentence]:

@@ -145,7 +145,7 @@ class _Scenario:
     actions: Actions
     metrics: telemetry.Metrics
     failures: list[tuple[DocumentPath, str]] = field(default_factory=list)
-    decisions: list[PlaybookDecision] = field(default_factory=list)
+    decisions: list[tuple[datetime, PlaybookDecision]] = field(default_factory=list)
     began: dict[str, datetime] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
     ends: EventDispatcher | None = None
@@ -233,8 +233,9 @@ class _Scenario:
         await self._admit(Delivery(f"delivery-{number}", now, "trainmedic", "{}", "", (alert,)))
 
     async def _admit(self, delivery: Delivery) -> None:
+        now = self.clock.now()
         admission = await self.engine.admit(delivery)
-        self.decisions.extend(admission.runs)
+        self.decisions.extend((now, decision) for decision in admission.runs)
         if admission.unmatched:
             reasons = (
                 f"{playbook.definition.name} did not react to {alert.name}: {playbook.match(alert).why}"
@@ -285,7 +286,7 @@ class _Scenario:
             raise errors.Conflict(f"target: {error}") from error
         order = StartOrder(entry.playbook, target, inputs=entry.inputs)
         run = (await self.engine.start_run(order, ByHand(entry.by, entry.note, groups=frozenset(entry.groups)))).run
-        self.decisions.append(PlaybookDecision(run.id, run.playbook, run.target_key, run.decision, run.message))
+        self.decisions.append((run.created_at, _decision(run)))
 
     def _scheduled(self, entry: OrderEntry) -> str:
         playbook = self.catalog.get(entry.playbook or "")
@@ -340,7 +341,14 @@ class _Scenario:
     async def observe(self) -> Observations:
         stored = [await self.store.record(run.id) for run in await self._runs()]
         records = [record for record in reversed(stored) if record is not None]
-        return Observations(self.decisions, records, self.script.calls, self.engine.controls, self.unmatched)
+        known = {decision.run_id for _, decision in self.decisions}
+        again = [(record.run.created_at, _decision(record.run)) for record in records if record.run.id not in known]
+        decided = [decision for _, decision in sorted([*self.decisions, *again], key=lambda made: made[0])]
+        return Observations(decided, records, self.script.calls, self.engine.controls, self.unmatched)
+
+
+def _decision(run: Run) -> PlaybookDecision:
+    return PlaybookDecision(run.id, run.playbook, run.target_key, run.decision, run.message)
 
 
 def _is_busy(run: Run) -> bool:

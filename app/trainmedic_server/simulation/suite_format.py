@@ -203,7 +203,7 @@ class CallExpected(_Model):
 
 
 class DecisionExpected(_Model):
-    """Expected decision of a playbook on a delivered alert."""
+    """Expected decision of a playbook."""
 
     playbook: str | None = None
     target: str | None = None

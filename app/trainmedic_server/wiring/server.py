@@ -424,7 +424,7 @@ class TrainmedicServer:
         if not self._settings.kubernetes_watch:
             return cluster, ClusterTopology, NoPods()
         pods = KubernetesPods(cluster, self._clock, self._metrics)
-        watched = KubernetesTopology(cluster, self._metrics, pods)
+        watched = KubernetesTopology(cluster, self._clock, self._metrics, pods)
         await stack.enter_async_context(background(watched.watch(), "cluster"))
         await stack.enter_async_context(background(pods.watch(), "pods"))
         with contextlib.suppress(TimeoutError):  # Until it answers, no node counts as unknown.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -164,6 +165,27 @@ def test_a_node_is_kept_while_others_are_out(server: str, cluster: SlurmCluster)
         finally:
             cluster.run("scontrol", *give_back)
     eventually(partial(decision_is, "started"), 60, "the node may be drained", every=0.5)
+    run = eventually(partial(run_of, server, "node:n1"), 120, "the run is over")
+    assert run["status"] == "succeeded", run
+    cluster.run("scontrol", "update", "nodename=n1", "state=resume")
+
+
+def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, cluster: SlurmCluster) -> None:
+    """The last reading would allow it. Once Slurm answers, the run starts."""
+    frozen = cluster.programs["slurmrestd"].process
+    frozen.send_signal(signal.SIGSTOP)
+    time.sleep(20)  # A reading begins every 5 s and is too late after 10 s. A run that starts earlier may.
+    try:
+        assert decision_on(server, "NodeWorn", node="n1")[0] == "capacity_limited"
+        (refused, *_) = httpx.get(f"{server}/history", params={"limit": 1}).raise_for_status().json()["items"]
+        assert re.fullmatch(
+            r"min_available: the state of the nodes is not known since \S+Z: Slurm does not answer", refused["message"]
+        )
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+    eventually(
+        lambda: decision_on(server, "NodeWorn", node="n1")[0] == "started", 120, "the node is drained", every=0.5
+    )
     run = eventually(partial(run_of, server, "node:n1"), 120, "the run is over")
     assert run["status"] == "succeeded", run
     cluster.run("scontrol", "update", "nodename=n1", "state=resume")

@@ -168,6 +168,44 @@ def test_the_check_of_a_group_may_use_a_fragment() -> None:
     assert problem.endswith("(fragment 'calm', used at p.yaml:6)")
 
 
+TOLD = """\
+playbook: full
+on: {alert: Full}
+target: node
+guards:
+  max_runs: {count: 1, per: 1h}
+  on_limited:
+    - {id: often, use: tell, with: {what: "{{ run.message }}"}}
+    - {when: 'steps["often.page"].status == "failed"', action: notify, with: {message: late}}
+steps:
+  - {action: k8s.cordon}
+on_failure:
+  - {use: tell, with: {what: "{{ run.message }}"}}
+---
+fragment: tell
+inputs: {what: {type: text}}
+steps:
+  - {id: page, action: notify, with: {message: "{{ target.node }}: {{ inputs.what }}"}}
+"""
+
+
+def test_what_follows_a_failure_or_a_refusal_may_use_a_fragment() -> None:
+    """In `on_limited` only actions that change nothing, as there; the schema takes it too."""
+    full = compiled(TOLD)
+    assert [step.id for step in full.definition.phase("on_limited")] == ["often.page", None]
+    assert [step.id for step in full.definition.on_failure] == ["tell.page"]
+    scope = {**SCOPE, "target": {"node": "n1"}, "run": {"message": "no"}}
+    for phase in ("on_limited", "on_failure"):
+        assert full.params(phase, 0, scope).model_dump()["message"] == "n1: no"
+    assert loader.load_one(full.text, "full@1", ACTIONS).definition == full.definition
+    assert jsonschema_rs.is_valid(json_schema(ACTIONS), yaml_text.read(TOLD, "p")[0][0].value)
+    for step, cure in (("{wait: 5m}", "only actions that change nothing"), ("{action: k8s.drain}", "notifies people")):
+        *_, problem = problems_of(TOLD.replace("steps:\n  - {id: page", f"steps:\n  - {step}\n  - {{id: page"))
+        assert problem.startswith("p.yaml:17:")
+        assert cure in problem
+        assert problem.endswith("(fragment 'tell', used at p.yaml:7)")
+
+
 def test_an_error_in_the_form_of_a_fragment_is_at_its_place_once() -> None:
     """Each use says where to look."""
     own, *uses = problems_of(BOTH.replace("type: number", "type: float"))[::-1]

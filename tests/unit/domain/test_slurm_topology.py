@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from trainmedic_core.target import Target
@@ -13,6 +15,7 @@ from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.topology import NO_SLURM, AgentTopology, JobTopology, Topology
 
 IDS = IdentityLabels()
+SINCE = datetime(2026, 1, 31, tzinfo=UTC)
 NODES = nodes_of(
     {
         "nodes": [
@@ -96,7 +99,7 @@ def test_an_unknown_node_is_refused_once_slurm_has_answered() -> None:
     assert refused is not None
     assert "Slurm (3)" in refused.why
     assert target_resolution.unknown_node(Target.of_key("node:n4"), TOPOLOGY) is not None
-    assert target_resolution.unknown_node(target, Topology(slurm=SLURM.unanswered())) is None
+    assert target_resolution.unknown_node(target, Topology(slurm=SLURM.unanswered(SINCE))) is None
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_groups_select_by_partition_and_feature() -> None:
     assert isinstance(none, Unresolved)
     assert "there are debug, gpu" in none.why
     assert isinstance(
-        selectors.resolve(Selector.of(Target.of_key("nodes:partition=gpu")), Topology(slurm=SLURM.unanswered())),
+        selectors.resolve(Selector.of(Target.of_key("nodes:partition=gpu")), Topology(slurm=SLURM.unanswered(SINCE))),
         Unresolved,
     )
 

@@ -12,7 +12,7 @@ from tests.unit.engine.world import Amount, World
 from trainmedic_server import errors
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.run import Status, StepStatus
+from trainmedic_server.domain.run import Decision, Status, StepStatus
 
 MakeWorld = Callable[..., World]
 
@@ -86,3 +86,19 @@ async def test_an_input_that_is_no_number_fails_the_step(world: MakeWorld) -> No
     assert run.status is Status.FAILED
     assert "use of fragment 'repair': amount: 'much' is not a number" in run.message
     assert at.calls() == {}
+
+
+async def test_a_refused_run_carries_out_its_fragment_once(world: MakeWorld) -> None:
+    """Over a kill too."""
+    guards = "guards:\n  max_runs: {count: 1, per: 1h}\n  on_limited: [{use: told}]\nsteps:"
+    told = "---\nfragment: told\nsteps:\n  - {action: test.tell, retry: {attempts: 2, delay: 1m}}\n"
+    at = ladder(world, TEXT.replace("steps:", guards, 1) + told)
+    await at.engine.start()
+    await at.post(at.alert(node="n1", amount="7"))
+    at.actions["tell"].outcomes.append(errors.TemporaryFailure("no answer"))
+    await at.post(at.alert(node="n2", amount="7"))
+    await at.restart(1)
+    await at.pass_time(3000)
+    refused = (await at.runs())[-1]
+    assert (refused.decision, [step.id for step in refused.steps]) == (Decision.RATE_LIMITED, ["told.step-1"])
+    assert at.calls()["tell"] == 2

@@ -13,6 +13,7 @@ from trainmedic_server.domain.playbook import Rollout
 from trainmedic_server.domain.run import OrderKind, Status
 from trainmedic_server.domain.selectors import Selector
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, SlurmTopology, Topology
+from trainmedic_server.domain.upcoming import clock
 from trainmedic_server.engine import capacity
 from trainmedic_server.engine.capacity import Capacity
 
@@ -106,9 +107,10 @@ async def test_what_a_scheduler_says_counts(world: MakeWorld) -> None:
     await at.post(at.alert("PDU", rack="r1"))
     await at.pass_time(1)
     assert [run.target_key for run in await members(at)] == ["node:n3"]
-    at.slurm = SlurmTopology(nodes, answers=False)
+    since = at.clock.now()
+    at.slurm = SlurmTopology(nodes).unanswered(since)
     await at.pass_time(61)
-    unknown = "it is not known how many nodes are unavailable: a source of the topology does not answer"
+    unknown = f"the state of the nodes is not known since {clock(since)}: Slurm does not answer"
     assert (await at.run()).message == f"no further member starts: {unknown}"
     at.slurm = SlurmTopology()
     await at.pass_time(600)
@@ -190,4 +192,4 @@ def test_a_source_that_does_not_answer_leaves_it_open() -> None:
     topology = Topology(inventory.parse({"attributes:n1": "rack=r1"}), cluster=ClusterTopology(answers=False))
     rules = Rollout.model_validate({"max_unavailable": 1})
     made = capacity.of(rules, Target.of_key("nodes:rack=r1"), [], topology)
-    assert made == "it is not known how many nodes are unavailable: a source of the topology does not answer"
+    assert made == "the state of the nodes is not known: Kubernetes does not answer"

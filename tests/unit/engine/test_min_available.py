@@ -11,6 +11,7 @@ from tests.unit.engine.world import World
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.domain.topology import ClusterNode, SlurmTopology, names_of
+from trainmedic_server.domain.upcoming import clock
 
 MakeWorld = Callable[..., World]
 DRAIN = """
@@ -112,3 +113,25 @@ async def test_members_of_a_group_wait_for_capacity(world: MakeWorld) -> None:
     parent = await at.run()
     assert (parent.status, parent.message) == (Status.SUCCEEDED, "8 members: 8 succeeded")
     assert most == 2
+
+
+async def test_nothing_starts_while_slurm_is_silent(world: MakeWorld) -> None:
+    """Runs are refused and started by a later report; members of a group wait."""
+    at = world(DRAIN, GROUP, slurm=fleet())
+    await at.engine.start()
+    at.actions["cap"].outcomes.extend([timedelta(seconds=100)] * 8)
+    await at.post(at.alert("Old"))
+    since = at.clock.now()
+    at.slurm = fleet().unanswered(since)
+    refused = (await at.post(at.alert("Broken", node="n8"))).runs[0]
+    unknown = f"min_available: the state of the nodes is not known since {clock(since)}: Slurm does not answer"
+    assert (refused.decision, refused.why) == (Decision.CAPACITY_LIMITED, unknown)
+    await at.pass_time(600)
+    (group,) = [run for run in await at.runs() if run.is_group]
+    assert group.message == f"no further member starts: {unknown}"
+    assert at.calls() == {"cap": 2}
+    at.slurm = fleet()
+    await at.pass_time(60)
+    await at.pass_time(1200)
+    assert (await at.run(group.id)).message == "8 members: 8 succeeded"
+    assert (await decision_on(at, "n8")) is Decision.STARTED

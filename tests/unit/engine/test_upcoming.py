@@ -157,6 +157,25 @@ async def test_a_full_disk_does_not_wait_for_a_hot_gpu_of_its_node() -> None:
     await world.engine.stop()
 
 
+async def test_a_run_names_all_that_wait_before_it() -> None:
+    """Up to the one that can act: the last run waits for a node's queue, and that for a GPU."""
+    at = World(SLOW_CAP, FENCE)
+    await at.engine.start()
+    await at.post(at.alert("Hot", node="node-1", gpu="0"))
+    await at.post(at.alert("Broken", node="node-1"))
+    await at.post(at.alert("Hot", node="node-1", gpu="1"))
+    hot, fence, last = await at.runs()
+    waiting = await _next(at, last)
+    assert waiting is not None
+    first = waiting.held_by
+    assert first is not None
+    assert (first.run_id, first.doing) == (fence.id, f"waits for node:node-1, held by run {hot.id}")
+    assert first.held_by is not None
+    assert (first.held_by.run_id, first.held_by.doing) == (hot.id, "waits for Hot to resolve")
+    assert first.held_by.held_by is None
+    await at.engine.stop()
+
+
 async def test_two_runs_that_clean_the_same_disks_come_one_after_the_other() -> None:
     """The later one says which run it waits for, and what that one does."""
     world = World(CLEAN, CLEAN.replace("playbook: clean", "playbook: also"), more=[Clean])

@@ -41,6 +41,11 @@ class Query(Scripted):
         return {"value": self.value if passes else None, "series": series, "compared": self.value}
 
 
+class Request(Scripted):
+    name = "test.call"
+    changes_elsewhere: ClassVar[bool] = True
+
+
 QUIET = """
 playbook: quiet
 on: {alert: Idle}
@@ -67,7 +72,7 @@ def one(text: str) -> str:
 async def begun(
     world: MakeWorld, *books: str, value: float | Exception | None = 42, **limits: Any
 ) -> tuple[World, Query]:
-    at = world(*books, more=[Query], **limits)
+    at = world(*books, more=[Query, Request], **limits)
     query = at.actions.get("prometheus.query")
     assert isinstance(query, Query)
     query.value = value
@@ -190,7 +195,7 @@ async def test_a_wait_before_the_first_action_holds_no_lock(world: MakeWorld) ->
     assert at.calls()["cap"] == 1
 
 
-@pytest.mark.parametrize(("action", "goes_on"), [("test.tell", True), ("test.cap", False)])
+@pytest.mark.parametrize(("action", "goes_on"), [("test.tell", True), ("test.call", True), ("test.cap", False)])
 async def test_a_run_on_the_cluster_stops_repairs_only_if_it_changes_something(
     world: MakeWorld, action: str, goes_on: bool
 ) -> None:
@@ -204,6 +209,18 @@ async def test_a_run_on_the_cluster_stops_repairs_only_if_it_changes_something(
     assert ("other" in at.calls()) is goes_on
     await at.pass_time(4000)
     assert at.calls()["other"] == 1
+
+
+async def test_a_call_of_another_service_and_a_repair_do_not_wait_for_each_other(world: MakeWorld) -> None:
+    """Neither in flight nor in a queue."""
+    text = "playbook: report\non: {alert: Slow}\ntarget: cluster\nsteps: [{action: test.call, timeout: 1h}]\n"
+    at, _ = await begun(world, text, OTHER)
+    at.actions["other"].outcomes.append("hang")
+    await at.post(at.alert("Hot", node="n1"))
+    at.actions["call"].outcomes.append("hang")
+    await at.post(at.alert("Slow"))
+    await at.post(at.alert("Hot", node="n2"))
+    assert at.calls() == {"other": 2, "call": 1}
 
 
 async def test_the_timeout_also_ends_the_wait_for_the_target(world: MakeWorld) -> None:

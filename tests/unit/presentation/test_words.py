@@ -14,6 +14,7 @@ from trainmedic_server.presentation import questions, rows, runs, times
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 RUN = "01a2067f-0e28-7007-b926-e046f06b8a6f"
+OTHER_RUN = "01a2067f-0e28-7007-b926-e046f06b8a70"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,12 @@ UPCOMING: dict[str, Any] = {
     "now": "wait",
     "waits_for": f"job:llm-7, held by run {RUN}",
     "holder": RUN,
-    "held_by": {"playbook": "cap", "doing": "waits for Hot to resolve", "until": None},
+    "held_by": {
+        "playbook": "fence",
+        "doing": f"waits for node:n1, held by run {OTHER_RUN}",
+        "until": None,
+        "held_by": {"run_id": OTHER_RUN, "playbook": "cap", "doing": "waits for Hot to resolve", "held_by": None},
+    },
     "deadline": "2026-01-31T12:30:00Z",
     "at_deadline": "the run fails",
     "step": "slow",
@@ -72,7 +78,8 @@ def test_what_comes_next_is_one_sentence_on_each_surface() -> None:
     """The command line shortens the run's ID and the console links it. Text from outside is escaped."""
     line = story.next_line(UPCOMING, AT.isoformat())
     assert line == (
-        "at wait; waits for job:llm-7, held by run f06b8a6f; that run of cap waits for Hot to resolve; "
+        "at wait; waits for job:llm-7, held by run f06b8a6f; "
+        "that run of fence waits for node:n1, held by run f06b8a70; that run of cap waits for Hot to resolve; "
         "at the latest 12:30Z (in 30 min): the run fails; next slow: job.scale_lr factor=0.5 (only if <b>)"
     )
     told = runs.upcoming(UPCOMING)

@@ -37,7 +37,7 @@ end: 2h
 expect:
   - at: 1m
     runs: [{playbook: nightly, target: "node:n1", status: succeeded}]
-  - decisions: [started]
+  - decisions: [started, started]
     runs: [{status: succeeded}, {status: succeeded}]
     calls: [{action: notify, params: {message: check of n1}}, notify]
 """
@@ -134,3 +134,32 @@ def test_explain_shows_what_an_event_would_start(tmp_path: Path) -> None:
     (alert,) = explain.explain(library, registry.specs_only(), given_alerts.read(document, now), EngineLimits(), now)
     (explanation,) = alert.playbooks
     assert (explanation.matched, explanation.target, given_alerts.kept_back(document)) == (True, "node:r1-1", ())
+
+
+AGAIN = """\
+playbook: again
+on: {alert: Hot}
+target: node
+guards: {again: {after: 10m, times: 1}}
+steps:
+  - {action: node.facts}
+"""
+
+
+def test_further_runs_are_decisions_too(tmp_path: Path) -> None:
+    """In the order of time, next to those on alerts."""
+    test = """\
+alerts:
+  - {alert: {labels: {alertname: Hot, node: n1}}}
+  - {at: 20m, alert: {labels: {alertname: Hot, node: n2}}}
+end: 40m
+expect:
+  - {at: 5m, decisions: [started]}
+  - {at: 15m, decisions: [started, {target: "node:n1", decision: started}]}
+  - decisions:
+      - {target: "node:n1", decision: started}
+      - {target: "node:n1", decision: started}
+      - {target: "node:n2", decision: started}
+      - {target: "node:n2", decision: started}
+"""
+    assert failures(tmp_path, AGAIN, test) == []
