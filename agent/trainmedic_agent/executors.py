@@ -45,7 +45,7 @@ class Executor(Protocol):
 
     @property
     def queue(self) -> str:
-        """Worker queue: ``gpu``, ``disk``, ``facts`` or ``logs``."""
+        """Worker queue: ``gpu``, ``disk``, ``node``, ``facts`` or ``logs``."""
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:

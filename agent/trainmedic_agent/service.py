@@ -29,7 +29,7 @@ from trainmedic_agent.worker_queues import WorkerQueue
 
 log = logging.getLogger(__name__)
 
-QUEUES = ("gpu", "disk", "facts", "logs")
+QUEUES = ("gpu", "disk", "node", "facts", "logs")
 STOP_SECONDS = 8.0
 """Seconds for running commands on a stop. With the three times below it stays under the 20 s after which systemd kills
 the agent (``packaging/systemd``).

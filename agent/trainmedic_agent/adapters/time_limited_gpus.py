@@ -20,6 +20,7 @@ CARD_SECONDS = 4.0
 """A call takes milliseconds, on an overloaded node tenths of a second."""
 DRIVER_SECONDS = 20.0
 """Without persistence mode, opening takes 1-2 s per card."""
+RESET_SECONDS = 150.0
 _MOST_CALLS = 4
 """Concurrent calls to a card: two worker queues, presence, exporter."""
 _KEPT_IDLE = 2
@@ -164,6 +165,12 @@ class TimeLimitedGpus:
 
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._call_card(uuid, lambda: self._inner.read(uuid))
+
+    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+        try:
+            return self._calls.run(_DRIVER, lambda: self._inner.while_closed(uuid, act), RESET_SECONDS)
+        finally:
+            self._is_open = False
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         try:

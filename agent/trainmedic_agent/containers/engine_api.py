@@ -51,6 +51,10 @@ class ContainerEngine:
         """Remove a stopped container, not its volumes. The engine refuses if it runs."""
         self._ask("DELETE", f"/containers/{quote(name, safe='')}", seconds)
 
+    def restart_container(self, name: str, seconds: float) -> None:
+        """Stop it, by force after its own grace period, and start it. The engine answers once it was started."""
+        self._ask("POST", f"/containers/{quote(name, safe='')}/restart", seconds)
+
     def remove_image(self, name: str, seconds: float) -> None:
         """Remove an image by name or ID. The engine refuses if it is used."""
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)

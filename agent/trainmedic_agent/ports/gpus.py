@@ -4,10 +4,12 @@ are thread-safe, do not wait for other threads' calls, and raise only `trainmedi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, overload
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, overload
 
 from msgspec import Struct, field
+
+T = TypeVar("T")
 
 
 class GpuInfo(Struct, frozen=True):
@@ -177,6 +179,12 @@ class Gpus(Protocol):
 
     def read(self, uuid: str) -> GpuReading:
         """Return all readings. Raises GpuLost, GpuAbsent or DriverAbsent without any."""
+        ...
+
+    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+        """Return or raise the result of `act`, which resets the GPU while this process does not use the driver. Until
+        then other calls raise DriverAbsent. Raises GpuFailure, without `act`, if a call does not return.
+        """
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
