@@ -116,9 +116,7 @@ def test_a_reset_before_a_restart_of_the_agent_is_not_repeated(
     assert driver.resets() == [FIRST]
 
 
-def test_a_card_without_an_energy_counter_claims_less(
-    make_driver: Callable[..., Driver], intents: IntentBook
-) -> None:
+def test_a_card_without_an_energy_counter_claims_less(make_driver: Callable[..., Driver], intents: IntentBook) -> None:
     """No evidence is given that was not seen."""
     make_driver((Card(uuid="GPU-a", counts_energy=False),))
     gpus = NvmlGpus()

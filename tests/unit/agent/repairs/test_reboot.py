@@ -30,9 +30,7 @@ class Machine:
     def perform(self, command: AcceptedCommand) -> Mapping[str, Any]:
         asked = f'echo "$@" >> {self.directory}/asked; echo "Failed to set wall message" >&2; exit {self.ends_with}'
         shutdown = program(self.directory / "shutdown", asked)
-        executor = RebootExecutor(
-            IntentBook(self._journal), (str(shutdown),), lambda: self.boot, lambda: self.uptime
-        )
+        executor = RebootExecutor(IntentBook(self._journal), (str(shutdown),), lambda: self.boot, lambda: self.uptime)
         return executor.perform(command)
 
     def asked(self) -> list[str]:
