@@ -186,7 +186,7 @@ async def test_the_address_comes_from_the_inventory(caller: HttpxCaller, bmc: Bm
     assert output["power_state"] == "Off"
     with pytest.raises(PermanentFailure, match="the inventory has no attribute bmc of n1"):
         await power(caller, "on", attribute="bmc", **LOGIN)
-    with pytest.raises(TemporaryFailure, match="https://127.0.0.1"):
+    with pytest.raises(TemporaryFailure, match=r"https://127\.0\.0\.1"):
         await power(caller, "on", attribute="bmc", inventory={"bmc": served.removeprefix("http://")}, **LOGIN)
 
 

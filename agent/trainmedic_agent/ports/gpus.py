@@ -182,8 +182,8 @@ class Gpus(Protocol):
         ...
 
     def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
-        """Return or raise the result of `act`, which resets the GPU while this process does not use the driver. Until
-        then other calls raise DriverAbsent. Raises GpuFailure, without `act`, if a call does not return.
+        """Call `act`, which resets the GPU, with the driver closed. Other calls raise DriverAbsent. Raises GpuFailure,
+        without `act`, if a call does not return.
         """
         ...
 

@@ -42,9 +42,7 @@ class RestartContainerExecutor:
         self._engine = ContainerEngine(self._policy.socket)
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the container's state afterwards. Raises CommandRejected, CommandUnsupported, CommandFailed,
-        CommandInterrupted.
-        """
+        """Return the container's state afterwards."""
         command, time = accepted.command, RepairTime(accepted)
         name = str(parameters(command, ("container",))["container"])
         kept = self._intents.find(command.id)

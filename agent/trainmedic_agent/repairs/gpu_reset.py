@@ -36,9 +36,7 @@ class GpuResetExecutor:
         self._nvidia_smi = nvidia_smi
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return readings from before and after. Raises CommandRejected, CommandUnsupported, CommandFailed,
-        CommandInterrupted.
-        """
+        """Return readings from before and after."""
         command, time = accepted.command, RepairTime(accepted)
         parameters(command, ())
         uuid = self._uuid(command.target.get("gpu"))

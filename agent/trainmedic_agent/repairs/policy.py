@@ -39,7 +39,7 @@ class RestartPolicy(Struct, frozen=True):
 
 
 def read_restart(raw: object, faults: list[FieldFault]) -> RestartPolicy:
-    """Parse the part and append what is wrong with it to `faults`. After a fault the result must not be used."""
+    """Append what is wrong to `faults`. After a fault the result must not be used."""
     reader = MappingReader(("restart",), raw, faults)
     reader.refuse_unknown_keys(RestartPolicy.__struct_fields__)
     policy = RestartPolicy(

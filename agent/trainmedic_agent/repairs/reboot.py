@@ -37,9 +37,7 @@ class RebootExecutor:
         self._uptime = uptime
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return both boot IDs, after the restart. Raises CommandRejected, CommandUnsupported, CommandFailed,
-        CommandInterrupted.
-        """
+        """Return both boot IDs, after the restart."""
         command, time = accepted.command, RepairTime(accepted)
         parameters(command, ())
         boot, kept = self._boot(), self._intents.find(command.id)

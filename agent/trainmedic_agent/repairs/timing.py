@@ -15,7 +15,7 @@ from trainmedic_agent.executors import AcceptedCommand
 SETTLED_SECONDS = 2.0
 """Time for which a restarted program must run: one that fails at its start often ends sooner."""
 _REPLY_MARGIN = timedelta(seconds=5)
-_EVERY = 0.5
+LOOK_EVERY = 0.5
 
 
 class RepairTime:
@@ -36,7 +36,7 @@ class RepairTime:
         while not holds():
             if self.left() <= 0:
                 return False
-            self.pause(_EVERY)
+            self.pause(LOOK_EVERY)
         return True
 
     def pause(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class RepairTime:
             left = until - time.monotonic()
             if left <= 0:
                 return
-            time.sleep(min(left, _EVERY))
+            time.sleep(min(left, LOOK_EVERY))
 
 
 def parameters(command: Command, names: Sequence[str]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs import programs
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import UNIT, RestartPolicy
-from trainmedic_agent.repairs.timing import SETTLED_SECONDS, RepairTime, parameters
+from trainmedic_agent.repairs.timing import LOOK_EVERY, SETTLED_SECONDS, RepairTime, parameters
 
 _PROPERTIES = ("LoadState", "ActiveState", "SubState", "InvocationID", "MainPID", "Result", "Type")
 _SHOW_SECONDS = 20.0
@@ -29,10 +29,8 @@ class UnitState(Struct, frozen=True):
     kind: str
 
     @property
-    def is_well(self) -> bool:
-        """True while it is active, or after a oneshot service has succeeded."""
-        ended_well = self.kind == "oneshot" and self.active == "inactive" and self.result == "success"
-        return self.active == "active" or ended_well
+    def has_ended_well(self) -> bool:
+        return self.kind == "oneshot" and self.active == "inactive" and self.result == "success"
 
     def output(self) -> Mapping[str, Any]:
         return {
@@ -55,9 +53,7 @@ class RestartUnitExecutor:
         self._systemctl = systemctl
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the unit's state afterwards. Raises CommandRejected, CommandUnsupported, CommandFailed,
-        CommandInterrupted.
-        """
+        """Return the unit's state afterwards."""
         command, time = accepted.command, RepairTime(accepted)
         unit = str(parameters(command, ("unit",))["unit"])
         if not UNIT.fullmatch(unit):
@@ -72,9 +68,13 @@ class RestartUnitExecutor:
             kept = {"invocation": state.invocation}
             self._intents.keep(command.id, kept, utc_now())
         before = kept["invocation"]
-        if state.invocation == before:
+        is_restarted = state.invocation == before
+        if is_restarted:
             self._restart(unit, time)
-        after = self._settled(unit, before, time)
+        after = self._state(unit)
+        # systemd forgets the invocation of a oneshot unit that has ended; systemctl has waited for that end.
+        if not (is_restarted and after.has_ended_well):
+            after = self._settled(unit, before, time)
         return {"unit": unit, "invocation_id_before": before, **after.output(), "resumed": accepted.resumed}
 
     def _restart(self, unit: str, time: RepairTime) -> None:
@@ -86,22 +86,19 @@ class RestartUnitExecutor:
             )
 
     def _settled(self, unit: str, before: str, time: RepairTime) -> UnitState:
-        """Return the state of a new invocation that stays well. Raises CommandFailed."""
-
-        def is_new_and_well() -> bool:
-            state = self._state(unit)
-            return state.is_well and state.invocation != before
-
-        time.wait_for(is_new_and_well)
+        """Return the state of a new invocation that stays active."""
         first = self._state(unit)
-        if first.is_well and first.invocation != before:
+        while first.active in ("activating", "deactivating", "reloading") and time.left() > 0:
+            time.pause(LOOK_EVERY)
+            first = self._state(unit)
+        if first.active == "active" and first.invocation != before:
             time.pause(SETTLED_SECONDS)
         last = self._state(unit)
         if last.invocation == before:
             raise CommandFailed(
                 f"{unit} was not started again: its invocation ID is the one from before", last.output()
             )
-        if not last.is_well:
+        if last.active != "active":
             raise CommandFailed(f"{unit} was started again, and is {last.active} ({last.result})", last.output())
         if last.invocation != first.invocation:
             raise CommandFailed(f"{unit} was started again, and ended within {SETTLED_SECONDS:.0f} s", last.output())

@@ -87,7 +87,7 @@ class _Bmc:
         self._system = ids[chosen[0]]
 
     async def check(self, states: Sequence[str]) -> None:
-        """Raise PermanentFailure if the BMC does not offer what leads to all `states`."""
+        """Raise PermanentFailure if the BMC cannot lead to all `states`."""
         actions = (await self._get(self._system)).get("Actions")
         reset = actions.get(_RESET) if isinstance(actions, Mapping) else None
         offer = reset if isinstance(reset, Mapping) else {}
@@ -112,7 +112,6 @@ class _Bmc:
         return state
 
     def output(self) -> dict[str, Any]:
-        """Return the reset types that the BMC accepted, and the power states read, without repetitions."""
         state = self._states[-1] if self._states else None
         return {"power_state": state, "observed": list(self._states), "accepted": list(self._accepted)}
 
@@ -235,7 +234,7 @@ class NodePower(Irreversible, BasicAction):
 
 
 def _way(do: str, state: str) -> Sequence[str]:
-    """Return the states to reach one after the other."""
+    """Return the states to reach in turn."""
     if do == "power_cycle":
         return (_ON,) if state == _OFF else (_OFF, _ON)
     wanted = _ON if do == "on" else _OFF

@@ -103,7 +103,8 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         (
             "allow:\n  - gpu.powerlimit",
             "policy.yaml:2:5: allow.0: 'gpu.powerlimit' is not one of gpu.power_limit, disk.clean, "
-            "disk.prune_containers, node.restart_unit, node.restart_container, gpu.reset, node.reboot; did you mean 'gpu.power_limit'?",
+            "disk.prune_containers, node.restart_unit, node.restart_container, gpu.reset, node.reboot; "
+            "did you mean 'gpu.power_limit'?",
         ),
         (
             "allow: [node.facts]",

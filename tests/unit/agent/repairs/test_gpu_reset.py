@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,8 @@ def test_a_broken_gpu_is_reset_and_read_afterwards(driver: Driver, gpus: Gpus, r
     driver.ask_for(0, 1)
     driver.ecc(0, 3, 2)
     session = gpus.power(FIRST).session
+    refused = subprocess.run([*SMI, "--gpu-reset", "-i", FIRST], capture_output=True, text=True, check=False)
+    assert "in use by another client" in refused.stdout
     assert reset() == {
         "gpu": FIRST,
         "recovery_action_before": "reset",
@@ -69,7 +72,7 @@ def test_a_broken_gpu_is_reset_and_read_afterwards(driver: Driver, gpus: Gpus, r
 def test_a_gpu_that_a_process_uses_is_not_reset(driver: Driver, reset: Callable[..., Any]) -> None:
     """The refusal counts the processes; another GPU's do not matter."""
     driver.occupy(0, 4711, 4712)
-    with pytest.raises(CommandFailed, match="2 processes use GPU-00000000.*4711, 4712") as failed:
+    with pytest.raises(CommandFailed, match=r"2 processes use GPU-00000000.*4711, 4712") as failed:
         reset()
     assert failed.value.output["processes"] == 2
     assert driver.resets() == []

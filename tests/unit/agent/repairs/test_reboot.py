@@ -84,7 +84,7 @@ def test_a_system_that_refuses_is_quoted(machine: Machine) -> None:
 def test_a_command_from_before_the_boot_restarts_nothing_without_a_record(machine: Machine) -> None:
     """The journal may have been lost with the restart that this command caused."""
     machine.uptime = -5.0
-    with pytest.raises(CommandFailed, match="after the command was issued.*it is not restarted again"):
+    with pytest.raises(CommandFailed, match=r"after the command was issued.*it is not restarted again"):
         machine.perform(accepted("node.reboot"))
     assert machine.asked() == []
 
