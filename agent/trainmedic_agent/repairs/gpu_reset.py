@@ -84,6 +84,7 @@ class GpuResetExecutor:
             answer = self._gpus.while_closed(uuid, lambda: programs.run(argv, min(time.left(), _SMI_SECONDS)))
         except GpuError as error:
             raise CommandFailed(f"{uuid} was not reset, or it is unknown: {error}") from error
+        time.check_killed(answer)
         if answer.code != 0:
             raise CommandFailed(f"nvidia-smi did not reset {uuid}: {answer.said or f'exit code {answer.code}'}")
 

@@ -11,11 +11,14 @@ from trainmedic.wire.envelope import Command
 from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import CommandInterrupted, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.repairs.programs import ProgramAnswer
 
 SETTLED_SECONDS = 2.0
 """Time for which a restarted program must run: one that fails at its start often ends sooner."""
 _REPLY_MARGIN = timedelta(seconds=5)
 LOOK_EVERY = 0.5
+_STOP_SECONDS = 5.0
+"""systemd kills a stopping agent's programs at once; the agent's queues notice the stop seconds later."""
 
 
 class RepairTime:
@@ -38,6 +41,11 @@ class RepairTime:
                 return False
             self.pause(LOOK_EVERY)
         return True
+
+    def check_killed(self, answer: ProgramAnswer) -> None:
+        """Raise CommandInterrupted if the program was killed because the agent stops."""
+        if answer.code < 0:
+            self.pause(_STOP_SECONDS)
 
     def pause(self, seconds: float) -> None:
         """Raises CommandInterrupted if the agent stops."""

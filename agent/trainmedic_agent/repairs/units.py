@@ -79,6 +79,7 @@ class RestartUnitExecutor:
 
     def _restart(self, unit: str, time: RepairTime) -> None:
         answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.left())
+        time.check_killed(answer)
         if answer.code != 0:
             raise CommandFailed(
                 f"systemctl could not restart {unit}: {answer.said or f'exit code {answer.code}'}",

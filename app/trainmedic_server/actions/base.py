@@ -38,6 +38,7 @@ class BasicAction:
     is_hold: ClassVar[bool] = False
     leaves_results: ClassVar[bool] = False
     asks_first: ClassVar[bool] = False
+    changes_node: ClassVar[bool] = False
     promql: ClassVar[frozenset[str]] = frozenset()
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]

@@ -19,6 +19,7 @@ from trainmedic_server.ports.actions import Action
 class _NodeRepair(Irreversible, CommandAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     asks_first: ClassVar[bool] = True
+    changes_node: ClassVar[bool] = True
     waits_for_receiver: ClassVar[bool] = False
     """A node whose agent is absent needs another repair."""
 
@@ -55,6 +56,7 @@ class GpuReset(_NodeRepair):
     name: ClassVar[str] = "gpu.reset"
     summary: ClassVar[str] = "Reset a GPU that no process uses."
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.GPU})
+    changes_node: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=3)
     outputs: ClassVar[Mapping[str, Shape]] = GPU_RESET
 

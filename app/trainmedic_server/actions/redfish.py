@@ -190,6 +190,7 @@ class NodePower(Irreversible, BasicAction):
     summary: ClassVar[str] = "Turn a node on or off, or off and on, by Redfish."
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     asks_first: ClassVar[bool] = True
+    changes_node: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(minutes=5)
     Params: ClassVar[type[BaseModel]] = PowerParams
     outputs: ClassVar[Mapping[str, Shape]] = {"power_state": TEXT, "observed": TEXT_LIST, "accepted": TEXT_LIST}

@@ -164,6 +164,8 @@ class ActionTraits(Protocol):
     """True for an act that a person should approve: a playbook with it has mode ``approve`` unless it names a mode.
     Default: False.
     """
+    changes_node: ClassVar[bool]
+    """True if a run on a GPU locks the GPU's node. Default: False."""
     promql: ClassVar[frozenset[str]]
     """Parameters that are PromQL. Templates in them stand within quotes, and values are escaped. Default: none."""
 
