@@ -19,7 +19,7 @@ from trainmedic_server.actions import redfish
 from trainmedic_server.actions.redfish import NodePower, PowerParams
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 
@@ -72,7 +72,7 @@ def power(
         reason="",
         issued_at=now,
         deadline=now + timedelta(seconds=seconds),
-        alert=Alert.__new__(Alert),
+        alert=Alert("f" * 16, AlertStatus.FIRING, {"alertname": "NodeDown"}, {}, now),
         resumed=resumed,
         clearance=clearance,
     )

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 and NAMED_ENGINE is None, reason="Docker's daemon needs root; or name another engine's socket"
 )
 
+WORKS = ("sh", "-c", "trap 'exit 0' TERM; /busybox sleep 300 & wait")
+
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DockerEngine]:
@@ -57,13 +59,13 @@ def started_at(engine: DockerEngine, name: str = "exporter") -> str:
 
 
 def running(engine: DockerEngine, name: str = "exporter", *command: str, **host: Any) -> None:
-    engine.create(name, "service", *(command or ("sleep", "300")), **host)
+    engine.create(name, "service", *(command or WORKS), **host)
     engine.start(name)
 
 
 def test_a_container_is_started_again_and_stays(engine: DockerEngine, intents: IntentBook) -> None:
     """The engine's own times prove it. It ignores SIGTERM, and the engine ends it by force."""
-    running(engine)
+    running(engine, "exporter", "sleep", "300")
     before = started_at(engine)
     output = restart(engine, intents)
     assert (output["container"], output["running"], output["resumed"]) == ("exporter", True, False)

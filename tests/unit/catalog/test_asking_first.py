@@ -29,7 +29,7 @@ def test_these_actions_ask_first() -> None:
         "  - {action: node.facts}\non_failure:\n  - {action: node.reboot}",
         "  - action: node.restart_unit\n    with: {unit: a.service}",
         "  - action: http.request\n    with: {method: POST, url: https://a}\n"
-        "    undo: {action: node.power, with: {do: 'on', url: https://bmc}}",
+        "    undo: {action: node.power, with: {do: on, url: https://bmc}}",
     ],
 )
 def test_a_playbook_with_one_asks_unless_it_names_a_mode(steps: str) -> None:
