@@ -18,7 +18,7 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.ports.gpus import GpuReading, Gpus
 from trainmedic_agent.repairs import programs
 from trainmedic_agent.repairs.intents import IntentBook
-from trainmedic_agent.repairs.timing import RepairTime, parameters
+from trainmedic_agent.repairs.timing import LOOK_EVERY, RepairTime, parameters
 
 _STILL_BROKEN = ("reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot")
 """Recovery actions after which a reset has not helped."""
@@ -95,19 +95,16 @@ class GpuResetExecutor:
             return False
 
     def _verified(self, uuid: str, kept: Mapping[str, str], time: RepairTime) -> Mapping[str, Any]:
-        reading: GpuReading | None = None
-        problem = ""
-
-        def answers() -> bool:
-            nonlocal reading, problem
+        while True:
             try:
                 reading = self._gpus.read(uuid)
+                break
             except GpuError as error:
-                problem = str(error)
-            return reading is not None
-
-        if not time.wait_for(answers) or reading is None:
-            raise CommandFailed(f"nvidia-smi reported the reset of {uuid}, which does not answer since: {problem}")
+                if time.left() <= 0:
+                    raise CommandFailed(
+                        f"nvidia-smi reported the reset of {uuid}, which does not answer since: {error}"
+                    ) from error
+            time.pause(LOOK_EVERY)
         output = {
             "recovery_action_before": kept.get("recovery_action"),
             "recovery_action": reading.recovery_action,

@@ -22,7 +22,10 @@ class IntentBook:
 
     def find(self, command_id: str) -> Mapping[str, str] | None:
         rows = self._journal.rows("SELECT reading FROM intents WHERE command = ?", (command_id,))
-        return json.loads(rows[0][0]) if rows else None
+        if not rows:
+            return None
+        reading: Mapping[str, str] = json.loads(rows[0][0])
+        return reading
 
     def keep(self, command_id: str, reading: Mapping[str, str], now: datetime) -> None:
         """Persist a reading, and delete those of commands that the journal no longer knows."""
