@@ -94,10 +94,8 @@ class _Bmc:
         target, allowed = offer.get("target"), offer.get(_ALLOWED)
         if not isinstance(target, str) or not target.startswith(f"{self._system}/"):
             raise PermanentFailure(f"the BMC {self._base} offers no reset of {self._system}")
-        missing = [
-            kind for state in states if isinstance(allowed, list) and (kind := _RESET_TYPES[state]) not in allowed
-        ]
-        if missing:
+        kinds = [_RESET_TYPES[state] for state in states]
+        if isinstance(allowed, list) and (missing := [kind for kind in kinds if kind not in allowed]):
             told = ", ".join(map(str, allowed))[:200]
             raise PermanentFailure(f"the BMC {self._base} allows {told}, not {' and '.join(missing)}")
         self._target = target
