@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from trainmedic.errors import ConfigurationError
 from trainmedic_agent import privileges
@@ -17,6 +18,8 @@ from trainmedic_agent.errors import GpuTaken
 from trainmedic_agent.ports import gpus
 from trainmedic_core.gpu_names import normal_uuid
 from trainmedic_core.machine_locks import NameLock, holder_of
+
+T = TypeVar("T")
 
 
 class ExclusiveGpus:
@@ -62,6 +65,11 @@ class ExclusiveGpus:
 
     def links(self, uuid: str) -> gpus.GpuLinks:
         return self._inner.links(uuid)
+
+    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+        """Raises GpuTaken."""
+        self._require(uuid)
+        return self._inner.while_closed(uuid, act)
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         return self._inner.xids()

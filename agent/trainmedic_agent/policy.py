@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,18 @@ from trainmedic_agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cl
 from trainmedic_agent.health.health_policy import HealthPolicy, read_health
 from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_agent.repairs.policy import RestartPolicy, read_restart
 from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 
 READING = frozenset({"node.facts", "node.health", "logs.read"})
-CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
+CHANGING = (
+    *("gpu.power_limit", "disk.clean", "disk.prune_containers"),
+    *("node.restart_unit", "node.restart_container", "gpu.reset", "node.reboot"),
+)
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 _TAKES_BACK = frozenset({"gpu.power_limit"})
-_KEYS = ("allow", "power", "cleaning", "containers", "logs", "health")
+_KEYS = ("allow", "power", "cleaning", "containers", "restart", "logs", "health")
 _LONGEST_LEASE = timedelta(days=1)
 
 
@@ -49,6 +53,7 @@ class Policy(Struct, frozen=True):
 
     - ``allow``: allowed changing actions
     - ``containers``: None: nothing may be removed
+    - ``restart``: None: no unit or container may be restarted
     - ``logs``: None: the log reader is not loaded
     - ``health``: empty: no load test
     - ``source``: the file, if any
@@ -59,6 +64,7 @@ class Policy(Struct, frozen=True):
     power: PowerBounds = field(default_factory=PowerBounds)
     cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
     containers: ContainersPolicy | None = None
+    restart: RestartPolicy | None = None
     logs: LogsPolicy | None = None
     health: HealthPolicy = field(default_factory=HealthPolicy)
     source: str | None = None
@@ -106,16 +112,28 @@ def parse(text: str, source: str) -> Policy:
         power=_power(reader),
         cleaning=_cleaning(document.value, reader.faults),
         containers=_containers(document.value, reader.faults),
+        restart=_restart(document.value, reader.faults),
         logs=_logs(document.value, reader.faults),
         health=reader.optional("health", lambda raw: read_health(raw, reader.faults), HealthPolicy()),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
-    if "disk.prune_containers" in policy.allow and policy.containers is None and not reader.faults:
-        reader.fault(("allow",), "disk.prune_containers needs the part containers, which states what may be removed")
+    if not reader.faults:
+        for missing in _missing_parts(policy):
+            reader.fault(("allow",), missing)
     if reader.faults:
         raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
     return policy
+
+
+def _missing_parts(policy: Policy) -> Iterator[str]:
+    restart = policy.restart or RestartPolicy()
+    if "disk.prune_containers" in policy.allow and policy.containers is None:
+        yield "disk.prune_containers needs the part containers, which states what may be removed"
+    if "node.restart_unit" in policy.allow and not restart.units:
+        yield "node.restart_unit needs restart.units, which names the units"
+    if "node.restart_container" in policy.allow and not (restart.containers or restart.container_labels):
+        yield "node.restart_container needs restart.containers or restart.container_labels"
 
 
 def _action(raw: object) -> str:
@@ -163,6 +181,10 @@ def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
 def _containers(value: Any, faults: list[FieldFault]) -> ContainersPolicy | None:
     has_part = isinstance(value, Mapping) and "containers" in value
     return read_containers(value["containers"], faults) if has_part else None
+
+
+def _restart(value: Any, faults: list[FieldFault]) -> RestartPolicy | None:
+    return read_restart(value["restart"], faults) if isinstance(value, Mapping) and "restart" in value else None
 
 
 def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:

@@ -27,7 +27,7 @@ from trainmedic_agent.worker_queues import WorkerQueue
 
 log = logging.getLogger(__name__)
 
-QUEUES = ("gpu", "disk", "facts", "logs", "health")
+QUEUES = ("gpu", "disk", "node", "facts", "logs", "health")
 STOP_SECONDS = 8.0
 """Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``)."""
 _READ_SECONDS = 1.0

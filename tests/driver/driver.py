@@ -82,7 +82,7 @@ class _Gpu(ctypes.Structure):
     )
 
 
-class _State(ctypes.Structure):
+class State(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_uint64),
         ("generation", ctypes.c_uint64),
@@ -158,6 +158,15 @@ def library() -> Path:
     return built
 
 
+def reset_gpu(gpu: _Gpu) -> None:
+    """Errors that had to be cleared are, the limit is forgotten, and what was drawn counts anew."""
+    gpu.ecc[0][0] = gpu.ecc[0][1] = gpu.remapped[2] = gpu.lost = 0
+    gpu.limit_mw = gpu.default_mw
+    if gpu.recovery_action != _UNKNOWN_FIELD:
+        gpu.recovery_action = 0
+    gpu.energy_mj = min(gpu.energy_mj, 0)
+
+
 @dataclass
 class Driver:
     """GPUs in a file. Every method may be used while other processes use them; ``gpu`` is the place in `cards`."""
@@ -166,18 +175,18 @@ class Driver:
     cards: Sequence[Card]
     speed: float = 1.0
     _memory: mmap.mmap = field(init=False, repr=False)
-    _state: _State = field(init=False, repr=False)
+    _state: State = field(init=False, repr=False)
     _previous: str | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        os.truncate(self._file, ctypes.sizeof(_State))
-        self._memory = mmap.mmap(self._file, ctypes.sizeof(_State))
-        self._state = _State.from_buffer(self._memory)
+        os.truncate(self._file, ctypes.sizeof(State))
+        self._memory = mmap.mmap(self._file, ctypes.sizeof(State))
+        self._state = State.from_buffer(self._memory)
         self.log = self.path.with_name(f"{self.path.name}.log")
         self.log.write_bytes(b"")
         state = self._state
-        state.size, state.generation, state.speed = ctypes.sizeof(_State), 1, self.speed
+        state.size, state.generation, state.speed = ctypes.sizeof(State), 1, self.speed
         state.count, state.loaded, state.driver = len(self.cards), 1, b"570.86.15"
         for place, card in enumerate(self.cards):
             _fill(state.gpus[place], card)
@@ -268,13 +277,18 @@ class Driver:
             one.recovery_action = _UNKNOWN_FIELD if action is None else action
 
     def reset(self, gpu: int) -> None:
-        """As ``nvidia-smi --gpu-reset``: errors that had to be cleared are, and what was drawn counts anew."""
+        """As ``nvidia-smi --gpu-reset`` does."""
         with self._gpu(gpu) as one:
-            one.ecc[0][0] = one.ecc[0][1] = one.remapped[2] = one.lost = 0
-            if one.recovery_action != _UNKNOWN_FIELD:
-                one.recovery_action = 0
-            if one.energy_mj >= 0:
-                one.energy_mj = 0
+            reset_gpu(one)
+
+    def next_reset(self, how: str) -> None:
+        """The next reset by the stand-in for nvidia-smi fails, as that one describes."""
+        self.path.with_name(f"{self.path.name}.next").write_text(how)
+
+    def resets(self) -> list[str]:
+        """The UUIDs of the GPUs that the stand-in for nvidia-smi has reset, in order."""
+        log = self.path.with_name(f"{self.path.name}.resets")
+        return log.read_text().split() if log.exists() else []
 
     def lose(self, gpu: int, lost: bool = True) -> None:
         """It has fallen off the bus, or is back."""

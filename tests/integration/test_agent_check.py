@@ -101,6 +101,20 @@ def test_it_shows_what_the_node_offers(tmp_path: Path, policy: Path, driver: Dri
     assert "Warning: no signing key is set" in shown.stdout
 
 
+def test_it_names_what_repairs_lack(tmp_path: Path, driver: Driver) -> None:
+    """Programs, and the engine's socket."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "allow: [node.restart_unit, node.restart_container, gpu.reset, node.reboot]\n"
+        f"restart: {{units: [a.service], containers: [a], socket: {tmp_path}/none}}\n"
+    )
+    given = ("--policy", policy, "--redis", NO_REDIS, "--state-dir", tmp_path)
+    errors = " ".join(told(driver, *given, status=1, PATH="/nonexistent")["errors"])
+    for program in ("systemctl", "nvidia-smi", "shutdown"):
+        assert f"there is no program {program} in PATH" in errors
+    assert f"no container engine listens at {tmp_path}/none" in errors
+
+
 def test_a_mistake_in_the_policy_is_shown_where_it_is(tmp_path: Path, policy: Path, driver: Driver) -> None:
     """File, line and column; and the rest is looked at all the same."""
     policy.write_text(policy.read_text().replace("min_age", "min_ages"))

@@ -37,7 +37,10 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/test_slurm_actions.py",
         "tests/integration/test_slurm_scripts.py",
     ),
-    "a container engine (dockerd)": ("tests/integration/agent/test_container_leftovers.py",),
+    "a container engine (dockerd)": (
+        "tests/integration/agent/test_container_leftovers.py",
+        "tests/integration/agent/test_container_restart.py",
+    ),
     "trainings of several ranks": (
         "tests/integration/frameworks/test_lightning_ranks.py",
         "tests/integration/frameworks/test_ranks.py",

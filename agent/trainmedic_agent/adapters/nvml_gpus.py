@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -18,6 +18,8 @@ from trainmedic_agent.adapters.nvml_session import CallRunner, DirectCalls, Nvml
 from trainmedic_agent.errors import GpuAbsent, GpuError, GpuFailure, GpuLost, NotSupported
 from trainmedic_agent.ports import gpus
 from trainmedic_core.gpu_names import normal_pci, normal_uuid
+
+T = TypeVar("T")
 
 _ENDS_READING = (*STALE, *CARD_GONE)
 
@@ -79,6 +81,11 @@ class NvmlGpus:
         with contextlib.suppress(GpuError), self._nvml.open() as session:  # without a driver: earlier counts
             self._drain_xids(session)
         return {uuid: dict(counts) for uuid, counts in self._xids.copy().items()}
+
+    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+        self.xids()  # those pending would be lost
+        with self._nvml.released(uuid):
+            return act()
 
     def close(self) -> None:
         self._nvml.close()

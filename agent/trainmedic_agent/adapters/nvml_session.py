@@ -20,7 +20,7 @@ import pynvml
 from msgspec import Struct, field
 
 from trainmedic_agent.adapters.nvml_errors import CARD_GONE, STALE, UNAVAILABLE, call_error, driver_error
-from trainmedic_agent.errors import DriverAbsent, GpuAbsent, GpuLost, GpuStuck
+from trainmedic_agent.errors import DriverAbsent, GpuAbsent, GpuFailure, GpuLost, GpuStuck
 from trainmedic_agent.ports import gpus
 from trainmedic_core.gpu_names import normal_pci, normal_uuid
 
@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 _REOPEN_SECONDS = 60.0
 """Seconds between reopenings for a lost GPU."""
+_RELEASE_SECONDS = 5.0
 
 
 class CallRunner(Protocol):
@@ -81,6 +82,8 @@ class NvmlSessions:
         self._calls = calls
         self._process = uuids.uuid4().hex[:12]
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._released_for: str | None = None
         self._session: NvmlSession | None = None
         self._is_stale = False
         self._in_flight = 0
@@ -129,12 +132,36 @@ class NvmlSessions:
         finally:
             with self._lock:
                 self._in_flight -= 1
+                self._ended.notify_all()
+
+    @contextlib.contextmanager
+    def released(self, uuid: str) -> Iterator[None]:
+        """Keep NVML closed in the block, which resets the card. Raises GpuFailure if a call does not return."""
+        with self._lock:
+            if self._released_for is not None:
+                raise GpuFailure(f"{self._released_for} is being reset; try again")
+            self._released_for = uuid
+            try:
+                if not self._ended.wait_for(lambda: self._in_flight == 0, _RELEASE_SECONDS) or self._calls.stuck():
+                    raise GpuFailure("a call to the driver does not return, so NVML cannot be closed")
+                self._shut_down()
+            except BaseException:
+                self._released_for = None
+                raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._released_for = None
+                self._times_lost[uuid] += 1
 
     def close(self) -> None:
         with self._lock:
             self._shut_down()
 
     def _current(self) -> NvmlSession:
+        if self._released_for is not None:
+            raise DriverAbsent(f"the driver is not used here while {self._released_for} is reset; try again")
         session = self._session
         if session is not None and self._in_flight == 0 and not self._calls.stuck():
             has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS

@@ -20,6 +20,7 @@ CARD_SECONDS = 4.0
 """Seconds; a call takes milliseconds."""
 DRIVER_SECONDS = 20.0
 """Seconds; without persistence mode, opening takes 1-2 s per card."""
+RESET_SECONDS = 150.0
 _MOST_CALLS = 5
 """Concurrent calls to a card: three worker queues, presence, exporter."""
 _KEPT_IDLE = 2
@@ -167,6 +168,12 @@ class TimeLimitedGpus:
 
     def links(self, uuid: str) -> gpus.GpuLinks:
         return self._call_card(uuid, lambda: self._inner.links(uuid))
+
+    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+        try:
+            return self._calls.run(_DRIVER, lambda: self._inner.while_closed(uuid, act), RESET_SECONDS)
+        finally:
+            self._is_open = False
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         try:

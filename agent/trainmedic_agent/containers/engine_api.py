@@ -51,6 +51,10 @@ class ContainerEngine:
         """Remove a stopped container, not its volumes."""
         self._ask("DELETE", f"/containers/{quote(name, safe='')}", seconds)
 
+    def restart_container(self, name: str, seconds: float) -> None:
+        """Stop it, by force after its own grace period, and start it. The engine answers once it was started."""
+        self._ask("POST", f"/containers/{quote(name, safe='')}/restart", seconds)
+
     def remove_image(self, name: str, seconds: float) -> None:
         """Remove an image by name or ID, unless it is used."""
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)
@@ -76,7 +80,7 @@ class ContainerEngine:
             return json.loads(body) if body.strip() else None
         except FileNotFoundError as error:
             raise CommandUnsupported(
-                f"no container engine listens at {self._path}; name its socket in the policy, as containers.socket"
+                f"no container engine listens at {self._path}; name its socket in the policy"
             ) from error
         except PermissionError as error:
             raise CommandUnsupported(
@@ -103,13 +107,13 @@ class _SocketConnection(http.client.HTTPConnection):
 
 def _mapping(answer: object) -> Mapping[str, Any]:
     if not isinstance(answer, Mapping):
-        raise CommandFailed("the container engine's answer is no JSON object, so nothing more was removed")
+        raise CommandFailed("the container engine's answer is no JSON object")
     return answer
 
 
 def _listed(answer: object) -> list[Mapping[str, Any]]:
     if not isinstance(answer, list) or not all(isinstance(entry, Mapping) for entry in answer):
-        raise CommandFailed("the container engine's answer is no list of objects, so nothing more was removed")
+        raise CommandFailed("the container engine's answer is no list of objects")
     return answer
 
 

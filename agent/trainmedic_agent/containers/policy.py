@@ -49,7 +49,7 @@ def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
     return ContainersPolicy(
         remove=frozenset(reader.each("remove", mapping_reader.one_of(Leftover), required=True)),
         min_age=reader.required("min_age", _age, _LEAST_AGE),
-        socket=reader.optional("socket", _socket, DEFAULT_SOCKET),
+        socket=reader.optional("socket", socket_path, DEFAULT_SOCKET),
         keep=keep,
     )
 
@@ -61,7 +61,7 @@ def _age(raw: object) -> timedelta:
     return age
 
 
-def _socket(raw: object) -> str:
+def socket_path(raw: object) -> str:
     path = mapping_reader.text(raw)
     if not path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
         raise ValueError(f"{path!r} must be the absolute path of the engine's socket, such as {DEFAULT_SOCKET}")

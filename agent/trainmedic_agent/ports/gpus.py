@@ -6,10 +6,12 @@ for other threads' calls, and raise only `trainmedic_agent.errors.GpuError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, overload
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, overload
 
 from msgspec import Struct, field
+
+T = TypeVar("T")
 
 
 class GpuInfo(Struct, frozen=True):
@@ -204,6 +206,12 @@ class Gpus(Protocol):
 
     def links(self, uuid: str) -> GpuLinks:
         """Raises as `read`."""
+        ...
+
+    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+        """Call `act`, which resets the GPU, with the driver closed. Other calls raise DriverAbsent. Raises GpuFailure,
+        without `act`, if a call does not return.
+        """
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:

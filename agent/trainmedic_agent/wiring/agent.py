@@ -37,6 +37,11 @@ from trainmedic_agent.power.control import PowerControl
 from trainmedic_agent.power.executors import PowerLimitExecutor, RenewLeaseExecutor
 from trainmedic_agent.power.lease_expiry import LeaseExpiry
 from trainmedic_agent.power.ledger import PowerLedger
+from trainmedic_agent.repairs.containers import RestartContainerExecutor
+from trainmedic_agent.repairs.gpu_reset import GpuResetExecutor
+from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.reboot import RebootExecutor
+from trainmedic_agent.repairs.units import RestartUnitExecutor
 from trainmedic_agent.service import Agent, AgentParts
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring.node_gpus import own_gpus
@@ -92,7 +97,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
         ledger = PowerLedger(context.journal)
         control = PowerControl(gpus, ledger, policy.power)
         agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
-        record = GpuRecord(context.journal)
+        record, intents = GpuRecord(context.journal), IntentBook(context.journal)
         logs, search = _log_reading(settings, context, gpus, record)
         health = RecordedHealth(node_checker(gpus), HealthRecord(context.journal))
 
@@ -109,6 +114,10 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     RenewLeaseExecutor(control),
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     PruneContainersExecutor(policy.containers),
+                    RestartUnitExecutor(policy.restart, intents),
+                    RestartContainerExecutor(policy.restart, intents),
+                    GpuResetExecutor(gpus, intents),
+                    RebootExecutor(intents),
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
                     NodeHealthExecutor(settings.node, health, record, policy.health),
                     search,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def check(settings: AgentSettings) -> CheckReport:
     _power(policy, own, report)
     _cleaning(policy, settings.state_dir, own, report)
     _containers(policy, report)
+    _repairs(policy, own, report)
     _logs(policy, settings, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
@@ -160,6 +162,21 @@ def _containers(policy: Policy, report: CheckReport) -> None:
         ContainerEngine(containers.socket).info(_ENGINE_SECONDS)
     except (CommandNotExecuted, EngineAnswer) as error:
         report.errors.append(str(error))
+
+
+def _repairs(policy: Policy, own: Privileges, report: CheckReport) -> None:
+    needed = {"node.restart_unit": "systemctl", "gpu.reset": "nvidia-smi", "node.reboot": "shutdown"}
+    for action, program in needed.items():
+        if policy.allows(action) and shutil.which(program) is None:
+            report.errors.append(f"the policy allows {action}, and there is no program {program} in PATH")
+    if policy.allows("gpu.reset") and own.user != "root":
+        report.errors.append(f"the policy allows gpu.reset, which needs root, not the user {own.user}; {_ASK_AS}")
+    restart = policy.restart
+    if restart is not None and policy.allows("node.restart_container"):
+        try:
+            ContainerEngine(restart.socket).info(_ENGINE_SECONDS)
+        except (CommandNotExecuted, EngineAnswer) as error:
+            report.errors.append(str(error))
 
 
 def _logs(policy: Policy, settings: AgentSettings, report: CheckReport) -> None:

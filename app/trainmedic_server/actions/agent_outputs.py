@@ -75,3 +75,33 @@ NODE_HEALTH: Mapping[str, Shape] = {
     "learning": TEXT_LIST,
     "checks": Each(dict.fromkeys(("name", "part", "verdict", "observed", "expected"), TEXT), is_list=True),
 }
+
+_REASON = {"reason": TEXT}
+
+RESTARTED_UNIT: Mapping[str, Shape] = {
+    **dict.fromkeys(("unit", "invocation_id_before", "invocation_id", "active_state", "sub_state"), TEXT),
+    "main_pid": NUMBER,
+    "resumed": BOOLEAN,
+    **_REASON,
+}
+
+RESTARTED_CONTAINER: Mapping[str, Shape] = {
+    **dict.fromkeys(("container", "id", "started_at_before", "started_at"), TEXT),
+    "running": BOOLEAN,
+    "resumed": BOOLEAN,
+    **_REASON,
+}
+
+GPU_RESET: Mapping[str, Shape] = {
+    **dict.fromkeys(("gpu", "recovery_action_before", "recovery_action"), TEXT),
+    "energy_restarted": BOOLEAN,
+    "processes": NUMBER,
+    "resumed": BOOLEAN,
+    **_REASON,
+}
+
+REBOOT: Mapping[str, Shape] = {
+    **dict.fromkeys(("boot_id_before", "boot_id"), TEXT),
+    "uptime_seconds": NUMBER,
+    **_REASON,
+}

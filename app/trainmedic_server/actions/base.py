@@ -33,6 +33,8 @@ class BasicAction:
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
     leaves_results: ClassVar[bool] = False
+    asks_first: ClassVar[bool] = False
+    changes_node: ClassVar[bool] = False
     promql: ClassVar[frozenset[str]] = frozenset()
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]

@@ -49,7 +49,7 @@ _GATEWAY = frozenset({502, 504})
 """After these statuses of a gateway, the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
-def _url(text: str) -> str:
+def safe_url(text: str) -> str:
     """Reject a URL that could lead elsewhere than it appears to. Errors omit it: it may contain a password."""
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
@@ -130,7 +130,7 @@ class HttpParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(description="The HTTP method.")
-    url: Annotated[str, Field(max_length=8192), AfterValidator(_url)] = Field(
+    url: Annotated[str, Field(max_length=8192), AfterValidator(safe_url)] = Field(
         description="URL. Scheme and host are literal; an expression may only follow the host's '/', "
         "and ends in `| urlencode`. No user name or password."
     )
@@ -272,7 +272,7 @@ def _check_url_template(text: str) -> None:
             raise ValueError("a URL has expressions ({{ … }}), not statements ({% … %})")
         pieces.extend(part.nodes)
     if len(pieces) == 1 and isinstance(pieces[0], nodes.TemplateData):
-        _url(text)
+        safe_url(text)
         return
     first = pieces[0].data if pieces and isinstance(pieces[0], nodes.TemplateData) else ""
     if not re.match(r"^https?://[^/?#\s\\@]+/", first):

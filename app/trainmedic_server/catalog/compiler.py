@@ -48,6 +48,7 @@ from trainmedic_server.domain.playbook import (
     PHASES,
     PROMETHEUS_QUERY,
     ActionStep,
+    Mode,
     Playbook,
     TargetParts,
     UndoTrigger,
@@ -101,6 +102,7 @@ class _Compilation:
         self._is_group = playbook_target.is_group(raw.get("target"))
         self._has_jobs = _mapping(raw.get("target")).get(JOBS) == ON_NODE
         self._on_jobs: set[DocumentPath] = set()
+        self._asks_first = False
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
         self._own_names = scope_check.names_of_beginning(trigger)
@@ -120,6 +122,8 @@ class _Compilation:
         self._constants(self._vars, ("vars",))
         self._cut_texts()
         if isinstance(definition, Playbook):
+            if self._asks_first and "mode" not in raw:
+                definition = definition.model_copy(update={"mode": Mode.APPROVE})
             for path, message in definition_check.problems(definition):
                 self._problem(path, message)
         if self.problems or not isinstance(definition, Playbook):
@@ -365,6 +369,7 @@ class _Compilation:
         if action is None:
             hint = did_you_mean(name, self.actions.names()) or written_actions.of_prefix(name, self.actions)
             self._problem((*path, "action"), f"there is no action {name!r}{hint}")
+        self._asks_first |= getattr(action, "asks_first", False)
         return action
 
     def _call(

@@ -1,8 +1,8 @@
 """Claims of runs and attempts, from their actions.
 
-A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU.
-Without changes it locks nothing, except on a job; neither do calls of other services on the cluster. Unknown actions
-count as changing. Further targets are locked with the first.
+A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU. One
+on a GPU that changes the whole node locks the node. Without changes it locks nothing, except on a job; neither do calls
+of other services on the cluster. Unknown actions count as changing. Further targets are locked with the first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> 
     if _is_elsewhere(action_class):
         return [Claim(target, nothing=target.kind is TargetKind.CLUSTER) for target in targets]
     if not _is_of_disks(action_class):
-        return [Claim(target) for target in targets]
+        return [Claim(_whole_node(target) if _is_of_node(action_class) else target) for target in targets]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
 
 
@@ -78,7 +78,16 @@ def _claim_of_one(target: Target, names: Iterable[str], actions: Actions) -> Cla
         return Claim(target, nothing=True)
     if target.kind is TargetKind.NODE and target.node is not None and all(map(_is_of_disks, changing)):
         return Claim.of_disks(target.node)
-    return Claim(target)
+    return Claim(_whole_node(target) if any(map(_is_of_node, changing)) else target)
+
+
+def _whole_node(target: Target) -> Target:
+    is_gpu = target.kind is TargetKind.GPU and target.node is not None
+    return Target(TargetKind.NODE, node=target.node) if is_gpu else target
+
+
+def _is_of_node(action_class: type[Action] | None) -> bool:
+    return bool(getattr(action_class, "changes_node", False))
 
 
 def _is_elsewhere(action_class: type[Action] | None) -> bool:

@@ -93,6 +93,8 @@ class Services(Struct, frozen=True):
     routes: MessageRoutes = field(default_factory=MessageRoutes)
     may_connect: Callable[[str], bool] = lambda job: True
     """Returns whether the job was connected lately. True if unknown."""
+    inventory_of: Callable[[str], Mapping[str, str]] = lambda node: {}
+    """Returns a node's attributes in the inventory file."""
     slurm_id_of: Callable[[str], str | None] = lambda job: None
     """None if unknown."""
 
@@ -150,6 +152,12 @@ class ActionTraits(Protocol):
     """
     leaves_results: ClassVar[bool]
     """True if each attempt leaves something, such as a message. Waits never repeat it. Default: False."""
+    asks_first: ClassVar[bool]
+    """True for an act that a person should approve: a playbook with it has mode ``approve`` unless it names a mode.
+    Default: False.
+    """
+    changes_node: ClassVar[bool]
+    """True if a run on a GPU locks the GPU's node. Default: False."""
     promql: ClassVar[frozenset[str]]
     """Parameters that are PromQL. Templates in them stand within quotes, and values are escaped. Default: none."""
 

@@ -92,6 +92,11 @@ _SAYS: Mapping[str, Says] = {
     "slurm.cancel": _plainly("cancel {on} in Slurm"),
     "launcher.exclude_node": _on_node("exclude {node} from the job's next attempts"),
     "launcher.include_node": _on_node("allow {node} in the job's next attempts again"),
+    "node.restart_unit": lambda params, on: f"restart the unit {plain(params.get('unit', ''))} on {on}",
+    "node.restart_container": lambda params, on: f"restart the container {plain(params.get('container', ''))} on {on}",
+    "gpu.reset": _plainly("reset {on} if no process uses it"),
+    "node.reboot": _plainly("restart {on}"),
+    "node.power": lambda params, on: f"turn {on} {_POWER.get(str(params.get('do')), 'on or off')}",
     "node.facts": _plainly("read the state of {on}; this changes nothing"),
     "node.health": lambda params, on: (
         f"check the health of {on}{' under load' if params.get('level') == 'burn' else ''}; this changes nothing"
@@ -102,6 +107,8 @@ _SAYS: Mapping[str, Says] = {
 }
 
 
+_POWER: Mapping[str, str] = {"power_cycle": "off and on again", "on": "on", "off": "off"}
+
 _PAST: Mapping[str, str] = {
     "cancel": "cancelled",
     "drain": "drained",
@@ -109,7 +116,7 @@ _PAST: Mapping[str, str] = {
     "stop": "stopped",
     "take": "took",
     "write": "wrote",
-    **{word: word for word in ("let", "read")},
+    **{word: word for word in ("let", "read", "reset")},
 }
 """By the first word, where it is not formed with -d or -ed."""
 

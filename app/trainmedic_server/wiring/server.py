@@ -226,7 +226,7 @@ class TrainmedicServer:
             cluster, cluster_topology, pods = await self._cluster(stack, store.fence)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             slurm, slurm_topology = await self._slurm(stack, store.fence)
-            services = await self._services(stack, bus, alerts, cluster, cluster_topology, slurm, prometheus)
+            services = await self._services(stack, bus, alerts, cluster, cluster_topology, slurm, prometheus, written)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             notifications.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
@@ -363,6 +363,7 @@ class TrainmedicServer:
         cluster_topology: Callable[[], ClusterTopology],
         slurm: SlurmRest | None,
         prometheus: PrometheusApi | None,
+        written: WrittenTopology,
     ) -> Services:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
@@ -380,6 +381,7 @@ class TrainmedicServer:
             slurm=slurm,
             metrics=prometheus,
             may_connect=self._may_connect,
+            inventory_of=lambda node: written.attributes_by_node.get(node, {}),
             slurm_id_of=lambda job: self._job_watch.slurm_id_of(job) if self._job_watch else None,
         )
 

@@ -53,10 +53,13 @@ def test_the_example_policy_has_every_rule_that_a_playbook_names(policy: policie
 def test_what_the_example_policy_leaves_to_be_switched_on_can_be_switched_on() -> None:
     """The commented parts are valid, and are those that the shipped playbooks name."""
     text = EXAMPLE.read_text()
-    for start, end in (("    # shrink-large-logs:", "\n\n"), ("# containers:", "\n\n")):
+    for start, end in (("    # shrink-large-logs:", "\n\n"), ("# containers:", "\n\n"), ("# restart:", "\n\n")):
         part = text[text.index(start) :].partition(end)[0]
         text = text.replace(part, re.sub(r"^( *)# ", r"\1", part, flags=re.MULTILINE))
-    policy = policies.parse(text.replace("disk.clean]", "disk.clean, disk.prune_containers]"), "policy.yaml")
+    policy = policies.parse(
+        text.replace("disk.clean]", "disk.clean, disk.prune_containers, node.restart_unit, node.restart_container]"),
+        "policy.yaml",
+    )
     assert policy.cleaning.rules["shrink-large-logs"].keep_tail == 20_000_000
     assert policy.containers is not None
 

@@ -52,6 +52,17 @@ def test_leftovers_of_containers_are_read() -> None:
     assert containers.keep == ("*/base:*",)
 
 
+def test_what_may_be_restarted_is_read() -> None:
+    """By full names and patterns of names, and by labels."""
+    text = "allow: [node.restart_unit]\nrestart: {units: ['a@*.service', b.service], container_labels: [restart=yes]}"
+    restart = parse(text, "p").restart
+    assert restart is not None
+    assert all(map(restart.allows_unit, ("a@1.service", "b.service")))
+    assert not any(map(restart.allows_unit, ("a.service", "ab.service")))
+    assert restart.allows_container("exporter", {"restart": "yes"})
+    assert not restart.allows_container("exporter", {"restart": "no"})
+
+
 def test_no_policy_allows_reading_alone() -> None:
     """Which needs no permission, with a policy or without."""
     assert Policy().allows("node.facts")
@@ -92,7 +103,8 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         (
             "allow:\n  - gpu.powerlimit",
             "policy.yaml:2:5: allow.0: 'gpu.powerlimit' is not one of gpu.power_limit, disk.clean, "
-            "disk.prune_containers; did you mean 'gpu.power_limit'?",
+            "disk.prune_containers, node.restart_unit, node.restart_container, gpu.reset, node.reboot; "
+            "did you mean 'gpu.power_limit'?",
         ),
         (
             "allow: [node.facts]",
@@ -111,6 +123,23 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         (
             "allow: [disk.prune_containers]",
             "policy.yaml:1:8: allow: disk.prune_containers needs the part containers, which states what may be removed",
+        ),
+        (
+            "allow: [node.restart_unit]\nrestart: {containers: [exporter]}",
+            "policy.yaml:1:8: allow: node.restart_unit needs restart.units, which names the units",
+        ),
+        (
+            "allow: [node.restart_container]",
+            "policy.yaml:1:8: allow: node.restart_container needs restart.containers or restart.container_labels",
+        ),
+        (
+            "restart: {units: [sshd]}",
+            "policy.yaml:1:19: restart.units.0: 'sshd' must be the name or pattern of a service, such as "
+            "nvidia-persistenced.service",
+        ),
+        (
+            "restart: {container_labels: [restart]}",
+            "policy.yaml:1:30: restart.container_labels.0: 'restart' must be a label with its value",
         ),
         ("containers: {min_age: 7d}", "policy.yaml:1:13: containers: remove is missing"),
         (

@@ -1,0 +1,1 @@
+"""Repairs of a node within its policy: restarts of units and containers, GPU reset, reboot."""

@@ -1,0 +1,132 @@
+"""Executor of ``gpu.reset``, by ``nvidia-smi``: NVML has no public function for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainmedic.wire.steady_time import utc_now
+from trainmedic_agent.errors import (
+    CommandFailed,
+    CommandRejected,
+    CommandUnsupported,
+    GpuAbsent,
+    GpuError,
+    NotSupported,
+)
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.ports.gpus import GpuReading, Gpus
+from trainmedic_agent.repairs import programs
+from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.timing import LOOK_EVERY, RepairTime, parameters
+
+_STILL_BROKEN = ("reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot")
+"""Recovery actions after which a reset has not helped."""
+_SMI_SECONDS = 120.0
+_SHOWN = 4
+
+
+class GpuResetExecutor:
+    action = "gpu.reset"
+    queue = "gpu"
+
+    def __init__(self, gpus: Gpus, intents: IntentBook, nvidia_smi: Sequence[str] = ("nvidia-smi",)) -> None:
+        self._gpus = gpus
+        self._intents = intents
+        self._nvidia_smi = nvidia_smi
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        """Return readings from before and after."""
+        command, time = accepted.command, RepairTime(accepted)
+        parameters(command, ())
+        uuid = self._uuid(command.target.get("gpu"))
+        kept = self._intents.find(command.id)
+        if kept is None:
+            kept = _kept(self._before(uuid))
+            self._intents.keep(command.id, kept, utc_now())
+        if not self._has_restarted(uuid, kept):
+            self._refuse_used(uuid)
+            self._reset(uuid, time)
+        return {"gpu": uuid, **self._verified(uuid, kept, time), "resumed": accepted.resumed}
+
+    def _uuid(self, name: object) -> str:
+        if not isinstance(name, str) or not name.strip():
+            raise CommandRejected("the target names no GPU: gpu must be a UUID, a PCI address or an index")
+        try:
+            return self._gpus.find(name).uuid
+        except (GpuAbsent, NotSupported) as error:
+            raise CommandRejected(str(error)) from error
+        except GpuError as error:
+            raise CommandFailed(str(error)) from error
+
+    def _refuse_used(self, uuid: str) -> None:
+        try:
+            pids = self._gpus.processes(uuid)
+        except NotSupported as error:
+            raise CommandUnsupported(f"{uuid} does not report its processes, so it is not reset: {error}") from error
+        except GpuError as error:
+            raise CommandFailed(f"it is unknown whether processes use {uuid}, so it is not reset: {error}") from error
+        if pids:
+            shown = ", ".join(map(str, pids[:_SHOWN])) + (", …" if len(pids) > _SHOWN else "")
+            raise CommandFailed(
+                f"{len(pids)} processes use {uuid}, so it is not reset: {shown}", {"gpu": uuid, "processes": len(pids)}
+            )
+
+    def _before(self, uuid: str) -> GpuReading:
+        try:
+            return self._gpus.read(uuid)
+        except GpuError as error:
+            raise CommandFailed(f"{uuid} cannot be read, so it is not reset: {error}") from error
+
+    def _reset(self, uuid: str, time: RepairTime) -> None:
+        argv = [*self._nvidia_smi, "--gpu-reset", "-i", uuid]
+        try:
+            answer = self._gpus.while_closed(uuid, lambda: programs.run(argv, min(time.left(), _SMI_SECONDS)))
+        except GpuError as error:
+            raise CommandFailed(f"{uuid} was not reset, or it is unknown: {error}") from error
+        time.check_killed(answer)
+        if answer.code != 0:
+            raise CommandFailed(f"nvidia-smi did not reset {uuid}: {answer.said or f'exit code {answer.code}'}")
+
+    def _has_restarted(self, uuid: str, kept: Mapping[str, str]) -> bool:
+        try:
+            return _energy_restarted(kept, self._gpus.read(uuid)) is True
+        except GpuError:
+            return False
+
+    def _verified(self, uuid: str, kept: Mapping[str, str], time: RepairTime) -> Mapping[str, Any]:
+        while True:
+            try:
+                reading = self._gpus.read(uuid)
+                break
+            except GpuError as error:
+                if time.left() <= 0:
+                    raise CommandFailed(
+                        f"nvidia-smi reported the reset of {uuid}, which does not answer since: {error}"
+                    ) from error
+            time.pause(LOOK_EVERY)
+        output = {
+            "recovery_action_before": kept.get("recovery_action"),
+            "recovery_action": reading.recovery_action,
+            "energy_restarted": _energy_restarted(kept, reading),
+        }
+        if reading.recovery_action in _STILL_BROKEN:
+            raise CommandFailed(
+                f"after the reset of {uuid} its driver still asks for {reading.recovery_action}",
+                {"gpu": uuid, **output},
+            )
+        return {name: value for name, value in output.items() if value is not None}
+
+
+def _kept(reading: GpuReading) -> dict[str, str]:
+    values = {"energy_mj": reading.energy_mj, "recovery_action": reading.recovery_action}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _energy_restarted(kept: Mapping[str, str], reading: GpuReading) -> bool | None:
+    """Return whether the energy counter is lower than before, None if the card has none. False proves nothing: the
+    counter may have passed its earlier value.
+    """
+    if "energy_mj" not in kept or reading.energy_mj is None:
+        return None
+    return reading.energy_mj < int(kept["energy_mj"])

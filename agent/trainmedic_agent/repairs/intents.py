@@ -1,0 +1,35 @@
+"""Readings from before an act, on disk before it. A resumed command compares them with the present, so that it does not
+act twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+
+from trainmedic_agent.journal import KEPT_SECONDS, Journal
+
+_TABLES = ("CREATE TABLE intents (command TEXT PRIMARY KEY, at REAL NOT NULL, reading TEXT NOT NULL) WITHOUT ROWID",)
+
+
+class IntentBook:
+    """Every method raises JournalUnavailable; then nothing may be done."""
+
+    def __init__(self, journal: Journal) -> None:
+        journal.install("intents", [_TABLES])
+        self._journal = journal
+
+    def find(self, command_id: str) -> Mapping[str, str] | None:
+        rows = self._journal.rows("SELECT reading FROM intents WHERE command = ?", (command_id,))
+        if not rows:
+            return None
+        reading: Mapping[str, str] = json.loads(rows[0][0])
+        return reading
+
+    def keep(self, command_id: str, reading: Mapping[str, str], now: datetime) -> None:
+        """Persist a reading, and delete those of commands that the journal no longer knows."""
+        with self._journal.transaction() as connection:
+            connection.execute("DELETE FROM intents WHERE at < ?", (now.timestamp() - KEPT_SECONDS,))
+            values = (command_id, now.timestamp(), json.dumps(dict(reading)))
+            connection.execute("INSERT OR REPLACE INTO intents VALUES (?, ?, ?)", values)

@@ -1,0 +1,73 @@
+"""Parameters and time limits that repairs share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic.wire.envelope import Command
+from trainmedic.wire.steady_time import utc_now
+from trainmedic_agent.errors import CommandInterrupted, CommandRejected
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.repairs.programs import ProgramAnswer
+
+SETTLED_SECONDS = 2.0
+"""Time for which a restarted program must run: one that fails at its start often ends sooner."""
+_REPLY_MARGIN = timedelta(seconds=5)
+LOOK_EVERY = 0.5
+_STOP_SECONDS = 5.0
+"""systemd kills a stopping agent's programs at once; the agent's queues notice the stop seconds later."""
+
+
+class RepairTime:
+    """The time of one command, which ends early enough for its reply."""
+
+    def __init__(self, accepted: AcceptedCommand, now: Callable[[], datetime] = utc_now) -> None:
+        command = accepted.command
+        self._accepted = accepted
+        self._now = now
+        self._deadline = command.expires_at - min(_REPLY_MARGIN, (command.expires_at - command.issued_at) / 10)
+
+    def left(self) -> float:
+        """Return the seconds left, 0 or less if none."""
+        return (self._deadline - self._now()).total_seconds()
+
+    def wait_for(self, holds: Callable[[], bool]) -> bool:
+        """Return whether `holds` became true in time. Raises CommandInterrupted if the agent stops."""
+        while not holds():
+            if self.left() <= 0:
+                return False
+            self.pause(LOOK_EVERY)
+        return True
+
+    def check_killed(self, answer: ProgramAnswer) -> None:
+        """Raise CommandInterrupted if the program was killed because the agent stops."""
+        if answer.code < 0:
+            self.pause(_STOP_SECONDS)
+
+    def pause(self, seconds: float) -> None:
+        """Raises CommandInterrupted if the agent stops."""
+        until = time.monotonic() + seconds
+        while True:
+            if self._accepted.is_stopping():
+                raise CommandInterrupted("the agent stops while it watches the repair")
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, LOOK_EVERY))
+
+
+def parameters(command: Command, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return the checked parameters. Raises CommandRejected."""
+    if command.undo_of is not None:
+        raise CommandRejected(f"{command.action} has no undo")
+    unknown = sorted(name for name in command.params if name not in names)
+    if unknown:
+        known = f"; it takes {', '.join(names)}" if names else ""
+        raise CommandRejected(f"{command.action} does not know {', '.join(map(repr, unknown))[:300]}{known}")
+    missing = [name for name in names if not isinstance(command.params.get(name), str)]
+    if missing:
+        raise CommandRejected(f"{command.action} needs {' and '.join(missing)} as text")
+    return command.params

@@ -1,0 +1,126 @@
+"""Executor of ``node.restart_unit``. An invocation ID other than before shows that the unit was started again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic.wire.steady_time import utc_now
+from trainmedic_agent.errors import CommandFailed, CommandRejected
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.repairs import programs
+from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.policy import UNIT, RestartPolicy
+from trainmedic_agent.repairs.timing import LOOK_EVERY, SETTLED_SECONDS, RepairTime, parameters
+
+_PROPERTIES = ("LoadState", "ActiveState", "SubState", "InvocationID", "MainPID", "Result", "Type")
+_SHOW_SECONDS = 20.0
+
+
+class UnitState(Struct, frozen=True):
+    load: str
+    active: str
+    sub: str
+    invocation: str
+    main_pid: int
+    result: str
+    kind: str
+
+    @property
+    def has_ended_well(self) -> bool:
+        return self.kind == "oneshot" and self.active == "inactive" and self.result == "success"
+
+    def output(self) -> Mapping[str, Any]:
+        return {
+            "active_state": self.active,
+            "sub_state": self.sub,
+            "invocation_id": self.invocation,
+            "main_pid": self.main_pid,
+        }
+
+
+class RestartUnitExecutor:
+    action = "node.restart_unit"
+    queue = "node"
+
+    def __init__(
+        self, policy: RestartPolicy | None, intents: IntentBook, systemctl: Sequence[str] = ("systemctl",)
+    ) -> None:
+        self._policy = policy or RestartPolicy()
+        self._intents = intents
+        self._systemctl = systemctl
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        """Return the unit's state afterwards."""
+        command, time = accepted.command, RepairTime(accepted)
+        unit = str(parameters(command, ("unit",))["unit"])
+        if not UNIT.fullmatch(unit):
+            raise CommandRejected(f"{unit[:200]!r} is not the full name of a service, such as sshd.service")
+        if not self._policy.allows_unit(unit):
+            raise CommandRejected(f"this node's policy does not list {unit} in restart.units")
+        kept = self._intents.find(command.id)
+        state = self._state(unit)
+        if kept is None:
+            if state.load != "loaded":
+                raise CommandRejected(f"systemd has no usable unit {unit}: its LoadState is {state.load}")
+            kept = {"invocation": state.invocation}
+            self._intents.keep(command.id, kept, utc_now())
+        before = kept["invocation"]
+        is_restarted = state.invocation == before
+        if is_restarted:
+            self._restart(unit, time)
+        after = self._state(unit)
+        # systemd forgets the invocation of a oneshot unit that has ended; systemctl has waited for that end.
+        if not (is_restarted and after.has_ended_well):
+            after = self._settled(unit, before, time)
+        return {"unit": unit, "invocation_id_before": before, **after.output(), "resumed": accepted.resumed}
+
+    def _restart(self, unit: str, time: RepairTime) -> None:
+        answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.left())
+        time.check_killed(answer)
+        if answer.code != 0:
+            raise CommandFailed(
+                f"systemctl could not restart {unit}: {answer.said or f'exit code {answer.code}'}",
+                {"unit": unit, **self._state(unit).output()},
+            )
+
+    def _settled(self, unit: str, before: str, time: RepairTime) -> UnitState:
+        """Return the state of a new invocation that stays active."""
+        first = self._state(unit)
+        while first.active in ("activating", "deactivating", "reloading") and time.left() > 0:
+            time.pause(LOOK_EVERY)
+            first = self._state(unit)
+        if first.active == "active" and first.invocation != before:
+            time.pause(SETTLED_SECONDS)
+        last = self._state(unit)
+        if last.invocation == before:
+            raise CommandFailed(
+                f"{unit} was not started again: its invocation ID is the one from before", last.output()
+            )
+        if last.active != "active":
+            raise CommandFailed(f"{unit} was started again, and is {last.active} ({last.result})", last.output())
+        if last.invocation != first.invocation:
+            raise CommandFailed(f"{unit} was started again, and ended within {SETTLED_SECONDS:.0f} s", last.output())
+        return last
+
+    def _state(self, unit: str) -> UnitState:
+        argv = [*self._systemctl, "show", f"--property={','.join(_PROPERTIES)}", "--", unit]
+        answer = programs.run(argv, _SHOW_SECONDS)
+        if answer.code != 0:
+            raise CommandFailed(f"systemctl does not show {unit}: {answer.said or f'exit code {answer.code}'}")
+        values = dict(line.partition("=")[::2] for line in answer.output.splitlines())
+        missing = [name for name in _PROPERTIES[:4] if name not in values]
+        if missing:
+            raise CommandFailed(f"systemctl does not show {', '.join(missing)} of {unit}")
+        pid = values.get("MainPID", "")
+        return UnitState(
+            values["LoadState"],
+            values["ActiveState"],
+            values["SubState"],
+            values["InvocationID"],
+            int(pid) if pid.isdigit() else 0,
+            values.get("Result", ""),
+            values.get("Type", ""),
+        )

@@ -1,0 +1,253 @@
+"""Action ``node.power``: power of a node by Redfish, through its baseboard management controller (BMC).
+
+The output lists what was accepted and what was read back; the action succeeds only if the final state was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+from trainmedic.wire.reading import read_json
+from trainmedic_core.target import TargetKind
+from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible, check_wanted, clearance_of
+from trainmedic_server.actions.http import BasicAuth, HttpRequest, SecretName, safe_url
+from trainmedic_server.domain.value_types import TEXT, TEXT_LIST, Shape
+from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Action, Call, Services
+from trainmedic_server.ports.outside import HttpAccess, HttpReply
+
+_SYSTEMS = "/redfish/v1/Systems"
+_RESET = "#ComputerSystem.Reset"
+_ALLOWED = "ResetType@Redfish.AllowableValues"
+_ON, _OFF = "On", "Off"
+_EVERY = timedelta(seconds=2)
+_CALL = timedelta(seconds=20)
+_MAY_PASS = frozenset({408, 425, 429})
+_GATEWAY = frozenset({502, 504})
+_RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}
+"""Reset type by the state that it leads to."""
+
+
+class PowerParams(ActionParams):
+    do: Literal["power_cycle", "on", "off"] = Field(
+        description="`off` cuts the power without a shutdown; `power_cycle` does so and turns it on again."
+    )
+    url: Annotated[str, Field(max_length=2048), AfterValidator(safe_url)] | None = Field(
+        None, description="The BMC's URL without path. Scheme and host are literal."
+    )
+    attribute: Annotated[str, Field(pattern=r"^[A-Za-z0-9_./-]{1,100}$")] | None = Field(
+        None, description="Instead of `url`: the node's attribute in the inventory that has the BMC's address."
+    )
+    system: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")] | None = Field(
+        None, description="Id of the system, if the BMC has several."
+    )
+    basic_auth: BasicAuth | None = Field(None, description="User name, and the variable with the password.")
+    ca_from_env: SecretName | None = Field(
+        None, description="Variable with the path of a PEM file: the only certificates to trust."
+    )
+
+    @model_validator(mode="after")
+    def _one_address(self) -> PowerParams:
+        if (self.url is None) == (self.attribute is None):
+            raise ValueError("give one of url and attribute")
+        return self
+
+
+class _Bmc:
+    def __init__(self, services: Services, call: Call, base: str) -> None:
+        params = cast(PowerParams, call.params)
+        basic = params.basic_auth
+        self._services = services
+        self._call = call
+        self._base = base.rstrip("/")
+        self._access = HttpAccess(
+            user=basic.user if basic else None,
+            password=basic.password_from_env if basic else None,
+            ca=params.ca_from_env,
+        )
+        self._system = self._target = ""
+        self._accepted: list[str] = []
+        self._states: list[str] = []
+
+    async def find(self, wanted: str | None) -> None:
+        """Choose the system. Raises PermanentFailure if it is not unique."""
+        members = (await self._get(_SYSTEMS)).get("Members")
+        listed = members if isinstance(members, list) else []
+        paths = [str(each.get("@odata.id", "")).rstrip("/") for each in listed if isinstance(each, Mapping)]
+        ids = {path.rpartition("/")[2]: path for path in paths if path.startswith(f"{_SYSTEMS}/")}
+        chosen = [wanted] if wanted is not None else list(ids)
+        if len(chosen) != 1 or chosen[0] not in ids:
+            told = f"has no system {wanted}" if wanted is not None else f"has {len(ids)} systems; name one as system"
+            raise PermanentFailure(f"the BMC {self._base} {told}; there are: {', '.join(sorted(ids)[:8]) or 'none'}")
+        self._system = ids[chosen[0]]
+
+    async def check(self, states: Sequence[str]) -> None:
+        """Raise PermanentFailure if the BMC cannot lead to all `states`."""
+        actions = (await self._get(self._system)).get("Actions")
+        reset = actions.get(_RESET) if isinstance(actions, Mapping) else None
+        offer = reset if isinstance(reset, Mapping) else {}
+        target, allowed = offer.get("target"), offer.get(_ALLOWED)
+        if not isinstance(target, str) or not target.startswith(f"{self._system}/"):
+            raise PermanentFailure(f"the BMC {self._base} offers no reset of {self._system}")
+        kinds = [_RESET_TYPES[state] for state in states]
+        if isinstance(allowed, list) and (missing := [kind for kind in kinds if kind not in allowed]):
+            told = ", ".join(map(str, allowed))[:200]
+            raise PermanentFailure(f"the BMC {self._base} allows {told}, not {' and '.join(missing)}")
+        self._target = target
+
+    async def state(self) -> str:
+        system = await self._get(self._system)
+        state = system.get("PowerState")
+        if not isinstance(state, str):
+            raise TemporaryFailure(f"the BMC {self._base} does not state the power state of {self._system}")
+        if self._states[-1:] != [state]:
+            self._states.append(state)
+        return state
+
+    def output(self) -> dict[str, Any]:
+        state = self._states[-1] if self._states else None
+        return {"power_state": state, "observed": list(self._states), "accepted": list(self._accepted)}
+
+    async def turn(self, state: str, *, is_begun: bool) -> None:
+        """Ask for a power state and wait until it was read. Repeat refusals if the node was turned off here."""
+        clock = self._services.clock
+        while True:
+            try:
+                await self._request(state)
+                break
+            except (TemporaryFailure, PermanentFailure) as error:
+                if not is_begun:
+                    raise
+                if clock.now() + _EVERY >= self._call.deadline:
+                    raise OutcomeUnknown(f"the node was not turned {state} again: {error}", self.output()) from error
+            await clock.sleep_until(clock.now() + _EVERY)
+        await self._reach(state)
+
+    async def _request(self, state: str) -> None:
+        """After a lost answer, the state that follows decides."""
+        kind = _RESET_TYPES[state]
+        try:
+            reply = await self._ask("POST", self._target, {"ResetType": kind})
+        except OutcomeUnknown:
+            return
+        if reply.status in _GATEWAY:
+            return
+        self._judge(reply, f"{kind} of {self._system}")
+        self._accepted.append(kind)
+
+    async def _reach(self, state: str) -> None:
+        clock, problem = self._services.clock, ""
+        while clock.now() < self._call.deadline:
+            try:
+                if await self.state() == state:
+                    return
+            except (TemporaryFailure, OutcomeUnknown) as error:
+                problem = f"; {error}"
+            await clock.sleep_until(min(clock.now() + _EVERY, self._call.deadline))
+        last = self._states[-1] if self._states else "unknown"
+        raise OutcomeUnknown(f"the power was not seen {state} in time; last seen: {last}{problem}", self.output())
+
+    async def _get(self, path: str) -> Mapping[str, Any]:
+        try:
+            reply = await self._ask("GET", path)
+        except OutcomeUnknown as error:
+            raise TemporaryFailure(str(error)) from error  # reading changes nothing
+        self._judge(reply, f"GET {path}")
+        try:
+            document = read_json(reply.body.encode("utf-8", "replace"))
+        except ValueError:
+            document = None
+        if not isinstance(document, Mapping):
+            raise TemporaryFailure(f"the BMC {self._base} answered GET {path} with no JSON object")
+        return document
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpReply:
+        left = min(_CALL, self._call.deadline - self._services.clock.now())
+        if left <= timedelta(0):
+            raise TemporaryFailure(f"no time was left to ask the BMC {self._base}")
+        headers = {"Accept": "application/json", **({"Content-Type": "application/json"} if body is not None else {})}
+        raw = json.dumps(body).encode() if body is not None else None
+        return await self._services.http.call(method, self._base + path, headers, raw, left, None, self._access)
+
+    def _judge(self, reply: HttpReply, what: str) -> None:
+        if 200 <= reply.status < 300:
+            return
+        reason = f"the BMC {self._base} answered {reply.status} to {what}{_message(reply.body)}"
+        if reply.status >= 500 or reply.status in _MAY_PASS:
+            raise TemporaryFailure(reason, self.output())
+        raise PermanentFailure(reason, self.output())
+
+
+class NodePower(Irreversible, BasicAction):
+    name: ClassVar[str] = "node.power"
+    summary: ClassVar[str] = "Turn a node on or off, or off and on, by Redfish."
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
+    asks_first: ClassVar[bool] = True
+    changes_node: ClassVar[bool] = True
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=5)
+    Params: ClassVar[type[BaseModel]] = PowerParams
+    outputs: ClassVar[Mapping[str, Shape]] = {"power_state": TEXT, "observed": TEXT_LIST, "accepted": TEXT_LIST}
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        params = cast(PowerParams, call.params)
+        bmc = _Bmc(self.services, call, self._address(call))
+        await bmc.find(params.system)
+        state = await bmc.state()
+        if params.do == "power_cycle" and call.resumed and state != _OFF:
+            raise OutcomeUnknown(
+                "the node may have been power cycled before; its present power state does not show it",
+                bmc.output(),
+            )
+        way = _way(params.do, state)
+        if way:
+            await bmc.check(way)
+        for place, wanted in enumerate(way):
+            if place == 0:  # a node turned off here is turned on in any case
+                check_wanted(await clearance_of(call), output=bmc.output())
+            await bmc.turn(wanted, is_begun=place > 0)
+        return bmc.output()
+
+    @classmethod
+    def check_template(cls, raw: Mapping[str, Any]) -> None:
+        """Raise ValueError if an alert could change where the password goes."""
+        if "{{" in str(raw.get("attribute", "")) or "{%" in str(raw.get("attribute", "")):
+            raise ValueError("attribute cannot be a template")
+        HttpRequest.check_template(raw)
+
+    def _address(self, call: Call) -> str:
+        params, node = cast(PowerParams, call.params), call.target.node
+        if params.url is not None:
+            return params.url
+        value = self.services.inventory_of(node or "").get(params.attribute or "")
+        if value is None:
+            raise PermanentFailure(f"the inventory has no attribute {params.attribute} of {node}: its BMC's address")
+        try:
+            return safe_url(value if "://" in value else f"https://{value}")
+        except ValueError as error:
+            raise PermanentFailure(f"the attribute {params.attribute} of {node} is no address: {error}") from error
+
+
+def _way(do: str, state: str) -> Sequence[str]:
+    """Return the states to reach in turn."""
+    if do == "power_cycle":
+        return (_ON,) if state == _OFF else (_OFF, _ON)
+    wanted = _ON if do == "on" else _OFF
+    return () if state == wanted else (wanted,)
+
+
+def _message(body: str) -> str:
+    """Return Redfish's error message, as ``: TEXT``, or ""."""
+    try:
+        error = read_json(body.encode("utf-8", "replace")).get("error")
+        message = error.get("message") if isinstance(error, Mapping) else None
+    except (ValueError, AttributeError):
+        return ""
+    return f": {' '.join(message.split())[:200]}" if isinstance(message, str) else ""
+
+
+ACTIONS: tuple[type[Action], ...] = (NodePower,)

@@ -1,0 +1,110 @@
+"""``node.reboot`` by a real server and a real agent. The machine is not restarted: a script in place of ``shutdown``
+writes down what it was asked, and the test ends the agent, changes the boot ID's file and starts the agent again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_node import KEY, Node
+from tests.support.live import Server
+from tests.support.messages import delivery
+from tests.support.programs import ROOT, eventually
+from tests.support.repairs import program
+from trainmedic.wire import envelope
+
+POLICY = "allow: [node.reboot]\n"
+PLAYBOOK = """\
+playbook: restart
+on: {alert: NodeStuck}
+target: node
+steps:
+  - {id: restart, action: node.reboot, timeout: 5m}
+"""
+ASKED = "-r +1 Trainmedic repairs this node"
+
+
+class RebootableNode(Node):
+    def boots(self, number: int) -> None:
+        (self.directory / "boot").write_text(f"boot-{number}")
+
+    def asked(self) -> list[str]:
+        path = self.directory / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def start(self, *options: str, wait: bool = True, **environment: str) -> None:
+        programs = self.directory / "programs"
+        programs.mkdir(exist_ok=True)
+        program(programs / "shutdown", f'echo "$@" >> {self.directory / "asked"}')
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        super().start(*options, wait=wait, PATH=path, BOOT_ID=str(self.directory / "boot"), **environment)
+
+    def _entry(self) -> tuple[str | Path, ...]:
+        return (ROOT / "tests" / "support" / "agent_with_boot.py",)
+
+
+@pytest.fixture
+def node(tmp_path: Path, redis_url: str) -> Iterator[RebootableNode]:
+    made = RebootableNode(tmp_path / "node", redis_url, POLICY)
+    made.boots(1)
+    with made:
+        yield made
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_next_boots_agent_answers(node: RebootableNode, end: signal.Signals) -> None:
+    """However the agent of the last boot ended; the system was asked once."""
+    command = node.send(node.command("node.reboot", lasting=120))
+    eventually(node.asked, 60, "shutdown was asked", every=0.02)
+    node.agent.process.send_signal(end)
+    node.agent.process.wait(30)
+    assert [reply.status for reply in node.replies(command.id) if reply.is_final] == []
+    node.boots(2)
+    node.start()
+    reply = node.final(command, within=60)
+    assert reply.status == envelope.APPLIED, reply.output
+    assert (reply.output["boot_id_before"], reply.output["boot_id"]) == ("boot-1", "boot-2")
+    assert node.asked() == [ASKED]
+
+
+def test_an_agents_own_restart_is_no_restart_of_the_node(node: RebootableNode) -> None:
+    """It asks again, and waits on."""
+    command = node.send(node.command("node.reboot", lasting=120))
+    eventually(node.asked, 60, "shutdown was asked", every=0.02)
+    node.kill()
+    node.start()
+    eventually(lambda: len(node.asked()) == 2, 60, "shutdown was asked again", every=0.02)
+    assert not any(reply.is_final for reply in node.replies(command.id))
+    node.boots(2)
+    assert node.final(command, within=60).status == envelope.APPLIED
+
+
+def test_a_person_approves_and_the_run_succeeds_after_the_restart(
+    tmp_path: Path, redis_url: str, node: RebootableNode
+) -> None:
+    """Also if the server is killed while the node restarts."""
+    options = ("--redis", redis_url)
+    server = Server(tmp_path / "server", PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY})
+    fired = delivery("NodeStuck", "any")
+    fired["alerts"][0]["labels"] = {"alertname": "NodeStuck", "node": "n1"}
+    with server:
+        assert server.ask("/webhook", fired).status == 200
+        eventually(lambda: server.only_run()["status"] == "awaiting_approval", 60, "the question", 0.1)
+        assert node.asked() == []
+        run_id = server.only_run()["run_id"]
+        assert server.ask(f"/runs/{run_id}/approve", {"note": "go on"}).status == 200
+        eventually(node.asked, 60, "shutdown was asked", every=0.02)
+        node.kill()
+        server.kill()
+        node.boots(2)
+        server.start()
+        node.start()
+        run = server.closed_run(60)
+        assert run["status"] == "succeeded", run
+        assert run["steps"][-1]["output"]["boot_id"] == "boot-2"
+        assert node.asked() == [ASKED]

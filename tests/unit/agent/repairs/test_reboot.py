@@ -1,0 +1,99 @@
+"""``node.reboot`` with a script in place of ``shutdown`` and a file in place of the kernel's boot ID.
+
+The script only writes down what it was asked; it models neither the delay nor the refusals of systemd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.repairs import accepted, program
+from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected, CommandUnsupported
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.reboot import RebootExecutor
+
+
+class Machine:
+    def __init__(self, directory: Path, journal: Journal) -> None:
+        self.directory = directory
+        self.boot = "boot-1"
+        self.uptime = 86_400.0
+        self.ends_with = 0
+        self._journal = journal
+
+    def perform(self, command: AcceptedCommand) -> Mapping[str, Any]:
+        asked = f'echo "$@" >> {self.directory}/asked; echo "Failed to set wall message" >&2; exit {self.ends_with}'
+        shutdown = program(self.directory / "shutdown", asked)
+        executor = RebootExecutor(IntentBook(self._journal), (str(shutdown),), lambda: self.boot, lambda: self.uptime)
+        return executor.perform(command)
+
+    def asked(self) -> list[str]:
+        path = self.directory / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    journal = Journal(tmp_path / "state")
+    yield Machine(tmp_path, journal)
+    journal.close()
+
+
+SCHEDULED = "-r +1 Trainmedic repairs this node"
+
+
+def test_it_is_applied_only_after_the_restart(machine: Machine) -> None:
+    """The stopping agent leaves the command open; the next one compares the boot IDs and asks no second time."""
+    with pytest.raises(CommandInterrupted):
+        machine.perform(accepted("node.reboot", stopping=True))
+    assert machine.asked() == [SCHEDULED]
+    machine.boot, machine.uptime = "boot-2", 41.0
+    output = machine.perform(accepted("node.reboot", resumed=True))
+    assert output == {"boot_id_before": "boot-1", "boot_id": "boot-2", "uptime_seconds": 41}
+    assert machine.asked() == [SCHEDULED]
+
+
+def test_an_agent_restarted_before_the_node_asks_again_and_claims_nothing(machine: Machine) -> None:
+    """Asking twice only schedules the restart anew."""
+    for resumed in (False, True):
+        with pytest.raises(CommandInterrupted):
+            machine.perform(accepted("node.reboot", resumed=resumed, stopping=True))
+    assert machine.asked() == [SCHEDULED, SCHEDULED]
+
+
+def test_a_restart_that_does_not_come_is_cancelled_and_failed(machine: Machine) -> None:
+    """So that it does not come after the reply."""
+    with pytest.raises(CommandFailed, match="has not restarted in time; shutdown -c was accepted"):
+        machine.perform(accepted("node.reboot", seconds=1))
+    assert machine.asked() == [SCHEDULED, "-c"]
+
+
+def test_a_system_that_refuses_is_quoted(machine: Machine) -> None:
+    """For example without the right to restart it."""
+    machine.ends_with = 1
+    with pytest.raises(CommandFailed, match="refused to restart: Failed to set wall message"):
+        machine.perform(accepted("node.reboot"))
+
+
+def test_a_command_from_before_the_boot_restarts_nothing_without_a_record(machine: Machine) -> None:
+    """The journal may have been lost with the restart that this command caused."""
+    machine.uptime = -5.0
+    with pytest.raises(CommandFailed, match=r"after the command was issued.*it is not restarted again"):
+        machine.perform(accepted("node.reboot"))
+    assert machine.asked() == []
+
+
+def test_without_a_boot_id_nothing_is_begun(machine: Machine) -> None:
+    """The restart could not be verified."""
+    machine.boot = ""
+    with pytest.raises(CommandUnsupported, match="could not be verified"):
+        machine.perform(accepted("node.reboot"))
+    with pytest.raises(CommandRejected, match="does not know 'force'"):
+        machine.perform(accepted("node.reboot", force=True))
+    assert machine.asked() == []

@@ -1,0 +1,38 @@
+"""Programs that are killed with the agent that runs them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.repairs import accepted, program
+from trainmedic_agent.errors import CommandFailed, CommandInterrupted
+from trainmedic_agent.repairs import programs, timing
+from trainmedic_agent.repairs.timing import RepairTime
+
+
+def test_a_program_killed_by_the_agents_stop_leaves_the_command_open(tmp_path: Path) -> None:
+    """As when the agent restarts its own unit: systemd kills both, and the queues hear of it later."""
+    answer = programs.run([str(program(tmp_path / "p", "kill -TERM $$"))], 60)
+    assert answer.code == -15
+    began = time.monotonic()
+    command = replace(accepted("node.restart_unit"), is_stopping=lambda: time.monotonic() > began + 0.6)
+    with pytest.raises(CommandInterrupted):
+        RepairTime(command).check_killed(answer)
+
+
+def test_one_killed_by_another_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent goes on."""
+    monkeypatch.setattr(timing, "_STOP_SECONDS", 0.1)
+    RepairTime(accepted("node.restart_unit")).check_killed(programs.ProgramAnswer(-9, "", ""))
+
+
+def test_programs_get_no_secrets_and_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's settings stay with the agent."""
+    monkeypatch.setenv("TRAINMEDIC_SIGNING_KEY", "s3cret")
+    assert "s3cret" not in programs.run(["env"], 60).output
+    with pytest.raises(CommandFailed, match="did not end in 0 s; it may still take effect"):
+        programs.run([str(program(tmp_path / "p", "exec sleep 60"))], 0.2)

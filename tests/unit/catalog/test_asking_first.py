@@ -1,0 +1,44 @@
+"""Playbooks with acts that a person should approve."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import loader
+from trainmedic_server.domain.modes import Mode
+
+ACTIONS = registry.specs_only()
+ASKING = {"gpu.reset", "node.restart_unit", "node.restart_container", "node.reboot", "node.power"}
+
+
+def mode_of(steps: str, more: str = "") -> Mode:
+    text = f"playbook: p\non: {{alert: A}}\ntarget: gpu\n{more}\nsteps:\n{steps}\n"
+    return loader.load_one(text, "p.yaml", ACTIONS).definition.mode
+
+
+def test_these_actions_ask_first() -> None:
+    """All that interrupts a node and cannot be undone by Trainmedic."""
+    assert {spec.name for spec in registry.BUILT_IN if getattr(spec, "asks_first", False)} == ASKING
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "  - {action: gpu.reset}",
+        "  - {action: node.facts}\non_failure:\n  - {action: node.reboot}",
+        "  - action: node.restart_unit\n    with: {unit: a.service}",
+        "  - action: http.request\n    with: {method: POST, url: https://a}\n"
+        "    undo: {action: node.power, with: {do: on, url: https://bmc}}",
+    ],
+)
+def test_a_playbook_with_one_asks_unless_it_names_a_mode(steps: str) -> None:
+    """Wherever the action is."""
+    assert mode_of(steps) is Mode.APPROVE
+    assert mode_of(steps, "mode: enforce") is Mode.ENFORCE
+    assert mode_of(steps, "mode: observe") is Mode.OBSERVE
+
+
+def test_other_playbooks_act_as_before() -> None:
+    """Reading facts asks no one."""
+    assert mode_of("  - {action: node.facts}\n  - {action: gpu.power_limit, with: {percent: 80}}") is Mode.ENFORCE
