@@ -45,7 +45,7 @@ class Executor(Protocol):
 
     @property
     def queue(self) -> str:
-        """Worker queue: ``gpu``, ``disk``, ``facts`` or ``logs``."""
+        """Worker queue: ``gpu``, ``disk``, ``facts``, ``logs``, ``slurm`` or ``slurm_lists``."""
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
@@ -80,6 +80,16 @@ class RemembersEffects(Protocol):
     def remembers(self, command_id: str) -> bool:
         """Return whether the executor knows the effect, so that an undo needs no journal entry."""
         ...
+
+
+@runtime_checkable
+class OnlyReads(Protocol):
+    """An executor whose commands are not journaled: they may be executed twice, and are lost if the agent stops.
+
+    For readings every few seconds, which would displace older changes from the journal.
+    """
+
+    is_only_reading: bool
 
 
 @runtime_checkable

@@ -23,14 +23,16 @@ from trainmedic_agent.containers.policy import ContainersPolicy, read_containers
 from trainmedic_agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
 from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_agent.slurm import policy as slurm
+from trainmedic_agent.slurm.policy import SlurmPolicy, read_slurm
 from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 
 READING = frozenset({"node.facts", "logs.read"})
-CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
+CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers", *slurm.CHANGING)
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 _TAKES_BACK = frozenset({"gpu.power_limit"})
-_KEYS = ("allow", "power", "cleaning", "containers", "logs")
+_KEYS = ("allow", "power", "cleaning", "containers", "logs", "slurm")
 _LONGEST_LEASE = timedelta(days=1)
 
 
@@ -51,6 +53,7 @@ class Policy(Struct, frozen=True):
     - ``allow``: allowed changing actions
     - ``containers``: None: nothing may be removed
     - ``logs``: None: the log reader is not loaded
+    - ``slurm``: None: no command of Slurm is run
     - ``source``: the file, if any
     - ``digest``: first 12 hexadecimal digits of its SHA-256
     """
@@ -60,11 +63,15 @@ class Policy(Struct, frozen=True):
     cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
     containers: ContainersPolicy | None = None
     logs: LogsPolicy | None = None
+    slurm: SlurmPolicy | None = None
     source: str | None = None
     digest: str | None = None
 
     def allows(self, action: str) -> bool:
-        return action in READING or _PART_OF.get(action, action) in self.allow
+        if action in slurm.READING:
+            return self.slurm is not None
+        also_by = slurm.ALSO_BY.get(action, frozenset())
+        return action in READING or _PART_OF.get(action, action) in self.allow or not also_by.isdisjoint(self.allow)
 
     def refusal(self, command: envelope.Command) -> str | None:
         """Return why the command is not allowed, or None."""
@@ -107,11 +114,14 @@ def parse(text: str, source: str) -> Policy:
         cleaning=_cleaning(document.value, reader.faults),
         containers=_containers(document.value, reader.faults),
         logs=_logs(document.value, reader.faults),
+        slurm=_slurm(document.value, reader.faults),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
     if "disk.prune_containers" in policy.allow and policy.containers is None and not reader.faults:
         reader.fault(("allow",), "disk.prune_containers needs the part containers, which states what may be removed")
+    if policy.slurm is None and not reader.faults and (named := sorted(policy.allow.intersection(slurm.CHANGING))):
+        reader.fault(("allow",), f"{named[0]} needs the part slurm, which states how Slurm's commands are run")
     if reader.faults:
         raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
     return policy
@@ -121,6 +131,8 @@ def _action(raw: object) -> str:
     name = mapping_reader.text(raw)
     if name in READING:
         raise ValueError(f"{name} needs no permission: it only reads; leave it out")
+    if name in slurm.READING:
+        raise ValueError(f"{name} is allowed by the part slurm; leave it out")
     if name in _PART_OF:
         raise ValueError(f"{name} belongs to {_PART_OF[name]}; allow that")
     if name not in CHANGING:
@@ -166,6 +178,10 @@ def _containers(value: Any, faults: list[FieldFault]) -> ContainersPolicy | None
 
 def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
     return read_logs(value["logs"], faults) if isinstance(value, Mapping) and "logs" in value else None
+
+
+def _slurm(value: Any, faults: list[FieldFault]) -> SlurmPolicy | None:
+    return read_slurm(value["slurm"], faults) if isinstance(value, Mapping) and "slurm" in value else None
 
 
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:

@@ -30,6 +30,7 @@ from trainmedic_agent.worker_queues import WorkerQueue
 log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts", "logs")
+"""Of every agent; executors may add others."""
 STOP_SECONDS = 8.0
 """Seconds for running commands on a stop. With the three times below it stays under the 20 s after which systemd kills
 the agent (``packaging/systemd``).
@@ -113,7 +114,7 @@ class Agent:
                 self._stopping,
                 context.counters,
             )
-            for name in QUEUES
+            for name in dict.fromkeys((*QUEUES, *(executor.queue for executor in parts.executors)))
         }
         name = f"node {context.node}"
         addressee = Addressee("node", context.node, envelope.node_commands(context.node), "agent", name)

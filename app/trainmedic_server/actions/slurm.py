@@ -61,7 +61,7 @@ class SlurmAction(RetryingAction):
     @property
     def slurm(self) -> Slurm:
         if self.services.slurm is None:
-            raise PermanentFailure("Slurm is not configured: start the server with --slurm-url")
+            raise PermanentFailure("Slurm is not configured: start the server with --slurm-url or --slurm-agent")
         return self.services.slurm
 
 

@@ -15,6 +15,20 @@ from trainmedic_server.ports.slurm import HELD_PRIORITY, SlurmJob, SlurmNode, Sl
 
 API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
 """Known data parsers, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "nodes": (
+        *("name", "hostname", "address", "state", "reason", "reason_set_by_user", "resume_after", "partitions"),
+        *("features", "reservation", "topology"),
+    ),
+    "jobs": (
+        *("job_id", "name", "user_name", "job_state", "nodes", "hold", "priority", "requeue", "restart_cnt"),
+        *("excluded_nodes", "state_reason", "admin_comment", "time_limit", "gres_detail", "array_job_id"),
+        *("array_task_id", "array_task_string", "het_job_id", "het_job_offset"),
+    ),
+    "reservations": ("name", "node_list", "users", "start_time", "end_time"),
+    "pings": ("responding", "pinged"),
+}
+"""What is read of each kind of record. A job has a hundred more."""
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
+from trainmedic_server.adapters import slurm_errors
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.adapters.slurm_json import (
@@ -59,17 +60,6 @@ TIMEOUT = timedelta(seconds=20)
 """slurmctld answers late while it schedules thousands of jobs."""
 _BODY_LIMIT = 256 * 1024 * 1024
 """A job is about 10 kB of JSON, so this is some 25,000 jobs."""
-_NO_NODE, _NO_JOB, _ENDED, _NO_RESERVATION = 2018, 2017, 2021, 2053
-"""Slurm's error numbers (slurm_errno.h): invalid node name, invalid job id, job already completing or completed,
-invalid reservation.
-"""
-_NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 6000)})
-"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out).
-
-Those below 1000 are the system's. -1 states no cause: it comes from a controller under load.
-"""
-_AUTH_ERRORS = frozenset({1007, 2002, 9202})
-"""Protocol authentication error, access denied, unable to authenticate: the token may have expired."""
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 
@@ -190,7 +180,7 @@ class SlurmRest:
         _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}?{query}"), job_id)
 
     async def cancel(self, job_id: str) -> None:
-        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, fine=_ENDED)
+        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, fine=slurm_errors.ENDED)
 
     async def update(self, job_id: str, change: JobChange) -> None:
         new: dict[str, Any] = {}
@@ -313,14 +303,10 @@ def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> No
     first = errors[0]
     number = first.get("error_number")
     text = f"Slurm: {first.get('error')} ({number}): {first.get('description')}"
-    if number in (_NO_NODE, _NO_JOB, _NO_RESERVATION):
-        raise ObjectMissing(text)
-    if number in _AUTH_ERRORS or status == 401:
-        raise ClusterRefused(f"{text}; check the token for slurmrestd", may_pass=True)
-    if not isinstance(number, int) or number in _NO_ANSWER:
-        raise ClusterUnavailable(text, may_be_done=is_change)
     # Releases before 25.05 answer refusals with status 500.
-    raise ClusterRefused(text)
+    raise slurm_errors.failure(
+        slurm_errors.UNAUTHENTICATED if status == 401 else number, text, is_change, "check the token for slurmrestd"
+    )
 
 
 def _check_status(answer: Mapping[str, Any], job_id: str, fine: int | None = None) -> None:
@@ -332,7 +318,7 @@ def _check_status(answer: Mapping[str, Any], job_id: str, fine: int | None = Non
         code = error.get("code")
         if code and code != fine:
             text = f"Slurm: {error.get('string')} ({code}): job {job_id}"
-            raise ObjectMissing(text) if code == _NO_JOB else ClusterRefused(text)
+            raise ObjectMissing(text) if code == slurm_errors.NO_JOB else ClusterRefused(text)
 
 
 def _number(value: int) -> dict[str, Any]:
