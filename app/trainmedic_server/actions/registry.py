@@ -30,6 +30,7 @@ from trainmedic_server.actions import (
     nodes,
     prometheus,
     slurm,
+    slurm_reboot,
     slurm_reserve,
     slurm_update,
 )
@@ -56,6 +57,7 @@ BUILT_IN: tuple[type[Action], ...] = (
     *workloads.ACTIONS,
     *cluster_jobs.ACTIONS,
     *slurm.ACTIONS,
+    *slurm_reboot.ACTIONS,
     *slurm_reserve.ACTIONS,
     *slurm_update.ACTIONS,
 )
