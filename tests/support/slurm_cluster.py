@@ -131,8 +131,8 @@ class SlurmCluster:
     def start_controller(self) -> None:
         self._start("slurmctld", "slurmctld", "-D", "-f", "/mnt/slurm.conf")
 
-    def start_node(self, name: str) -> None:
-        self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf")
+    def start_node(self, name: str, *options: str) -> None:
+        self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf", *options)
 
     def stop(self) -> None:
         for program in reversed(self.programs.values()):
