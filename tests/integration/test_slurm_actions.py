@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -365,6 +366,58 @@ async def test_an_attempt_after_a_crash_requeues_once(actions: Registry, cluster
     output = await do(actions, "slurm.requeue", target, {}, command_id="0192f0c1-cccc", resumed=True)
     assert output["restarts"] == 1
     assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_a_requeue_over_a_restart_of_the_controller_requeues_once(
+    actions: Registry, cluster: SlurmCluster
+) -> None:
+    """It retries while slurmctld is away."""
+    job_id = cluster.submit(TRAINING, "--requeue")
+    await until_running(cluster, job_id)
+    cluster.programs["slurmctld"].end()
+    waits = asyncio.Event()
+
+    async def report(_: str) -> None:
+        waits.set()
+
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    requeueing = asyncio.create_task(do(actions, "slurm.requeue", target, {}, report_wait=report))
+    await asyncio.wait({requeueing, asyncio.create_task(waits.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    cluster.start_controller()
+    assert (await requeueing)["restarts"] == 1
+    shown = cluster.run("scontrol", "show", "job", job_id)
+    assert "Restarts=1 " in shown
+    assert "trainmedic" not in shown
+
+
+async def test_a_requeue_over_a_frozen_program_requeues_once(
+    actions: Registry, slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmrestd or slurmctld stops before it reads the request, whose answer is lost. It reads it late."""
+    job_id = cluster.submit(TRAINING, "--requeue")
+    await until_running(cluster, job_id)
+    frozen = cluster.programs["slurmrestd" if isinstance(slurm, SlurmRest) else "slurmctld"].process
+    requeue, waits = slurm.requeue, asyncio.Event()
+
+    async def freezing(job_id: str, hold: bool = False) -> None:
+        if not waits.is_set():
+            frozen.send_signal(signal.SIGSTOP)
+            monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=3))
+            monkeypatch.setattr(slurm_agent, "TIMEOUT", timedelta(seconds=5))
+        try:
+            await requeue(job_id, hold)
+        finally:
+            for way in (slurm_rest, slurm_agent):
+                monkeypatch.setattr(way, "TIMEOUT", timedelta(seconds=60))
+            frozen.send_signal(signal.SIGCONT)
+            waits.set()
+
+    monkeypatch.setattr(slurm, "requeue", freezing)
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    assert (await do(actions, "slurm.requeue", target, {}))["restarts"] == 1
+    shown = cluster.run("scontrol", "show", "job", job_id)
+    assert "Restarts=1 " in shown
+    assert "trainmedic" not in shown
 
 
 async def test_a_requeue_is_bounded_and_seen(actions: Registry, cluster: SlurmCluster) -> None:

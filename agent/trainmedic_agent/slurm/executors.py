@@ -118,7 +118,7 @@ class SlurmReading:
         shown = ("ping",) if what == "ping" else ("show", what, *names)
         until = command.expires_at
         parser = self._parser(params.get("parsers"), _seconds(command, self._now()))
-        argv = ("scontrol", "--all", f"--json={parser}", *shown)
+        argv = ("scontrol", "--all", "--details", f"--json={parser}", *shown)
         done = self._programs.run(argv, (until - self._now() - _REPLY_MARGIN).total_seconds())
         if done.code is None or done.code < 0:
             raise CommandFailed("scontrol did not end in time")

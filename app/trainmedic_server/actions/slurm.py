@@ -24,6 +24,7 @@ from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Sha
 from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,
+    ClusterRefused,
     ClusterUnavailable,
     ObjectMissing,
     OutcomeUnknown,
@@ -485,8 +486,13 @@ class SlurmRequeue(Irreversible, JobAction):
                 before = job.restarts
             else:
                 before = int(begun[1])
-            await self.slurm.requeue(job_id, params.hold)
-            after = await self.slurm.job(job_id)
+            try:
+                await self.slurm.requeue(job_id, params.hold)
+                after = await self.slurm.job(job_id)
+            except ClusterRefused:  # such as "pending", if a request whose answer was lost has come through
+                after = await self.slurm.job(job_id)
+                if after.restarts <= before:
+                    raise
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
             return await self._cleared(after, intent, params.at_once)

@@ -114,7 +114,7 @@ def test_a_reading_keeps_the_named_fields_and_takes_the_newest_parser(commands: 
     again = read(executor, known=first["digest"])
     assert again == {"unchanged": True, "digest": first["digest"]}
     lines = commands.calls.read_text().splitlines()
-    assert lines == ["--json=list", *["--all --json=v0.0.45 show jobs"] * 2]
+    assert lines == ["--json=list", *["--all --details --json=v0.0.45 show jobs"] * 2]
 
 
 def test_a_large_document_comes_in_pages_of_one_reading(commands: Commands) -> None:
