@@ -17,7 +17,7 @@ from tests.conftest import RedisServer
 from tests.support import slurm_cluster
 from tests.support.programs import Program
 from tests.support.slurm_cluster import SlurmCluster
-from tests.support.slurm_way import NOBODY, SlurmLogin, by_agent
+from tests.support.slurm_way import WITHOUT_RIGHTS, SlurmLogin, by_agent
 from trainmedic_server import telemetry
 from trainmedic_server.adapters import slurm_agent, slurm_rest
 from trainmedic_server.adapters.slurm_agent import SlurmAgent
@@ -535,7 +535,7 @@ async def test_a_user_without_rights_is_refused(
     redis = own_redis(tmp_path)
     redis.start()
     job_id = cluster.submit(TASK_RUNS, "--hold")
-    with SlurmLogin(tmp_path / "login", redis.url, cluster, user=NOBODY):
+    with SlurmLogin(tmp_path / "login", redis.url, cluster, user=WITHOUT_RIGHTS):
         async with by_agent(redis.url) as slurm:
             for change in (
                 slurm.drain("n1", REASON),

@@ -17,7 +17,7 @@ from trainmedic_server.adapters.slurm_agent import SlurmAgent
 from trainmedic_server.adapters.system_clock import SystemClock
 
 LOGIN = "login"
-NOBODY = "--userspec=65534:65534"
+WITHOUT_RIGHTS = "--userspec=1:1"
 _COMMAND = """#!/bin/sh
 echo "{name} $*" >> {calls}
 {enter} "$@"

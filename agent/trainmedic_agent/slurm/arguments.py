@@ -103,6 +103,9 @@ def _signal(params: Params) -> Arguments:
 
 
 def _comment(params: Params) -> Arguments:
+    if params.get("only_asks") is True:
+        # Slurm looks for the job and checks rights before it refuses the partition, so nothing is changed.
+        return (*_job(params), "partition=trainmedic:none")
     return (*_job(params), f"admincomment={_text('text', params.get('text'), _LONGEST_COMMENT)}")
 
 
@@ -132,7 +135,7 @@ _CHANGES: Mapping[str, tuple[Callable[[Params], Arguments], tuple[str, ...]]] = 
     "slurm.update": (_update, ("job", "excluded_nodes", "priority", "time_limit")),
     "slurm.signal": (_signal, ("job", "signal", "with_batch")),
     "slurm.cancel": (lambda params: ("scancel", job_id(params.get("job"))), ("job",)),
-    COMMENT: (_comment, ("job", "text")),
+    COMMENT: (_comment, ("job", "text", "only_asks")),
 }
 ACTIONS = tuple(_CHANGES)
 

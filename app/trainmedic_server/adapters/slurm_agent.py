@@ -45,6 +45,8 @@ TIMEOUT = timedelta(seconds=20)
 _LARGEST = 64 * 1024 * 1024
 _REMEDY = "check the rights of the agent's user in Slurm"
 _UNLIMITED = "unlimited"
+_NO_PARTITION = "Invalid partition name specified"
+"""How Slurm refuses the question whether the server may change a job."""
 
 Record = TypeVar("Record")
 
@@ -130,6 +132,7 @@ class SlurmAgent:
         await self._change_job("slurm.signal", job_id, signal=signal, with_batch=with_batch)
 
     async def cancel(self, job_id: str) -> None:
+        await self.job(job_id)  # scancel reports success for a job that does not exist
         await self._change_job("slurm.cancel", job_id)
 
     async def update(self, job_id: str, change: JobChange) -> None:
@@ -141,7 +144,14 @@ class SlurmAgent:
         if change.time_limit is not None:
             is_unlimited = change.time_limit == UNLIMITED
             new["time_limit"] = _UNLIMITED if is_unlimited else round(change.time_limit / timedelta(minutes=1))
-        await self._change_job("slurm.update", job_id, **new)
+        if new:
+            await self._change_job("slurm.update", job_id, **new)
+            return
+        try:
+            await self._change_job("slurm.comment", job_id, only_asks=True)
+        except ClusterRefused as error:
+            if _NO_PARTITION not in str(error):
+                raise
 
     async def set_admin_comment(self, job_id: str, text: str) -> None:
         await self._change_job("slurm.comment", job_id, text=text)
@@ -187,9 +197,9 @@ class SlurmAgent:
             document = log_pages.unpacked(pieces, _LARGEST)
         except ValueError as error:
             raise ClusterUnavailable(f"{self._agent} sends a document that cannot be read: {error}") from error
-        for error in members_of(document, "errors"):
-            if number := error.get("error_number"):
-                text = f"Slurm: {error.get('error')} ({number}): {error.get('description')}"
+        for each in members_of(document, "errors"):
+            if number := each.get("error_number"):
+                text = f"Slurm: {each.get('error')} ({number}): {each.get('description')}"
                 raise slurm_errors.failure(number, text, False, _REMEDY)
         if not isinstance(document.get(kind), list):
             raise ClusterUnavailable(f"{self._agent} sends no {kind} of Slurm")

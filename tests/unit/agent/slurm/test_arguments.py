@@ -33,6 +33,7 @@ REASON = "trainmedic:a-1 GPU 3 is too hot; $(reboot)"
         ("slurm.signal", {"job": "7", "signal": "USR1", "with_batch": True}, "scancel --full --signal=USR1 7"),
         ("slurm.cancel", {"job": "7"}, "scancel 7"),
         ("slurm.comment", {"job": "7", "text": ""}, "scontrol update jobid=7 admincomment="),
+        ("slurm.comment", {"job": "7", "only_asks": True}, "scontrol update jobid=7 partition=trainmedic:none"),
         (
             *("slurm.update", {"job": "7", "excluded_nodes": ["n1", "n2"], "priority": 5, "time_limit": 90}),
             "scontrol update jobid=7 excnodelist=n1,n2 priority=5 timelimit=90",
