@@ -71,7 +71,8 @@ async def slurm(request: pytest.FixtureRequest, cluster: SlurmCluster, rest: Slu
         with contextlib.suppress(ClusterRefused):  # it is not drained
             await rest.undrain(node)
     for job in await rest.jobs():
-        await rest.cancel(job.job_id)
+        if not job.has_ended:
+            await rest.cancel(job.job_id)
 
 
 def stand_in_the_way(slurm: Slurm, cluster: SlurmCluster) -> Program:

@@ -23,6 +23,9 @@ class Document(Struct, frozen=True):
     digest: str
     """Of the records and errors."""
     has_errors: bool
+    is_empty: bool
+    is_dated: bool
+    """Whether slurmctld stated when the records were updated."""
 
 
 def shortened(output: bytes, kind: str, fields: Sequence[str]) -> Document | None:
@@ -38,7 +41,8 @@ def shortened(output: bytes, kind: str, fields: Sequence[str]) -> Document | Non
         return None
     raw = b'{"meta":' + release + b',"errors":' + errors + b',"' + kind.encode() + b'":' + records + b"}"
     digest = hashlib.sha256(records + errors).hexdigest()[:16]
-    return Document(raw, digest, bool(answer.errors))
+    updated = answer.last_update.get("number") if isinstance(answer.last_update, dict) else None
+    return Document(raw, digest, bool(answer.errors), not answer.records, bool(updated))
 
 
 def _release(meta: Any) -> Any:
@@ -55,6 +59,11 @@ def _answer_type(kind: str, fields: tuple[str, ...]) -> Any:
     record = msgspec.defstruct("Record", [(name, Raw | UnsetType, UNSET) for name in names], rename=names)
     return msgspec.defstruct(
         "Answer",
-        [("records", list[record]), ("errors", list[Any] | None, None), ("meta", Any, None)],  # type: ignore[valid-type]
+        [
+            ("records", list[record]),
+            ("errors", list[Any] | None, None),
+            ("meta", Any, None),
+            ("last_update", Any, None),
+        ],  # type: ignore[valid-type]
         rename={"records": kind},
     )

@@ -31,6 +31,7 @@ _SHOWN: Mapping[str, tuple[str, Callable[[object], str] | None]] = {
     "ping": ("pings", None),
 }
 _LISTED: Mapping[str, tuple[str, Callable[[object], str] | None]] = {"nodes": ("nodes", None), "jobs": ("jobs", None)}
+_DATED = frozenset({"nodes", "jobs", "reservations"})
 _PARAMETERS = ("what", "name", "fields", "parsers", "known", "page")
 
 
@@ -128,6 +129,9 @@ class SlurmReading:
             raise CommandFailed(done.text or "scontrol wrote no JSON")
         if done.code != 0 and not document.has_errors:
             raise CommandFailed(done.text or f"scontrol ended with status {done.code}")
+        # For a single job scontrol ends with 0 and without records also if slurmctld does not answer.
+        if document.is_empty and (done.text or (what in _DATED and not document.is_dated)):
+            raise CommandFailed(done.text or "slurmctld has not answered scontrol")
         return document
 
     def _parser(self, wanted: object, seconds: float) -> str:

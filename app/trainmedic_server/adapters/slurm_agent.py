@@ -28,7 +28,7 @@ from trainmedic_server.adapters.slurm_json import (
     release_of,
     reservations_of,
 )
-from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable
+from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.slurm import (
@@ -75,14 +75,25 @@ class SlurmAgent:
         return SlurmRelease(release_of(answer), can_requeue=True, can_reserve=True, can_reboot=True)
 
     async def node(self, name: str) -> SlurmNode:
-        return found_node(await self._read("node", "nodes", name), name)
+        try:
+            return found_node(await self._read("node", "nodes", name), name)
+        except ObjectMissing:
+            if any(each.name == name for each in await self.nodes()):
+                raise ClusterUnavailable(f"scontrol does not show node {name}, which Slurm lists") from None
+            raise
 
     async def nodes(self) -> Sequence[SlurmNode]:
         return await self._all("nodes", nodes_of)
 
     async def job(self, job_id: str) -> SlurmJob:
         # The leader's id lists all components.
-        return found_job(await self._read("job", "jobs", job_id.partition("+")[0]), job_id)
+        try:
+            return found_job(await self._read("job", "jobs", job_id.partition("+")[0]), job_id)
+        except ObjectMissing:
+            # scontrol shows nothing also if slurmctld does not answer. The whole list proves an answer.
+            if any(job_id in (each.job_id, *each.other_ids) for each in await self.jobs()):
+                raise ClusterUnavailable(f"scontrol does not show job {job_id}, which Slurm lists") from None
+            raise
 
     async def jobs(self) -> Sequence[SlurmJob]:
         return await self._all("jobs", jobs_of)

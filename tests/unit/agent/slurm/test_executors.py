@@ -41,7 +41,7 @@ class Commands:
         path.chmod(0o755)
 
     def shows(self, document: Mapping[str, Any], status: int = 0) -> None:
-        (self.directory / "document").write_text(json.dumps(document))
+        (self.directory / "document").write_text(json.dumps({"last_update": {"set": True, "number": 7}, **document}))
         versions = "echo data_parser/v0.0.42; echo data_parser/v0.0.45; exit"
         self.answers(f'[ "$1" = --json=list ] && {{ {versions}; }}\ncat {self.directory}/document\nexit {status}')
 
@@ -150,6 +150,17 @@ def test_records_with_a_failed_status_are_no_list(commands: Commands) -> None:
         read(commands.reading())
     commands.shows({"jobs": [], "errors": [{"error_number": 2017}]}, status=1)
     assert log_pages.unpacked(read(commands.reading())["page"])["errors"] == [{"error_number": 2017}]
+
+
+@pytest.mark.parametrize("what", ["jobs", "nodes"])
+def test_an_empty_list_without_its_time_is_no_answer(commands: Commands, what: str) -> None:
+    """scontrol may end with 0 and without records while slurmctld is away."""
+    fields = {"what": what, "fields": list(FIELDS[what])}
+    commands.shows({what: [], "last_update": {"set": True, "number": 0}})
+    with pytest.raises(CommandFailed, match="slurmctld has not answered"):
+        read(commands.reading(), **fields)
+    commands.shows({what: []})
+    assert log_pages.unpacked(read(commands.reading(), **fields)["page"])[what] == []
 
 
 def test_too_much_output_is_refused(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
