@@ -56,14 +56,7 @@ def _release(meta: Any) -> Any:
 def _answer_type(kind: str, fields: tuple[str, ...]) -> Any:
     # Numbered names, because a field may be a keyword of Python.
     names = {f"field_{number}": field for number, field in enumerate(fields)}
-    record = msgspec.defstruct("Record", [(name, Raw | UnsetType, UNSET) for name in names], rename=names)
-    return msgspec.defstruct(
-        "Answer",
-        [
-            ("records", list[record]),
-            ("errors", list[Any] | None, None),
-            ("meta", Any, None),
-            ("last_update", Any, None),
-        ],  # type: ignore[valid-type]
-        rename={"records": kind},
-    )
+    record: Any = msgspec.defstruct("Record", [(name, Raw | UnsetType, UNSET) for name in names], rename=names)
+    members: list[tuple[str, Any, Any]] = [("errors", list[Any] | None, None), ("meta", Any, None)]
+    members.append(("last_update", Any, None))
+    return msgspec.defstruct("Answer", [("records", list[record]), *members], rename={"records": kind})
